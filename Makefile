@@ -9,7 +9,10 @@ BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 PACKAGES := $(VENV)/.packages
 TORCH := $(VENV)/.torch
+ADAPTERS := $(VENV)/.adapters
 DOCS := $(VENV)/.docs
+PAGE := $(VENV)/.page
+CHROMIUM := $(shell command -v chromium || command -v chromium-browser)
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
 SOURCES := shared services simulator elasticflow examples benchmarks tests docs/*.py setup.py
@@ -22,7 +25,7 @@ MAKEFLAGS += --jobs=2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install loops sources units check format test search demo bench docs compose-test clean
+.PHONY: help install loops sources units check format test page search demo bench docs compose-test clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,11 +35,17 @@ install: $(TORCH) loops  ## install into .venv, and compile what has changed of 
 $(PACKAGES): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[embedded,plot,examples,dev]'
+	$(PIP) --editable '.[embedded,plot,examples,web,dev]'
 	@touch $@
 
 $(TORCH): $(PACKAGES)
 	$(PIP) torch==2.13.0
+	@touch $@
+
+# 165 MB that only their tests need, after torch: they would bring a torch of their own. No check may run meanwhile,
+# because it would find a half of them.
+$(ADAPTERS): $(TORCH)
+	$(PIP) --editable '.[adapters,tensorboard]'
 	@touch $@
 
 loops: $(PACKAGES)
@@ -58,7 +67,20 @@ format: install  ## let ruff format the sources
 	$(BIN)/ruff format $(SOURCES)
 
 test: check  ## everything: check, then simulation, integration, fault and training tests
+	@$(MAKE) --no-print-directory $(ADAPTERS)
 	$(BIN)/pytest -q -n $(SLOW_WORKERS) --dist worksteal tests/simulation tests/integration tests/training tests/faults
+	@$(MAKE) --no-print-directory page
+
+$(PAGE): $(PACKAGES)
+	$(PIP) --editable '.[page]'
+	@touch $@
+
+page: install $(if $(CHROMIUM),$(PAGE))  ## the tests of `eflow ui` in a browser, where a Chromium is (says so where not)
+ifdef CHROMIUM
+	$(BIN)/pytest -q tests/page
+else
+	@echo 'tests of the page in a browser: skipped, no Chromium was found (apt-get install chromium)'
+endif
 
 search: install  ## new examples: ten times those of the property tests, and 1,000 simulated runs with faults (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties

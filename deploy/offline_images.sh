@@ -84,7 +84,7 @@ gather_wheels() {
   touch "$package/README.md" "$package/LICENSE"
   PIP_EXTRA_INDEX_URL=${TORCH_INDEX_URL:-${PIP_EXTRA_INDEX_URL:-}} \
     "$python" -m pip wheel --quiet --wheel-dir deploy/wheels --constraint constraints.txt \
-    "${package}[train,examples]" 'setuptools>=77'
+    "${package}[train,examples,web]" 'setuptools>=77'
   rm -f deploy/wheels/elasticflow-*.whl
 }
 

@@ -31,6 +31,21 @@ class UnknownPool(Stop):
 
 
 @dataclass(eq=False)
+class NoKeys(Stop):
+    folder: str
+
+    MESSAGE: ClassVar[str] = "no keys in {folder}; `eflow keys init --keys {folder}` makes them"
+
+
+@dataclass(eq=False)
+class UnusableKeys(Stop):
+    folder: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "keys in {folder}: {reason}"
+
+
+@dataclass(eq=False)
 class UnknownJob(PermanentFailure):
     """where: a pool or an exported ledger. listed_by: the command that lists its jobs."""
 

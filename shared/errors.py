@@ -18,7 +18,8 @@
     │   └── BusRejected            the server rejects the message, with a reason
     └── Stop                       this process cannot continue: print the reason and exit; the operator must act
         ├── BadSettings            the environment or a configuration file is invalid
-        ├── BadCredentials         the server rejects the token or user
+        ├── BadCredentials         the server rejects the token, the key or the certificate
+        ├── NotPermitted           the key of this process does not permit this subject
         ├── BusClosed              the connection is closed, and does not reconnect
         ├── LedgerBroken           the ledger differs from the one that was read before
         ├── ServerMissing          no nats-server is installed
@@ -189,7 +190,21 @@ class BadCredentials(Stop):
 
     url: str
 
-    MESSAGE: ClassVar[str] = "NATS at {url} rejects the credentials; check the token or user in NATS_URL"
+    MESSAGE: ClassVar[str] = (
+        "NATS at {url} rejects the credentials; check the token in NATS_URL, or the key in EF_NATS_CREDS"
+    )
+
+
+@dataclass(eq=False)
+class NotPermitted(Stop):
+    """url: without secrets."""
+
+    url: str
+    subject: str
+
+    MESSAGE: ClassVar[str] = (
+        "NATS at {url} does not permit {subject} to this key; use a key of another role (`eflow keys add` makes one)"
+    )
 
 
 @dataclass(eq=False)

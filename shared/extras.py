@@ -1,6 +1,7 @@
 """The installation of `elasticflow`: which extra installs which library, and errors for missing or mixed parts."""
 
 import importlib.metadata
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,9 @@ _EXTRAS = {
     "train": ("torch",),
     "plot": ("matplotlib",),
     "examples": ("sklearn",),
+    "adapters": ("transformers", "accelerate", "pytorch_lightning"),
+    "tensorboard": ("tensorboard",),
+    "web": ("starlette", "uvicorn"),
 }
 
 
@@ -49,6 +53,27 @@ def require_one_version() -> None:
     versions = sorted(distribution.version for distribution in found)
     if len(versions) > 1:
         raise MixedInstallation(str(folder), ", ".join(versions))
+
+
+def torch_problem(installed: str | None = None) -> str | None:
+    """Why a version of torch does not fit this version of elasticflow, and what to do; None if it fits or is absent.
+
+    installed: by default the one of this installation.
+    """
+    try:
+        torch = installed or importlib.metadata.version("torch")
+        requirements = importlib.metadata.requires("elasticflow") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    wanted = next(line.partition(";")[0].strip() for line in requirements if line.startswith("torch"))
+    bounds = dict(re.findall(r"(>=|<)(\d+\.\d+)", wanted))
+    if _minor_version(bounds[">="]) <= _minor_version(torch) < _minor_version(bounds["<"]):
+        return None
+    return f"torch {torch} is installed, but {wanted} is needed: pip install 'elasticflow[train]'"
+
+
+def _minor_version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(".")[:2])
 
 
 def require_extra(extra: str, what: str) -> None:

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.engine import resizes, restores, stalls, steady, torchft, torchrun, transient
+from benchmarks.engine.device import Device
 from benchmarks.engine.parts import Options, Part
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -28,14 +29,18 @@ PARTS: Mapping[str, Part] = {
     "restores": Part(measure=restores.measure, table=restores.table),
     "transient": Part(measure=transient.measure, table=transient.table),
 }
-
-
+_ON_GPUS = ("resizes", "steady", "stalls", "transient")
 _TABLE_WIDTH = 140
 
 
 def main(
-    parts: Annotated[str, typer.Option(help="Run these parts, separated by commas.")] = ",".join(PARTS),
+    parts: Annotated[
+        str, typer.Option(help=f"Run these of {', '.join(PARTS)}, separated by commas. Default: all of the device.")
+    ] = "",
     sizes: Annotated[str, typer.Option(help="Train models of so many million parameters.")] = "1,25,100",
+    device: Annotated[
+        Device, typer.Option(help="Run the workers on CPU slots, or on this machine's GPUs, which they share.")
+    ] = Device.CPU,
     rounds: Annotated[int, typer.Option(min=1, help="Repeat each resize and each step so many times.")] = 10,
     with_torchft: Annotated[
         bool, typer.Option("--with-torchft", help="Install torchft into a temporary folder for its part.")
@@ -43,13 +48,17 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print only the JSON object.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
-    """Measure on this machine, on CPUs, one thread a worker. Ratios are comparable; times hold for this machine."""
+    """Measure on this machine, with one thread a worker. Ratios are comparable; times hold for this machine."""
     configure_logs(level="error")
-    options = Options(million_parameters=tuple(map(int, sizes.split(","))), rounds=rounds, with_torchft=with_torchft)
+    options = Options(
+        million_parameters=tuple(map(int, sizes.split(","))), rounds=rounds, with_torchft=with_torchft, device=device
+    )
     result: dict[str, Any] = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, gloo"
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, {device.value}"
     }
-    chosen = parts.split(",")
+    chosen = parts.split(",") if parts else [*(PARTS if device == Device.CPU else _ON_GPUS)]
+    if wrong := sorted(set(chosen) - set(PARTS if device == Device.CPU else _ON_GPUS)):
+        raise typer.BadParameter(f"no part of {device.value} is named {', '.join(wrong)}", param_hint="--parts")
     for name in chosen:
         result[name] = PARTS[name].measure(options)
     if "resizes" in result:

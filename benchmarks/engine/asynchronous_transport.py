@@ -28,17 +28,24 @@ class AsynchronousTransport:
         self._ordered_threads = threading.local()
         threading.Thread(target=self._run, name="asynchronous-transport", daemon=True).start()
 
-    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
-        self._begin(lambda: self._gloo.exchange(sends, receives), [transfer.tensor for transfer in receives])
+    def begin_exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Callable[[], None]:
+        """Its wait blocks, because any thread of the worker may use the data then. It raises no error either."""
+        received = [transfer.tensor for transfer in receives]
+        done = self._begin(lambda: self._gloo.begin_exchange(sends, receives)(), received)
+
+        def wait() -> None:
+            done.wait()
+
+        return wait
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        self._begin(lambda: self._gloo.all_reduce(tensor).wait(), [tensor])
+        self._follow(self._begin(lambda: self._gloo.all_reduce(tensor).wait(), [tensor]))
         done = torch.futures.Future[torch.Tensor]()
         done.set_result(tensor)
         return done
 
     def broadcast(self, tensors: list[torch.Tensor], *, source: int) -> None:
-        self._begin(lambda: self._gloo.broadcast(tensors, source=source), tensors)
+        self._follow(self._begin(lambda: self._gloo.broadcast(tensors, source=source), tensors))
 
     def wait(self) -> None:
         unfinished, self._unfinished = self._unfinished, []
@@ -52,9 +59,13 @@ class AsynchronousTransport:
     def release(self) -> None:
         self._work.put(None)
 
-    def _begin(self, act: Callable[[], Any], received: Sequence[torch.Tensor]) -> None:
+    def _begin(self, act: Callable[[], Any], received: Sequence[torch.Tensor]) -> threading.Event:
         done = threading.Event()
         self._work.put((act, received, done))
+        return done
+
+    def _follow(self, done: threading.Event) -> None:
+        """Later operations of this thread wait."""
         self._unfinished.append(done)
         if not hasattr(self._ordered_threads, "mode"):
             self._ordered_threads.mode = _StreamOrder(self)

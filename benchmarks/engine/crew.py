@@ -6,12 +6,12 @@ next.
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.engine.crew_workers import CrewSwitch, Worker
+from benchmarks.engine.device import Device, device_fields
 from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
@@ -38,68 +38,23 @@ TIMEOUT_S = 60.0  # for expected events; far above the usual time
 _SETTLE_S = 1.0  # after a loss: other workers may have switched or left, and their events are under way
 
 
-@dataclass(eq=False)
-class Worker:
-    """One process. generation: the one in which it trains, 0 before that. iteration: steps done, as last reported."""
-
-    handle: WorkerHandle
-    generation: int = 0
-    rank: int = 0
-    iteration: int = 0
-    interrupted: bool = False
-    exited: Exited | None = None
-
-    @property
-    def has_state(self) -> bool:
-        return self.generation > 0 and self.exited is None
-
-    def signal(self, number: signal.Signals) -> None:
-        """To this process only, if it still runs."""
-        if self.exited is None:
-            os.kill(self.handle.pid, number)
-
-
-@dataclass(frozen=True, slots=True)
-class _Switch:
-    """To a generation. by_rank: all workers of the rendezvous, the `size` members first."""
-
-    generation: int
-    size: int
-    by_rank: tuple[Worker, ...]
-
-    @property
-    def members(self) -> tuple[Worker, ...]:
-        return self.by_rank[: self.size]
-
-    @property
-    def is_complete(self) -> bool:
-        leaving = self.by_rank[self.size :]
-        return all(w.generation == self.generation and w.has_state for w in self.members) and all(
-            w.exited is not None for w in leaving
-        )
-
-    @property
-    def is_broken(self) -> bool:
-        """A staying worker is gone, or a leaving one was killed."""
-        return any(w.exited is not None for w in self.members) or any(
-            w.exited is not None and w.exited.code != ExitCode.DONE for w in self.by_rank[self.size :]
-        )
-
-
 @dataclass(kw_only=True)
 class Crew:
     """Of one job. members: by rank in the newest generation, including lost ones until the next switch.
 
     timelines: of all switches without a stop, as rank 0 of the new generation reports them. counts_of: virtual nodes by
-    rank of a new generation, by its size; empty: as even as possible.
+    rank of a new generation, by its size; empty: as even as possible. cpu_shares: of a core, of the slots of new
+    workers, by rank in turn.
     """
 
     job_id: str
     spec: JobSpec
     folder: Path
     launcher: Launcher
+    device: Device = Device.CPU
     checkpoint_every_s: float = 0.5
     counts_of: Callable[[int], tuple[int, ...]] = lambda _: ()
+    cpu_shares: Sequence[float] = (1.0,)
     members: tuple[Worker, ...] = ()
     timelines: list[ResizeTimeline] = field(default_factory=list[ResizeTimeline])
     finished: Finished | None = None
@@ -107,7 +62,7 @@ class Crew:
     generation: int = 0  # the newest
     checkpointed: int = 0  # iteration of the newest reported checkpoint
     _workers: dict[int, Worker] = field(default_factory=dict[int, Worker])  # by process id
-    _present_switch: _Switch | None = None
+    _present_switch: CrewSwitch | None = None
     _is_broken: bool = False  # the last one failed
     _address: str = ""  # where its rank 0 listens
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -223,7 +178,7 @@ class Crew:
             if worker is None
         }
         there = [worker or joining[rank] for rank, worker in enumerate(members)]
-        before, change = self.holders, _Switch(generation, size, (*there, *leaving))
+        before, change = self.holders, CrewSwitch(generation, size, (*there, *leaving))
         self._present_switch = change
         self._pass_on_rendezvous()
         await self.until(
@@ -258,7 +213,8 @@ class Crew:
             spec=self.spec,
             checkpoint_dir=str(self.checkpoint_dir),
             checkpoint_every_s=self.checkpoint_every_s,
-            gpu_index=rank,
+            cpu_share=self.cpu_shares[rank % len(self.cpu_shares)],
+            **device_fields(self.device, rank),
         )
         handle = await self.launcher.launch(assignment)
         return self._workers.setdefault(handle.pid, Worker(handle))

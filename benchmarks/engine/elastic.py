@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.engine.device import Device
 from benchmarks.engine.models import Trained
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
@@ -21,7 +22,8 @@ T = TypeVar("T")
 class Engine:
     """One node; one job at a time. received_at_s: time of the last event of each kind."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, device: Device = Device.CPU) -> None:
+        self.device = device
         self.launcher = Launcher(data_dir=data_dir, node_id="benchmark", on_event=self._note)
         self.received_at_s: dict[type, float] = {}
         self._data_dir = data_dir
@@ -74,9 +76,9 @@ class Engine:
 
 
 @asynccontextmanager
-async def running_engine() -> AsyncIterator[Engine]:
+async def running_engine(device: Device = Device.CPU) -> AsyncIterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(Path(folder))
+        engine = Engine(Path(folder), device)
         await engine.launcher.start()
         try:
             yield engine

@@ -16,7 +16,7 @@ from elasticflow import ElasticJob, Scalar
 MILLION_PARAMETERS = (1, 25, 100)
 _NUM_SAMPLES = 1024
 _FEATURES, _CLASSES = 256, 10
-_WIDTH_OF = {1: 870, 25: 4870, 100: 9860}  # by millions of parameters
+_WIDTH_OF = {1: 870, 25: 4870, 100: 9860, 190: 13650}  # by millions of parameters
 _VOCABULARY, _TOKENS, _HEAD_WIDTH = 512, 128, 64
 _DEPTH_AND_WIDTH_OF = {1: (5, 128), 25: (8, 512), 100: (8, 1024)}
 
@@ -83,10 +83,10 @@ class Gpt(Trained):
 
 
 class Decoder(nn.Module):
-    def __init__(self, depth: int, width: int) -> None:
+    def __init__(self, depth: int, width: int, *, vocabulary: int = _VOCABULARY, num_tokens: int = _TOKENS) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(_VOCABULARY, width)
-        self.positions = nn.Parameter(torch.zeros(_TOKENS, width))
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.zeros(num_tokens, width))
         block = nn.TransformerEncoderLayer(
             width,
             width // _HEAD_WIDTH,
@@ -97,8 +97,8 @@ class Decoder(nn.Module):
             norm_first=True,
         )
         self.blocks = nn.TransformerEncoder(block, depth, enable_nested_tensor=False)
-        self.head = nn.Linear(width, _VOCABULARY, bias=False)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(_TOKENS))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(num_tokens))
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Scores of the next token, shape (samples, tokens, vocabulary)."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.engine.device import Device
+
 Row = dict[str, Any]
 
 
@@ -16,6 +18,7 @@ class Options:
     million_parameters: tuple[int, ...] = (1, 25, 100)
     rounds: int = 10
     with_torchft: bool = False
+    device: Device = Device.CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks.engine.copying import measure_copying
+from benchmarks.engine.device import Device, device_fields
 from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.engine.models import PerceptronOfEight
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
@@ -53,10 +54,11 @@ class _Loss:
 
 
 def measure(options: Options) -> list[Row]:
-    return [row for size in options.million_parameters for row in asyncio.run(_of_size(size, options.rounds))]
+    sizes = options.million_parameters
+    return [row for size in sizes for row in asyncio.run(_of_size(size, options.rounds, options.device))]
 
 
-async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
+async def _of_size(million_parameters: int, rounds: int, device: Device) -> list[Row]:
     """A row for each resize of the course."""
     rounds = min(rounds, _LARGE_ROUNDS) if million_parameters >= _LARGE else rounds
     copied_per_s = await asyncio.to_thread(measure_copying, _BYTES_OF_A_PARAMETER * million_parameters * 1_000_000)
@@ -66,7 +68,7 @@ async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
         next(change for change in course if change[0] == num_workers): {number: [] for number in numbers}
         for num_workers, numbers in _LOSSES.items()
     }
-    async with running_engine() as engine:
+    async with running_engine(device) as engine:
         job = Resized(engine, million_parameters)
         workers = await job.start(course[0][0], generation=1)
         for _ in range(rounds):
@@ -225,5 +227,6 @@ class Resized:
             rank=rank,
             world_size=world_size,
             rendezvous_size=rendezvous_size,
+            **device_fields(self._engine.device, rank),
         )
         return await self._engine.launcher.launch(assignment)

@@ -19,6 +19,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.engine.device import Device
+from benchmarks.engine.playing import uneven_counts
 from benchmarks.engine.sensitive import (
     GLOBAL_BATCH_SIZE,
     NUM_SAMPLES,
@@ -44,16 +46,26 @@ async def prove(
     *,
     at_once: int = 1,
     is_uneven: bool = False,
+    cpu_shares: Sequence[float] = (1.0,),
+    is_sharded: bool = False,
     transport: TransportName = TransportName.GLOO,
+    device: Device = Device.CPU,
 ) -> dict[str, Any]:
-    """The row of one V. is_uneven: workers have unequal numbers of virtual nodes, others in each generation."""
-    spec = partial(spec_of, JOBS[virtual_nodes](), transport=transport)
-    uneven = virtual_nodes if is_uneven else 0
-    outcome = await play_all(spec, f"v{virtual_nodes}", seeds, at_once=at_once, uneven=uneven)
+    """The row of one V. is_uneven: workers have unequal numbers of virtual nodes, others in each generation.
+    cpu_shares: as in `Crew`. is_sharded: each worker holds a part of the optimizer's state."""
+
+    def settings_of(seed: int) -> dict[str, Any]:
+        return {"cpu_shares": cpu_shares, **({"counts_of": uneven_counts(virtual_nodes, seed)} if is_uneven else {})}
+
+    spec = partial(spec_of, JOBS[virtual_nodes](), is_sharded=is_sharded, transport=transport)
+    outcome = await play_all(spec, f"v{virtual_nodes}", seeds, at_once=at_once, settings_of=settings_of, device=device)
     return {
         "virtual_nodes": virtual_nodes,
         "uneven": is_uneven,
+        "cpu_shares": list(cpu_shares),
+        "sharded": is_sharded,
         "transport": transport.value,
+        "device": device.value,
         **_numbers(outcome),
         "differences": [text for each in outcome.played for text in differences(each, outcome.expected)],
         "iterations_read_wrongly": reading_errors(outcome.expected),
@@ -61,15 +73,20 @@ async def prove(
 
 
 async def prove_fast(
-    seeds: Sequence[int], *, at_once: int = 1, transport: TransportName = TransportName.GLOO
+    seeds: Sequence[int],
+    *,
+    at_once: int = 1,
+    transport: TransportName = TransportName.GLOO,
+    device: Device = Device.CPU,
 ) -> dict[str, Any]:
     """The row of the fast mode. The oldest worker is spared, because a restart from a checkpoint repeats steps with
     other rounding."""
     spec = partial(spec_of, Smooth(), transport=transport)
-    outcome = await play_all(spec, "fast", seeds, at_once=at_once, spares_oldest=True)
+    outcome = await play_all(spec, "fast", seeds, at_once=at_once, spares_oldest=True, device=device)
     return {
         "virtual_nodes": "fast",
         "transport": transport.value,
+        "device": device.value,
         **_numbers(outcome),
         "differences": [text for each in outcome.played for text in fast_differences(each, outcome.expected)],
         "iterations_read_wrongly": reading_errors(outcome.expected),
@@ -148,12 +165,18 @@ def spec_of(
     *,
     step_s: float = 0.0,
     max_iterations: int = 10**9,
+    is_sharded: bool = False,
     transport: TransportName = TransportName.GLOO,
 ) -> JobSpec:
     """record: folder in which each worker records its state."""
     job.set_hyperparameter(
-        global_batch_size=GLOBAL_BATCH_SIZE, step_s=step_s, record=str(record), transport=transport.value
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        step_s=step_s,
+        record=str(record),
+        transport=transport.value,
+        is_sharded=is_sharded,
     )
+    job.shard_optimizer = is_sharded
     return job.term_condition(max_iterations=max_iterations).set_job_class("best_effort").spec()
 
 
@@ -165,16 +188,29 @@ def main(
     uneven: Annotated[
         bool, typer.Option("--uneven", help="Give the workers unequal numbers of virtual nodes, in the bitwise mode.")
     ] = False,
+    cpu_share: Annotated[
+        list[float],
+        typer.Option(min=0.01, max=1.0, help="Share of a core of a worker's slot; may be repeated, for slots in turn."),
+    ] = [1.0],  # noqa: B006
+    sharded: Annotated[
+        bool,
+        typer.Option("--sharded", help="Let each worker hold a part of the optimizer's state, in the bitwise mode."),
+    ] = False,
     transport: Annotated[TransportName, typer.Option(help="What moves the workers' gradients.")] = TransportName.GLOO,
+    device: Annotated[
+        Device, typer.Option(help="Run the workers on CPU slots, or on GPUs that they share.")
+    ] = Device.CPU,
     at_once: Annotated[int, typer.Option(min=1, help="Run so many schedules concurrently.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Run random schedules. Exit code 1 if any state differs, or a schedule does not finish."""
     configure_logs(level="error")
     tried = range(first, first + seeds)
-    rows = [asyncio.run(prove(v, tried, at_once=at_once, is_uneven=uneven, transport=transport)) for v in virtual_nodes]
+    where = {"at_once": at_once, "transport": transport, "device": device}
+    slots = {"is_uneven": uneven, "cpu_shares": cpu_share}
+    rows = [asyncio.run(prove(v, tried, is_sharded=sharded, **slots, **where)) for v in virtual_nodes]
     if fast:
-        rows.append(asyncio.run(prove_fast(range(first, first + fast), at_once=at_once, transport=transport)))
+        rows.append(asyncio.run(prove_fast(range(first, first + fast), **where)))
     result = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "torch": torch.__version__,

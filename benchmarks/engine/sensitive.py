@@ -28,9 +28,16 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # numbers (B,), points 
 class Sensitive(ElasticJob):
     """hyperparameters: step_s: minimum duration of a step of one worker, less for several; record: a folder in which
     each worker records its state at the beginning of each step, one line each; "": none. transport: a `TransportName`.
+    is_sharded: whether a worker has a part of the optimizer's state only, which it then does not record.
     """
 
-    hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.05, "step_s": 0.0, "record": "", "transport": "gloo"}
+    hyperparameters: Mapping[str, Scalar] = {
+        "learning_rate": 0.05,
+        "step_s": 0.0,
+        "record": "",
+        "transport": "gloo",
+        "is_sharded": False,
+    }
     evaluate_every: ClassVar[int] = 25
 
     _recorded = -1  # iteration
@@ -54,7 +61,7 @@ class Sensitive(ElasticJob):
             group["lr"] = 0.05 / (1 + 0.01 * self.iteration)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(points), targets)
-        seen = torch.bincount(numbers, minlength=NUM_SAMPLES)
+        seen = torch.bincount(numbers.cpu(), minlength=NUM_SAMPLES).to(points.device)
         model.times_seen += seen / part  # pyright: ignore[reportOperatorIssue] - buffers become the mean of all parts
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -65,14 +72,14 @@ class Sensitive(ElasticJob):
         return {"loss": loss, "norm": norm}
 
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
-        return {"evaluated": model(torch.randn(5, NUM_FEATURES)).sum().item()}
+        return {"evaluated": model(torch.randn(5, NUM_FEATURES).to(next(model.parameters()).device)).sum().item()}
 
     def _record(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         folder = str(self.hyperparameters["record"])
         if folder and self.iteration != self._recorded:
             self._recorded = self.iteration
             state = model.state_dict()
-            held = digest([state, optimizer.state_dict()])
+            held = digest([state] if self.hyperparameters["is_sharded"] else [state, optimizer.state_dict()])
             seen = " ".join(str(int(times)) for times in state["times_seen"].round())
             with (Path(folder) / f"{os.getpid()}.txt").open("a") as file:
                 file.write(f"{self.iteration} {held} {seen}\n")
@@ -150,6 +157,6 @@ def _add(hashed: Any, value: Any) -> None:
             for item in value:
                 _add(hashed, item)
         case torch.Tensor():
-            hashed.update(value.detach().contiguous().numpy().tobytes())
+            hashed.update(value.detach().cpu().contiguous().numpy().tobytes())
         case _:
             hashed.update(repr(value).encode())

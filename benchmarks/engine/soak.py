@@ -27,6 +27,7 @@ from benchmarks.engine.parts import table_of
 from benchmarks.engine.playing import CHANCES, Kind, Player, schedule
 from benchmarks.engine.schedules import JOBS, spec_of
 from benchmarks.engine.stage import stage
+from benchmarks.engine.transports import TransportName
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 _STEP_S = 0.1  # of one worker: slow steps leave the cores to the switches, which are measured
@@ -38,7 +39,9 @@ _CHANCES: Mapping[Kind, float] = {
 }
 
 
-async def soak(num_events: int, *, seed: int = 0, virtual_nodes: int = 8) -> dict[str, Any]:
+async def soak(
+    num_events: int, *, seed: int = 0, virtual_nodes: int = 8, transport: TransportName = TransportName.GLOO
+) -> dict[str, Any]:
     """Raises AssertionError if it does not finish."""
     began_s, shared_before = time.monotonic(), shared_memory()
     events = schedule(seed, num_events=num_events, chances=_CHANCES)[1:]
@@ -46,7 +49,7 @@ async def soak(num_events: int, *, seed: int = 0, virtual_nodes: int = 8) -> dic
     weights: list[Footprint] = []
     with tempfile.TemporaryDirectory() as record:
         async with stage() as there:
-            crew = there.crew("soak", spec_of(JOBS[virtual_nodes](), Path(record), step_s=_STEP_S))
+            crew = there.crew("soak", spec_of(JOBS[virtual_nodes](), Path(record), step_s=_STEP_S, transport=transport))
             player = Player(crew, seed, spares_oldest=True)
             await crew.start(2)
             veteran = psutil.Process(crew.processes[0].handle.pid)
@@ -125,6 +128,7 @@ def table(result: Mapping[str, Any]) -> Table:
 def main(
     events: Annotated[int, typer.Option(min=1)] = 500,
     seed: int = 0,
+    transport: Annotated[TransportName, typer.Option(help="What moves the workers' gradients.")] = TransportName.GLOO,
     out: Annotated[Path | None, typer.Option(help="Write the JSON object to this file.")] = None,
 ) -> None:
     configure_logs(level="error")
@@ -132,7 +136,8 @@ def main(
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "torch": torch.__version__,
         "seed": seed,
-        **asyncio.run(soak(events, seed=seed)),
+        "transport": transport.value,
+        **asyncio.run(soak(events, seed=seed, transport=transport)),
     }
     Console(width=140).print(table(result))
     if out:

@@ -2,14 +2,15 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.crew import Crew
-from benchmarks.engine.playing import Event, Player, schedule, uneven_counts
+from benchmarks.engine.device import Device
+from benchmarks.engine.playing import Event, Player, schedule
 from benchmarks.engine.sensitive import digest
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
@@ -22,13 +23,16 @@ _PATIENCE_S = 170.0  # for a schedule, which takes some seconds
 class Stage:
     """One launcher for all crews."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: Device = Device.CPU) -> None:
+        self._device = device
         self.launcher = Launcher(data_dir=folder, node_id="schedules", on_event=self._note)
         self._folder = folder
         self._crews: dict[str, Crew] = {}
 
     def crew(self, job_id: str, spec: JobSpec, **settings: Any) -> Crew:
-        crew = Crew(job_id=job_id, spec=spec, folder=self._folder, launcher=self.launcher, **settings)
+        crew = Crew(
+            job_id=job_id, spec=spec, folder=self._folder, launcher=self.launcher, device=self._device, **settings
+        )
         self._crews[job_id] = crew
         return crew
 
@@ -37,9 +41,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
+async def stage(device: Device = Device.CPU) -> AsyncIterator[Stage]:
     with tempfile.TemporaryDirectory() as folder:
-        ready = Stage(Path(folder))
+        ready = Stage(Path(folder), device)
         await ready.launcher.start()
         try:
             yield ready
@@ -67,6 +71,9 @@ class Played:
 SpecOf = Callable[..., JobSpec]
 """(folder, *, step_s, max_iterations): of a job whose workers say there what they hold at each step's beginning."""
 
+SettingsOf = Callable[[int], Mapping[str, Any]]
+"""Of the crew of a schedule, by its seed."""
+
 
 async def play(
     stage: Stage,
@@ -76,13 +83,11 @@ async def play(
     folder: Path,
     *,
     spares_oldest: bool = False,
-    uneven: int = 0,
+    settings_of: SettingsOf = lambda _: {},
 ) -> Played:
-    """folder: for the workers' records, empty. spares_oldest: as in `Player`. uneven: virtual nodes, if workers have
-    unequal numbers of them."""
+    """folder: for the workers' records, empty. spares_oldest: as in `Player`."""
     events = schedule(seed)
-    settings = {"counts_of": uneven_counts(uneven, seed)} if uneven else {}
-    crew = stage.crew(name, spec_of(folder, step_s=STEP_S), **settings)
+    crew = stage.crew(name, spec_of(folder, step_s=STEP_S), **settings_of(seed))
     player = Player(crew, seed, spares_oldest=spares_oldest)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -94,13 +99,14 @@ async def play(
             worker.handle.kill()
     state = CheckpointStore(crew.checkpoint_dir, generation=1 << 30).newest()
     assert state is not None
+    recorded = [state["model"]] if crew.spec.shard_optimizer else [state["model"], state["optimizer"]]
     return Played(
         seed=seed,
         events=events,
         killed=player.killed,
         generations=crew.generation,
         held=tuple(_held(folder)),
-        final=(state["iteration"], digest([state["model"], state["optimizer"]])),
+        final=(state["iteration"], digest(recorded)),
     )
 
 
@@ -136,9 +142,10 @@ async def play_all(
     *,
     at_once: int,
     spares_oldest: bool = False,
-    uneven: int = 0,
+    settings_of: SettingsOf = lambda _: {},
+    device: Device = Device.CPU,
 ) -> Outcome:
-    """Including the undisturbed run. name: of the jobs, without their seed. spares_oldest, uneven: as in `play`."""
+    """Including the undisturbed run. name: of the jobs, without their seed. spares_oldest: as in `Player`."""
     with tempfile.TemporaryDirectory() as record:
         folders = {key: Path(record) / key for key in ("undisturbed", *map(str, seeds))}
         for folder in folders.values():
@@ -155,12 +162,12 @@ async def play_all(
                         seed,
                         folders[str(seed)],
                         spares_oldest=spares_oldest,
-                        uneven=uneven,
+                        settings_of=settings_of,
                     )
                 except Unfinished as error:
                     return str(error)
 
-        async with stage() as there:
+        async with stage(device) as there:
             outcomes = await asyncio.gather(*map(one, seeds))
             played = tuple(outcome for outcome in outcomes if isinstance(outcome, Played))
             longest = max((iteration for each in played for iteration, _ in (*each.held, each.final)), default=0) + 1

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from benchmarks.engine.device import Device
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.timed import Step, mean_s, steps, timed_spec
@@ -25,14 +26,16 @@ _ROUNDS = 4
 
 def measure(options: Options) -> list[Row]:
     rounds = min(options.rounds, _ROUNDS)
-    return [asyncio.run(measure_stalls(size, rounds=rounds)) for size in options.million_parameters]
+    return [
+        asyncio.run(measure_stalls(size, rounds=rounds, device=options.device)) for size in options.million_parameters
+    ]
 
 
-async def measure_stalls(million_parameters: int, *, rounds: int) -> Row:
+async def measure_stalls(million_parameters: int, *, rounds: int, device: Device = Device.CPU) -> Row:
     """staying_speed: None if no preparation took as long as a step."""
     alone: list[Step] = []
     beside: list[Step] = []
-    async with stage() as there:
+    async with stage(device) as there:
         without_s, with_s = await _ten_steps(there, million_parameters, rounds)
         for turn in range(rounds):
             before, meanwhile = await _steps_of_a_staying_worker(there, f"join-{turn}", million_parameters)

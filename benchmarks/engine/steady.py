@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,9 +25,12 @@ import torch.multiprocessing as multiprocessing
 from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.engine.device import Device, device_fields
+from benchmarks.engine.large_models import LARGE_MODES, LARGE_PLAIN
 from benchmarks.engine.models import MODES, PLAIN, Trained
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.device import use_one_heap
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps.worker_setup import set_up, worker_engine
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
@@ -50,6 +53,13 @@ _CASES: Mapping[tuple[str, int, int], tuple[float, tuple[str, ...]]] = {
     ("perceptron", 25, 4): (1.0, _ALL_MODES),
     ("perceptron", 100, 2): (0.3, ("fast", "bitwise_8")),
 }
+# of one worker, because NCCL accepts no second one on a GPU
+_CUDA_CASES: Mapping[tuple[str, int, int], tuple[float, tuple[str, ...]]] = {
+    ("resnet50", 25, 1): (3.0, ("fast", "bitwise_8")),
+    ("gpt2", 124, 1): (3.0, ("fast", "bitwise_8")),
+}
+_ALL_MODELS = {**MODES, **LARGE_MODES}
+_ALL_PLAIN = {**PLAIN, **LARGE_PLAIN}
 _GENERATION = 1
 Step = Callable[[], object]
 
@@ -62,10 +72,15 @@ def measure(options: Options) -> list[Row]:
             num_workers=num_workers,
             rounds=max(round(options.rounds * rounds), 3),
             modes=modes,
+            device=options.device,
         )
-        for (model, size, num_workers), (rounds, modes) in _CASES.items()
+        for (model, size, num_workers), (rounds, modes) in _cases(options.device).items()
         if size in options.million_parameters
     ]
+
+
+def _cases(device: Device) -> Mapping[tuple[str, int, int], tuple[float, tuple[str, ...]]]:
+    return _CUDA_CASES if device == Device.CUDA else _CASES
 
 
 def table(rows: list[Row]) -> Table:
@@ -89,11 +104,17 @@ def table(rows: list[Row]) -> Table:
 
 
 def measure_steady(
-    model: str, *, million_parameters: int, num_workers: int, rounds: int, modes: tuple[str, ...]
+    model: str,
+    *,
+    million_parameters: int,
+    num_workers: int,
+    rounds: int,
+    modes: tuple[str, ...],
+    device: Device = Device.CPU,
 ) -> Row:
     """A row: seconds and ratios of each mode."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (num_workers, model, million_parameters, rounds, modes, folder)
+        arguments = (num_workers, model, million_parameters, rounds, modes, device, folder)
         multiprocessing.spawn(_work, arguments, nprocs=num_workers)
         of_ranks = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_workers)]
     row: Row = {
@@ -126,41 +147,56 @@ def _work(
     million_parameters: int,
     rounds: int,
     modes: tuple[str, ...],
+    device: Device,
     folder: str,
 ) -> None:
+    use_one_heap()  # as a worker does
     os.setpgid(0, 0)  # a worker whose executor is gone kills its process group
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_workers)
+    backend = "cpu:gloo,cuda:nccl" if device == Device.CUDA else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_workers)
     store = dist.FileStore(f"{folder}/addresses", num_workers)
     steps: dict[str, Step] = {
-        mode: _engine_step(MODES[model][mode], million_parameters, rank, num_workers, store, folder) for mode in modes
+        mode: _engine_step(_ALL_MODELS[model][mode], million_parameters, rank, num_workers, device, store, folder)
+        for mode in modes
     }
-    steps["plain"] = _plain_step(PLAIN[model], million_parameters, rank, num_workers)
+    steps["plain"] = _plain_step(_ALL_PLAIN[model], million_parameters, rank, num_workers, device)
+    together = torch.zeros(1)
     taken: Mapping[str, Mapping[str, list[float]]] = {mode: {"wall_s": [], "cpu_s": []} for mode in steps}
     for round_ in range(_WARM_UP_ROUNDS + rounds):
         for mode, step in steps.items():
-            dist.barrier()
+            dist.all_reduce(together)  # on the host, as a barrier
             wall_s, cpu_s = time.monotonic(), time.process_time()
             step()
+            if device == Device.CUDA:
+                torch.cuda.synchronize()
             if round_ >= _WARM_UP_ROUNDS:
                 taken[mode]["wall_s"].append(time.monotonic() - wall_s)
                 taken[mode]["cpu_s"].append(time.process_time() - cpu_s)
     (Path(folder) / str(rank)).write_text(json.dumps(taken))
-    dist.barrier()
+    dist.all_reduce(together)
     os._exit(0)  # with all groups and threads of all modes, at once
 
 
-def _plain_step(job_class: type[Trained], million_parameters: int, rank: int, num_workers: int) -> Step:
-    """The same training function in a plain loop."""
+def _plain_step(job_class: type[Trained], million_parameters: int, rank: int, num_workers: int, device: Device) -> Step:
+    """The same training function in a plain loop. On a GPU, DDP wraps also a single worker's model, and an epoch's
+    batches are ready in pinned memory."""
     job = job_class().set_hyperparameter(million_parameters=million_parameters)
-    model, data = job.init_model(), job.init_dataset()
+    model, data = job.init_model().to(device), job.init_dataset()
     optimizer = job.init_optimizer(model)
-    parallel = DistributedDataParallel(model) if num_workers > 1 else model
-    iterations = count()
+    parallel = DistributedDataParallel(model) if num_workers > 1 or device == Device.CUDA else model
+
+    def batch_of(iteration: int) -> list[torch.Tensor]:
+        return job.batch_of(data, iteration=iteration, rank=rank, num_workers=num_workers)
+
+    if device == Device.CPU:
+        batches = map(batch_of, count())
+    else:
+        epoch = [[part.pin_memory() for part in batch_of(i)] for i in range(len(data) // job.BATCH_SIZE)]
+        batches = ([part.to(device, non_blocking=True) for part in batch] for batch in cycle(epoch))
 
     def step() -> float:
-        batch = job.batch_of(data, iteration=next(iterations), rank=rank, num_workers=num_workers)
-        return job.train(batch, parallel, optimizer).item()
+        return job.train(next(batches), parallel, optimizer).item()
 
     return step
 
@@ -170,6 +206,7 @@ def _engine_step(
     million_parameters: int,
     rank: int,
     num_workers: int,
+    device: Device,
     store: dist.Store,
     folder: str,
 ) -> Step:
@@ -188,6 +225,7 @@ def _engine_step(
         world_size=num_workers,
         spec=spec,
         checkpoint_dir=folder,
+        **device_fields(device, rank),
     )
     ours, theirs = socket.socketpair()
     threading.Thread(target=_executor, args=(ours, store, job_class.__name__, rank), daemon=True).start()

@@ -16,6 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.engine.crew import Crew
+from benchmarks.engine.device import Device
 from benchmarks.engine.parts import Options, Row, table_of
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.timed import Step, median_s, steps, timed_spec
@@ -30,17 +31,19 @@ _FEW_STEPS = 5
 
 def measure(options: Options) -> list[Row]:
     rounds = min(options.rounds, _ROUNDS)
-    return [row for size in options.million_parameters for row in asyncio.run(_of_size(size, rounds))]
+    return [row for size in options.million_parameters for row in asyncio.run(_of_size(size, rounds, options.device))]
 
 
-async def _of_size(million_parameters: int, rounds: int) -> list[Row]:
+async def _of_size(million_parameters: int, rounds: int, device: Device) -> list[Row]:
     period_s = PERIOD_OF_LARGE_S if million_parameters > LARGE else PERIOD_S
-    return await measure_transient(million_parameters, period_s=period_s, rounds=rounds)
+    return await measure_transient(million_parameters, period_s=period_s, rounds=rounds, device=device)
 
 
-async def measure_transient(million_parameters: int, *, period_s: float, rounds: int) -> list[Row]:
+async def measure_transient(
+    million_parameters: int, *, period_s: float, rounds: int, device: Device = Device.CPU
+) -> list[Row]:
     """A row for workers that switch, and one for a stop and a restart at each resize, for comparison."""
-    async with stage() as there:
+    async with stage(device) as there:
         return [
             await _row(there, "gone-over", million_parameters, period_s=period_s, rounds=rounds),
             await _row(there, "stopped-and-resumed", million_parameters, period_s=period_s, rounds=1),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.heterogeneous import completion_times, deadlines, decision_time, mixed_slots, one_type, solver
+from benchmarks.heterogeneous import completion_times, deadlines, decision_time, mixed_slots, one_type, resizes, solver
 from benchmarks.heterogeneous.parts import Options, Part
 from benchmarks.report import report, where_and_when
 from elasticflow.shared.errors import BadSettings
@@ -24,6 +24,7 @@ class PartName(StrEnum):
     DEADLINES = "deadlines"
     ONE_TYPE = "one_type"
     DECISION_TIME = "decision_time"
+    RESIZES = "resizes"
 
 
 PARTS: Mapping[str, Part] = {
@@ -49,6 +50,10 @@ PARTS: Mapping[str, Part] = {
             num_gpus=4 * options.scaled(512), num_live=options.scaled(1000), count=options.scaled(200)
         ),
         decision_time.rows,
+    ),
+    PartName.RESIZES: Part(
+        lambda options: resizes.measure_resizes(num_schedules=options.scaled(10)),
+        resizes.rows,
     ),
 }
 

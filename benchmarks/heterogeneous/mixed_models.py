@@ -41,8 +41,18 @@ class MixedConvolutions(Trained):
         return TensorDataset(images, torch.randint(_CLASSES, (_NUM_IMAGES,), generator=chance))
 
 
+class LargeBatchGpt(MixedGpt):
+    BATCH_SIZE = 64
+
+
+class LargeBatchConvolutions(MixedConvolutions):
+    BATCH_SIZE = 256
+
+
 MODELS: dict[str, type[Trained]] = {
     "convolutions": MixedConvolutions,
     "perceptron": MixedPerceptron,
     "gpt": MixedGpt,
 }
+MORE_COMPUTATION: dict[str, type[Trained]] = {"convolutions": LargeBatchConvolutions, "gpt": LargeBatchGpt}
+"""The same models with four times as many samples for each parameter."""

@@ -1,6 +1,7 @@
 """The services' own policies on the jobs of the comparison with Gavel: no rounds, free resizes, known curves.
 
-A job without a deadline is best effort, one with a deadline of class slo. Its range of GPUs is that of its levels.
+A job without a deadline is best effort, one with a deadline of class slo. Its range of GPUs is that of its levels. As
+in the linear programs it limits the GPUs of each type, because all jobs ask for mixed types.
 """
 
 import math
@@ -22,10 +23,14 @@ BATCH_SIZE = 128  # of every job: the models of the table are named with theirs
 GPUS_PER_NODE = 8
 
 
-def simulate_own(jobs: Sequence[TypedJob], table: ThroughputTable, pool: TypedPool) -> Result:
-    """Run all jobs to their ends; deterministic."""
+def simulate_own(
+    jobs: Sequence[TypedJob], table: ThroughputTable, pool: TypedPool, mix_efficiency: float | None
+) -> Result:
+    """Run all jobs to their ends; deterministic. mix_efficiency: None allows no mix."""
     workload = Workload.of("typed jobs", (_trace_job(job, table, pool) for job in jobs))
-    return Simulation(workload, ClusterShape.of_pool(pool, GPUS_PER_NODE), resize_cost=FREE).run()
+    return Simulation(
+        workload, ClusterShape.of_pool(pool, GPUS_PER_NODE), resize_cost=FREE, mix_efficiency=mix_efficiency
+    ).run()
 
 
 def mean_completion_s(result: Result) -> float:
@@ -51,5 +56,6 @@ def _trace_job(job: TypedJob, table: ThroughputTable, pool: TypedPool) -> TraceJ
         curve=next(curve for curve in curves if curve is not None),
         min_gpus=min(job.levels),
         max_gpus=max(job.levels),
+        mixed_gpu_types=True,
         measured_by_type=measured,
     )

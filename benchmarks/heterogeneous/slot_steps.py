@@ -34,6 +34,14 @@ async def profiled(
     return measured
 
 
+async def step_s(
+    engine: Engine, model: type[Trained], shares: Sequence[float], counts: tuple[int, ...], *, iterations: int
+) -> float:
+    """The median of so many steps of a new job. counts: as in `profiled`."""
+    run = replace(profiling_run(engine, model, iterations=iterations), measures_step_times=False)
+    return 1 / (await profiled(engine, run, shares, counts)).iterations_per_s
+
+
 def profiling_run(engine: Engine, model: type[Trained], *, iterations: int) -> Assignment:
     """Of a new job; each measurement takes so many steps."""
     return replace(
@@ -78,6 +86,7 @@ def _throughput(run: Assignment, key: str, num_workers: int, measured: Profiled)
         iterations_per_s=measured.iterations_per_s,
         dataset_size=measured.dataset_size,
         single_gpu=measured.single_gpu,
+        one_virtual_node_s=measured.one_virtual_node_s,
         job_id=run.job_id,
         generation=1,
         source="profile",

@@ -4,6 +4,7 @@ Axes: K = (type, virtual nodes on one GPU).
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import LinearConstraint, milp
@@ -42,11 +43,8 @@ def _times(rng: np.random.Generator, num_types: int, num_virtual_nodes: int, num
     tooks = list[Took]()
     for _ in range(num_splits):
         num_gpus = np.exp2(rng.uniform(0, np.log2(_NUM_GPUS / num_types), num_types)).astype(int)
-        types = _random_types(rng, num_gpus, num_virtual_nodes)
-        at_least_s = min(float(gpus.step_s_V[0]) for gpus in types)
-        added_s = rng.uniform(0, at_least_s / 8)  # by each doubling of the workers, of which there are 8 at most
-        communication = CommunicationTimes((2,), (added_s,))
-        _, took = timed(lambda: split_virtual_nodes(types, num_virtual_nodes, communication))  # noqa: B023
+        types = [_communicating(rng, gpus) for gpus in _random_types(rng, num_gpus, num_virtual_nodes)]
+        _, took = timed(lambda: split_virtual_nodes(types, num_virtual_nodes))  # noqa: B023
         tooks.append(took)
     cpu_us = [1e6 * took.cpu_s for took in tooks]
     p50, p99 = np.percentile(cpu_us, [50, 99])
@@ -89,6 +87,12 @@ def _random_types(
         step_s_V = tuple(fixed_s + each_s * count for count in range(1, most + 1))
         types.append(GpusOfType(name=f"type-{number}", num_gpus=int(num_of_type), step_s_V=step_s_V))
     return types
+
+
+def _communicating(rng: np.random.Generator, gpus: GpusOfType) -> GpusOfType:
+    """256 workers communicate for as long as one virtual node takes on this type at most."""
+    added_s = rng.uniform(0, gpus.step_s_V[0] / 8)  # by each doubling of the workers
+    return replace(gpus, communication=CommunicationTimes((2,), (added_s,)))
 
 
 def _shortest_s(types: list[GpusOfType], num_virtual_nodes: int) -> float | None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster
+from benchmarks.pipeline.growth import measure_growth
 from benchmarks.pipeline.idle import measure_idle
 from benchmarks.pipeline.latency import measure_latency
 from benchmarks.pipeline.rebuild import measure_rebuild
@@ -46,6 +47,7 @@ async def _measure(scale: float) -> dict[str, Any]:
         two_pools = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("east", "west"))
         rebuild = await measure_rebuild(cluster, num_events=int(100_000 * scale))
         idle = await measure_idle(cluster, seconds=30.0 * max(scale, 0.3))
+    growth = await asyncio.to_thread(measure_growth, num_jobs=8, settled_s=3_600.0 * scale, counted_s=1_200.0 * scale)
     for burst in (one_pool, two_replicas, two_pools):
         burst["share_of_raw_publishes"] = burst["decisions_per_s"] / raw
     return {
@@ -57,10 +59,12 @@ async def _measure(scale: float) -> dict[str, Any]:
         "burst_two_pools": two_pools,
         "rebuild": rebuild,
         "idle": idle,
+        "growth": growth,
     }
 
 
 def _table(result: dict[str, Any]) -> Table:
+    growth = result["growth"]
     latency, one, two = result["latency"], result["burst_one_pool"], result["burst_two_pools"]
     rebuild, idle = result["rebuild"], result["idle"]
     table = Table(title=f"Pipeline, {result['machine']}")
@@ -106,6 +110,8 @@ def _table(result: dict[str, Any]) -> Table:
         f"{rebuild['jobs']:,} jobs",
     )
     table.add_row("idle control plane", f"{idle['cpu_percent_total']:.1f} % of a core", "< 3 %", "")
+    kinds = ", ".join(growth["by_kind_a_day"])
+    table.add_row("messages a day of one old job", f"{growth['messages_a_day'] / growth['jobs']:,.0f}", "", kinds)
     return table
 
 

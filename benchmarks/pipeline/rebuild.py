@@ -14,7 +14,7 @@ from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 
 WRITERS = 256
 LIFE = 20  # messages of one job
@@ -27,23 +27,23 @@ async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any
     await _write_history(cluster, pool, num_events)
     loop = asyncio.get_running_loop()
     started = loop.time()
-    state = await _rebuild(cluster, pool, None)
+    folded = await _rebuild(cluster, pool, None)
     from_events_s = loop.time() - started
-    await snapshot_store.save(cluster.bus, pool, state)
+    await snapshot_store.save(cluster.bus, pool, folded)
     started = loop.time()
     restored = await _rebuild(cluster, pool, await snapshot_store.load(cluster.bus, pool, get_log("benchmark")))
     from_snapshot_s = loop.time() - started
-    assert restored == state, "a snapshot must restore exactly what was folded"
+    assert restored == folded, "a snapshot must restore exactly what was folded"
     return {
-        "events": state.sequence,
-        "jobs": len(state.live_jobs) + len(state.ended_jobs),
+        "events": folded.state.sequence,
+        "jobs": len(folded.state.live_jobs) + len(folded.state.ended_jobs),
         "from_events_s": from_events_s,
         "from_snapshot_s": from_snapshot_s,
-        "events_per_s": state.sequence / from_events_s,
+        "events_per_s": folded.state.sequence / from_events_s,
     }
 
 
-async def _rebuild(cluster: Cluster, pool: str, snapshot: PoolState | None) -> PoolState:
+async def _rebuild(cluster: Cluster, pool: str, snapshot: Snapshot | None) -> Snapshot:
     """What a starting service does until it may decide."""
     host = Host(
         bus=cluster.bus,
@@ -61,7 +61,9 @@ async def _rebuild(cluster: Cluster, pool: str, snapshot: PoolState | None) -> P
         await asyncio.sleep(0.005)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    return host.folded
+    snapshot = host.snapshot()
+    assert snapshot is not None, "the ledger was changed"
+    return snapshot
 
 
 async def _write_history(cluster: Cluster, pool: str, num_events: int) -> None:

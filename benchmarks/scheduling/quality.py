@@ -103,7 +103,13 @@ def _rulers(case: Case, num_gpus: int, moves: int) -> dict[str, Any]:
     }
     if moves:
         found, took = timed(
-            lambda: hindsight_schedule(case.workload, num_gpus, simulated_run.resize_cost, moves=moves, bound=bound)
+            lambda: hindsight_schedule(
+                case.workload,
+                simulated_run.cluster.num_gpus_by_type,
+                simulated_run.resize_cost,
+                moves=moves,
+                bound=bound,
+            )
         )
         rulers |= {
             "hindsight_found": found.met,

@@ -9,10 +9,12 @@ from typer.core import TyperGroup
 
 from elasticflow import __version__
 from elasticflow.cli import (
+    doctor,
     events,
     gpu_limits,
     job_commands,
     jobs_and_nodes,
+    keys,
     loads,
     logs,
     map_function,
@@ -24,6 +26,7 @@ from elasticflow.cli import (
     submit,
     suits,
     train,
+    ui,
     up,
     watch,
 )
@@ -126,11 +129,12 @@ def _add(*commands: Callable[..., None]) -> None:
         app.command(short_help=_in_short(command))(command)
 
 
-_add(up.up, pool.down, pool.configure)
+_add(up.up, pool.down, pool.configure, doctor.doctor)
 _add(submit.submit, quote.quote, profile.profile, train.train)
 _add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
 _add(map_function.map, results.results, loads.loads, suits.suits)
 _add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)
-_add(watch.watch, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)
+_add(watch.watch, ui.ui, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)
 app.add_typer(events.app, name="events", short_help=_in_short(events.events))
+app.add_typer(keys.app, name="keys", short_help=_in_short(keys.keys))
 app.command(short_help=_in_short(replay.simulate), context_settings=replay.SIMULATE_SETTINGS)(replay.simulate)

@@ -137,6 +137,7 @@ class SubmissionOptions:
     gpu_type: str = ""
     gpu_memory: str = ""
     mixed: bool = False
+    shard_optimizer: bool = False
     job_class: ClassName | None = None
     name: str = ""
     quote: str = ""  # id of a reserved quote that this submission takes
@@ -162,6 +163,7 @@ class SubmissionOptions:
         for option, value in options.items():
             words += [option, str(value)] if value not in ("", None) else []
         words += ["--mixed"] if self.mixed else []
+        words += ["--shard-optimizer"] if self.shard_optimizer else []
         for setting in self.settings:
             words += ["--set", setting]
         words += self.where
@@ -194,6 +196,8 @@ class SubmissionOptions:
             job.set_gpus(gpu_memory_bytes=size_of(self.gpu_memory, "--gpu-memory"))
         if self.mixed:
             job.mixed_gpu_types = True
+        if self.shard_optimizer:
+            job.shard_optimizer = True
         return job.term_condition(max_iterations=self.iterations)
 
 

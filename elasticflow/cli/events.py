@@ -1,7 +1,6 @@
 """`eflow events`: the ledger, message by message. `eflow events export`: the ledger as a file."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +9,9 @@ import typer
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.ledger import LedgerEntry, write_ledger
+from elasticflow.client.ledger import write_ledger
+from elasticflow.history.event_rows import event_rows
 from elasticflow.sdk.times import clock_time
-from elasticflow.shared.messages.event_summary import summary
-from elasticflow.shared.messages.events import Event, PlanDecided
-from elasticflow.shared.state.fold.ledger_fold import Unreadable
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -49,7 +46,7 @@ def events(
         up_to = None if follow else await client.last_sequence()
         async with contextlib.aclosing(client.entries(after_sequence=first - 1, up_to=up_to)) as entries:
             async for entry in entries:
-                for row in event_rows(entry, job):
+                for row in event_rows(*entry, job):
                     if not as_json:
                         say_line(event_line(row))
                     elif follow:
@@ -87,37 +84,6 @@ def export(
         print_json({"file": str(file), "messages": count, "bytes": file.stat().st_size})
     else:
         note(f"{count} messages in {file}")
-
-
-def event_rows(entry: LedgerEntry, job_id: str = "") -> Iterator[dict[str, Any]]:
-    """The events of one message as flat values; with job_id only those that concern it."""
-    stored, message = entry
-    parts: tuple[Event, ...] = ()
-    if not isinstance(message, Unreadable):
-        parts = message.events if isinstance(message, PlanDecided) else (message,)
-    source = message.service if isinstance(message, PlanDecided) else stored.subject.rsplit(".", 2)[-2]
-    if isinstance(message, Unreadable) and not job_id:
-        yield {"sequence": stored.sequence, "at_s": stored.stored_at_s, "from": source, "type": "unreadable"}
-    for event in parts:
-        if not job_id or concerns(event, job_id):
-            yield {
-                "sequence": stored.sequence,
-                "at_s": stored.stored_at_s,
-                "from": source,
-                "type": type(event).__name__,
-                **({"based_on": message.based_on} if isinstance(message, PlanDecided) else {}),
-                "fields": summary(event),
-            }
-
-
-def concerns(event: Event, job_id: str) -> bool:
-    """Whether the event names the job: as its subject, in an allocation, a placement or a replanned schedule."""
-    if getattr(event, "job_id", "") == job_id:
-        return True
-    placed = (placement.job_id for placement in getattr(event, "placements", ()))
-    return (
-        job_id in placed or job_id in getattr(event, "num_gpus_by_job", ()) or job_id in getattr(event, "replanned", ())
-    )
 
 
 def event_line(row: dict[str, Any]) -> str:

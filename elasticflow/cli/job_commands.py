@@ -128,6 +128,8 @@ def _show_amended(answer: JobAmended) -> None:
         say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
     if answer.minimum_satisfactory_share:
         say_line(f"  promised  {schedule_in_words(answer.minimum_satisfactory_share)}")
+    if answer.gpu_type is not None:
+        say_line(f"  moves to  {f'type {answer.gpu_type}' if answer.gpu_type else 'the first GPU type of the pool'}")
 
 
 def _show_amend_rejected(answer: AmendRejected) -> None:

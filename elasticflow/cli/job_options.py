@@ -43,7 +43,14 @@ GpuMemory = Annotated[
 ]
 Mixed = Annotated[
     bool,
-    typer.Option("--mixed", help="Let idle GPUs of other types join a bitwise job too; they compute other bits."),
+    typer.Option(
+        "--mixed",
+        help="Idle GPUs of other types may join a bitwise job too; other bits. --gpus limits each type.",
+    ),
+]
+ShardOptimizer = Annotated[
+    bool,
+    typer.Option("--shard-optimizer", help="Let each GPU hold a part of the optimizer's state only (ZeRO, stage 1)."),
 ]
 Torchrun = Annotated[
     bool,

@@ -10,7 +10,7 @@ from rich.text import Text
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.terminal_output import Column, bar, print_json, say, say_line, state_word, table_of
 from elasticflow.client.client import Client
-from elasticflow.history.formatting import limits_in_words
+from elasticflow.history.formatting import limits_in_words, types_in_words
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.messages.event_summary import memory_in_words
@@ -93,14 +93,10 @@ def margin_word(view: JobView) -> Text:
     return Text(duration_in_words(view.margin_s), style=style)
 
 
-def _types(view: JobView) -> str:
-    """As "V100", or "4 V100 + 2 P100" where GPUs of another type joined."""
-    own = view.num_gpus - sum(view.num_added_gpus_by_type.values())
-    of_types = [f"{num_gpus} {name}" for name, num_gpus in {view.gpu_type: own, **view.num_added_gpus_by_type}.items()]
-    return " + ".join(of_types) if view.num_added_gpus_by_type else view.gpu_type or "-"
-
-
-_TYPE_OF_JOB: Column[JobView] = Column(name="TYPE", cell=lambda view, _: _types(view))
+_TYPE_OF_JOB: Column[JobView] = Column(
+    name="TYPE",
+    cell=lambda view, _: types_in_words(view.gpu_type, view.num_gpus, view.num_added_gpus_by_type) or "-",
+)
 _COLUMNS: tuple[Column[JobView], ...] = (
     Column(name="JOB", cell=lambda view, _: view.job_id),
     Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
@@ -108,7 +104,11 @@ _COLUMNS: tuple[Column[JobView], ...] = (
     Column(name="GPUS", cell=lambda view, _: _gpus(view), right=True),
     _TYPE_OF_JOB,
     Column(name="PROGRESS", cell=lambda view, _: bar(view.progress)),
-    Column(name="ITERATION", cell=lambda view, _: f"{view.iteration}/{view.max_iterations}", right=True),
+    Column(
+        name="ITERATION",
+        cell=lambda view, _: f"{view.iteration}/{view.max_iterations}" if view.max_iterations else "-",
+        right=True,
+    ),
     Column(
         name="RATE/S",
         cell=lambda view, _: f"{view.iterations_per_s:.1f}" if view.iterations_per_s else "-",
@@ -167,6 +167,7 @@ def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
     has_value = {
         _TYPE: any(view.gpu_type for view in views),
         _MEMORY: any(view.gpu_memory_bytes for view in views),
+        _ISOLATION: any(view.isolation in ("limits", "namespaces") for view in views),
         _PADDING: any(view.num_padding_gpus for view in views),
     }
     return table_of((column for column in _NODE_COLUMNS if has_value.get(column, True)), views, now_s)
@@ -206,6 +207,7 @@ _TYPE: Column[NodeView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type
 _MEMORY: Column[NodeView] = Column(
     name="MEMORY", cell=lambda view, _: memory_in_words(view.gpu_memory_bytes) or "-", right=True, in_narrow=False
 )
+_ISOLATION: Column[NodeView] = Column(name="ISOLATION", cell=lambda view, _: view.isolation or "-", in_narrow=False)
 _PADDING: Column[NodeView] = Column(name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True)
 _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column(name="NODE", cell=lambda view, _: view.node_id),
@@ -213,6 +215,7 @@ _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column(name="DEVICE", cell=lambda view, _: view.device),
     _TYPE,
     _MEMORY,
+    _ISOLATION,
     Column(
         name="FREE",
         cell=lambda view, _: f"{view.num_free_gpus if view.alive else 0}/{view.num_gpus}",

@@ -1,8 +1,7 @@
 """`eflow logs`: the output of a job's workers."""
 
 import asyncio
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +11,9 @@ from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run_at
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
+from elasticflow.client.worker_logs import LogReader
 from elasticflow.shared.state.job import Job
 
-_NAME = re.compile(r"g(\d+)-r(\d+)\.log")
 _POLL_S = 0.3
 
 
@@ -68,7 +67,7 @@ def _show_as_json(line: str) -> None:
     print_json({"line": line})
 
 
-def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader", show: Callable[[str], None]) -> Job:
+def _follow(endpoint: Endpoint, job_id: str, reader: LogReader, show: Callable[[str], None]) -> Job:
     """Print new lines until the job has ended, then the rest. Returns the ended job."""
 
     async def printing(client: Client) -> Job:
@@ -85,7 +84,7 @@ def _follow(endpoint: Endpoint, job_id: str, reader: "LogReader", show: Callable
     return run_at(endpoint, printing)
 
 
-def _print_new(reader: "LogReader", show: Callable[[str], None], *, to_the_end: bool) -> None:
+def _print_new(reader: LogReader, show: Callable[[str], None], *, to_the_end: bool) -> None:
     for line in reader.new_lines(to_the_end=to_the_end):
         show(line)
 
@@ -95,36 +94,3 @@ def _explain_silence(job: Job, folder: Path | None) -> None:
     note(f"eflow: {where}; job {job.job_id} is {job.phase.value}")
     if job.traceback:
         say_line(job.traceback.rstrip())
-
-
-class LogReader:
-    """All logs of one job; each call continues where the last one stopped. folder: None or missing means no logs."""
-
-    def __init__(self, folder: Path | None, rank: int | None) -> None:
-        self._folder, self._rank = folder, rank
-        self._read_up_to: dict[Path, int] = {}
-
-    @property
-    def silent(self) -> bool:
-        """Whether no line has been read so far."""
-        return not any(self._read_up_to.values())
-
-    def new_lines(self, *, to_the_end: bool) -> Iterator[str]:
-        """By generation, then by rank: "g2-r0 | epoch 3 ...". to_the_end: include an unfinished last line."""
-        for path in self._files():
-            start = self._read_up_to.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(start)
-                data = file.read()
-            read = data if to_the_end else data[: data.rfind(b"\n") + 1]
-            self._read_up_to[path] = start + len(read)
-            for line in read.decode(errors="replace").splitlines():
-                yield f"{path.stem} | {line}"
-
-    def _files(self) -> list[Path]:
-        found: list[tuple[int, int, Path]] = []
-        for path in self._folder.glob("*.log") if self._folder and self._folder.is_dir() else ():
-            named = _NAME.fullmatch(path.name)
-            if named and self._rank in (None, int(named[2])):
-                found.append((int(named[1]), int(named[2]), path))
-        return [path for _, _, path in sorted(found)]

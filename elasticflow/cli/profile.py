@@ -16,7 +16,7 @@ from elasticflow.history.formatting import undecided_in_words
 from elasticflow.history.profile_views import profile_view
 from elasticflow.history.type_views import types_view
 from elasticflow.sdk.job import InvalidJob
-from elasticflow.sdk.submission import Submission, load, profilable, quotable, with_code
+from elasticflow.sdk.submission import Submission, load, profilable
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -84,7 +84,7 @@ def profile(
             gpu_memory=gpu_memory,
         )
         job, code = load(target, options.arguments)
-        ready = profilable(with_code(quotable(options.apply(job)), code))
+        ready = profilable(options.apply(job), code)
         state, spec = run(lambda client: _measured(client, ready), **where)
     if by_type:
         types = types_view(state, spec, num_gpus)

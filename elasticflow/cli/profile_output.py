@@ -74,7 +74,11 @@ def _show_split(split: SplitView) -> None:
     ]
     speedup = "" if split.speedup is None else f", {split.speedup:.2f} times as fast as the best type alone"
     measured = "-" if split.measured_step_s is None else f"{1000 * split.measured_step_s:.4g} ms"
-    say_line(f"predicted step {1000 * split.step_s:.4g} ms{speedup} ({', '.join(alone)}); measured step {measured}")
+    corrected = "" if split.correction == 1.0 else f", {split.correction:.2f} times that of the profile by other mixes"
+    say_line(
+        f"predicted step {1000 * split.step_s:.4g} ms{corrected}{speedup} ({', '.join(alone)}); "
+        f"measured step {measured}"
+    )
 
 
 def _in_words(counts: Iterable[int]) -> str:

@@ -34,6 +34,7 @@ from elasticflow.cli.job_options import (
     GpuType,
     Mixed,
     Settings,
+    ShardOptimizer,
     Target,
     Torchrun,
 )
@@ -63,6 +64,7 @@ def submit(
     gpu_type: GpuType = "",
     gpu_memory: GpuMemory = "",
     mixed: Mixed = False,
+    shard_optimizer: ShardOptimizer = False,
     job_class: Annotated[
         ClassName | None,
         typer.Option(
@@ -134,6 +136,7 @@ def submit(
         gpu_type=gpu_type,
         gpu_memory=gpu_memory,
         mixed=mixed,
+        shard_optimizer=shard_optimizer,
         job_class=job_class,
         name=name,
         tenant=tenant,

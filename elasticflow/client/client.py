@@ -4,6 +4,7 @@ Views come from the ledger, not from a service. The same without `await` is `ela
 """
 
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Callable
 from typing import get_args
 
@@ -47,6 +48,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
+from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.state.pool import QuoteReservation
 
 REPLY_TIMEOUT_S = 30.0
@@ -63,10 +65,10 @@ class Client(DetachedLoads):
     ) -> "AsyncGenerator[Client, None]":
         """Connect to a pool, by default the one of NATS_URL or of the nearest `.eflow`.
 
-        Raises NoPoolHere, UnknownPool, Unavailable, BadCredentials.
+        Raises NoPoolHere, UnknownPool, Unavailable, BadCredentials, BadSettings.
         """
         endpoint = endpoint or find_endpoint()
-        bus = await connect_nats(endpoint.nats_url, name="eflow")
+        bus = await connect_nats(endpoint.nats_url, name="eflow", access=NatsAccess.from_environment(os.environ))
         try:
             if not await with_retry(bus.pool_exists, endpoint.pool):
                 raise UnknownPool(endpoint.pool, masked(endpoint.nats_url), await bus.pools())
@@ -125,7 +127,7 @@ class Client(DetachedLoads):
         check(request)
         data = codec.encode(request, id=f"quote-{fresh_id()}", recorded_at_s=self.now_s())
         try:
-            reply = await self._bus.request(subjects.quote(self._pool), data, seconds_of(timeout))
+            reply = await self._bus.request(subjects.quote(self.tenant, self._pool), data, seconds_of(timeout))
         except NoResponder:
             raise NoAdmission(self._pool) from None
         match codec.decode(reply).message:

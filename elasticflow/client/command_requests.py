@@ -76,7 +76,8 @@ class CommandRequests(LedgerView):
         """Upload the code, then append to the work queue once: a retry has the same message id."""
         if code is not None:
             bucket = streams.code_bucket(self._pool)
-            await with_retry(self._bus.put_object, bucket, code.code_digest, code.archive)
+            name = streams.code_name(self.tenant, code.code_digest)
+            await with_retry(self._bus.put_object, bucket, name, code.archive)
         data = codec.encode(command, id=message_id, recorded_at_s=self.now_s())
         subject = subjects.submit(self.tenant, self._pool)
         await with_retry(self._bus.append, subject, data, message_id=message_id)

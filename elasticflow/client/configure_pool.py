@@ -1,6 +1,7 @@
 """A pool's configuration: read from the operator's file, and appended to the plan as a decision."""
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.service.ledger_encoding import decision_id
 
 _CONNECT_WAIT_S = 5.0
@@ -71,7 +73,8 @@ async def configure(
     if wanted is not None and (problems := (*wanted.timeouts.problems(), *_version_problems(wanted))):
         raise BadSettings(problems)
     limits = StreamLimits(replicas=stream_replicas)
-    bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits)
+    access = NatsAccess.from_environment(os.environ)
+    bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits, access=access)
     try:
         await bus.ensure_pool(pool)
         while (config := await _configured(bus, pool, wanted, changes, clock)) is None:

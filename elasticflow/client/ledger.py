@@ -21,6 +21,7 @@ from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import PoolState
 
 RETRY_TIMEOUT_S = 15.0  # a cluster that has lost a server elects a leader in seconds, without any reply
@@ -37,6 +38,11 @@ class LedgerView:
 
     def __init__(self, bus: NatsBus, pool: str) -> None:
         self._bus, self._pool = bus, pool
+
+    @property
+    def is_connected(self) -> bool:
+        """False while the connection to NATS is being made again."""
+        return self._bus.is_connected
 
     async def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
         """The ledger, message by message, up to a sequence or without end."""
@@ -55,10 +61,17 @@ class LedgerView:
 
     async def state(self) -> PoolState:
         """The pool now: the newest snapshot and the later messages."""
-        state = await snapshot_store.load(self._bus, self._pool, get_log("client")) or PoolState()
-        async for stored, message in self.entries(after_sequence=state.sequence, up_to=await self.last_sequence()):
-            state = ledger_fold.evolve(state, message, stored.sequence)
+        state, _ = await self.state_and_chain()
         return state
+
+    async def state_and_chain(self) -> tuple[PoolState, LedgerChain]:
+        """The pool now, and the chain of its ledger: verified from the newest snapshot on."""
+        snapshot = await snapshot_store.load(self._bus, self._pool, get_log("client"))
+        state, chain = (PoolState(), LedgerChain()) if snapshot is None else (snapshot.state, snapshot.ledger_chain())
+        async for stored, message in self.entries(after_sequence=state.sequence, up_to=await self.last_sequence()):
+            chain.add(stored, message)
+            state = ledger_fold.evolve(state, message, stored.sequence)
+        return state, chain
 
     async def states(self) -> AsyncGenerator[PoolState, None]:
         """The pool now and after every change, without end; a burst of changes counts as one."""

@@ -9,6 +9,7 @@ from elasticflow.history.formatting import (
     metrics_in_words,
     offer_in_words,
     other_offers,
+    profiled_spec_in_words,
     schedule_in_words,
     spec_in_words,
     speeds_in_words,
@@ -30,7 +31,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
     """The sentence for an event about this job."""
     match event:
         case events.ProfileRequested():
-            profile_only = f"{event.tenant} requested its profile: {spec_in_words(event.spec)}"
+            profile_only = f"{event.tenant} requested its profile: {profiled_spec_in_words(event.spec)}"
             request = profile_only if event.profile_only else _submitted(event)
             return f"{request}; {undecided_in_words(event)}"
         case events.JobProfiled():
@@ -45,8 +46,9 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return f"the request to cancel it was rejected: {event.explanation}"
         case events.JobAmended():
             what = f"{event.max_iterations} iterations, {deadline_in_words(event.deadline_s, event.at_s)}"
+            moves = "" if event.gpu_type is None else f" on GPUs of type {type_name(state, event.gpu_type)}"
             share = event.minimum_satisfactory_share
-            return f"amended to {what}" + (f": {schedule_in_words(share)} keep the promise" if share else "")
+            return f"amended to {what}{moves}" + (f": {schedule_in_words(share)} keep the promise" if share else "")
         case events.AmendRejected():
             return f"the request to amend it was rejected: {event.explanation}"
         case events.GpuLimitsSet():
@@ -212,9 +214,10 @@ def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: Pool
 
 
 def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
+    left = f"{new.micro_batch_size} sample{'' if new.micro_batch_size == 1 else 's'}"
     return (
         f"a micro-batch of {event.micro_batch_size} samples exceeds the memory of rank {event.rank} on "
-        f"{event.node_id}: the job continues with {new.micro_batch_size} samples"
+        f"{event.node_id}: the job continues with {left}"
     )
 
 

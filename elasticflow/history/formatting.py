@@ -13,11 +13,20 @@ from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 
 def spec_in_words(spec: JobSpec) -> str:
     """The work of a job, and its class."""
-    only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range} GPUs only"
     return (
-        f"{spec.training_function}, {spec.max_iterations} iterations of {spec.global_batch_size} samples{only_on}, "
+        f"{spec.training_function}, {spec.max_iterations} {_iterations_in_words(spec)}, "
         f"class {spec.job_class.value.replace('_', '-')}"
     )
+
+
+def profiled_spec_in_words(spec: JobSpec) -> str:
+    """What a requested profile measures."""
+    return f"{spec.training_function}, {_iterations_in_words(spec)}"
+
+
+def _iterations_in_words(spec: JobSpec) -> str:
+    only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range} GPUs only"
+    return f"iterations of {spec.global_batch_size} samples{only_on}"
 
 
 def deadline_in_words(deadline_s: float | None, now_s: float) -> str:
@@ -69,6 +78,14 @@ def gpus_counted(count: int, gpu_type: str = "") -> str:
 def gpus_by_type_in_words(num_gpus_by_type: Mapping[str, int]) -> str:
     """As "8 H100-80GB-HBM3, 4 cpu-0.25"."""
     return ", ".join(f"{count} {gpu_type or 'of no named type'}" for gpu_type, count in num_gpus_by_type.items())
+
+
+def types_in_words(gpu_type: str, num_gpus: int, num_added_by_type: Mapping[str, int]) -> str:
+    """Of a job with `num_gpus` in all: as "V100", or "4 V100 + 2 P100" where GPUs of another type joined."""
+    if not num_added_by_type:
+        return gpu_type
+    num_own = num_gpus - sum(num_added_by_type.values())
+    return " + ".join(f"{num} {name}" for name, num in {gpu_type: num_own, **num_added_by_type}.items())
 
 
 def limits_in_words(limits: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:

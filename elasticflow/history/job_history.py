@@ -10,6 +10,9 @@ from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.event_text import event_text, placed_in_words
 from elasticflow.history.formatting import gpus_counted, schedule_in_words, speeds_in_words
 from elasticflow.history.load_text import load_text
+from elasticflow.history.names_concerned import is_profile_of, names_concerned
+from elasticflow.history.pool_views import gpu_type_of
+from elasticflow.history.type_views import predicted_steps
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.state.fold import ledger_fold
@@ -34,55 +37,77 @@ class HistoryEntry:
     type: str
     text: str
 
+    @property
+    def is_report(self) -> bool:
+        """A progress report: the next one makes it dispensable."""
+        return self.type in _REPORTS
+
 
 def job_history(entries: Iterable[Entry], name: str) -> tuple[HistoryEntry, ...]:
     """All decisions and events about the job or padding load of this name; () if the ledger contains neither."""
-    builder = _HistoryBuilder(name)
+    events_in_words = EventsInWords(only=name)
+    history: list[HistoryEntry] = []
     for sequence, at_s, message in entries:
-        builder.fold(sequence, at_s, message)
-    return tuple(builder.history)
+        for _, entry in events_in_words.fold(sequence, at_s, message):
+            append_entry(history, entry)
+    return tuple(history)
 
 
-class _HistoryBuilder:
-    """Folds the ledger, and collects the events since the last allocation: the causes of the next one."""
+def append_entry(history: list[HistoryEntry], entry: HistoryEntry) -> None:
+    """Append to the history of one job or load. Of several reports in a row, keep only the last of each kind."""
+    for index in reversed(range(len(history))):
+        earlier = history[index]
+        if not entry.is_report or not earlier.is_report:
+            break
+        if earlier.type == entry.type:
+            del history[index]
+            break
+    history.append(entry)
 
-    def __init__(self, name: str) -> None:
-        self.history: list[HistoryEntry] = []
-        self._name = name
-        self._state = PoolState()
-        self._causes: list[tuple[int, str]] = []
 
-    def fold(self, sequence: int, at_s: float, message: LedgerMessage) -> None:
-        before = self._state
-        self._state = ledger_fold.evolve(before, message, sequence)
-        based_on = message.based_on if isinstance(message, PlanDecided) else sequence
+class EventsInWords:
+    """Folds the ledger, and says each event in words: once for every job or padding load that it concerns.
+
+    Collects the events since the last allocation, which are the causes of the next one.
+    only: the one job or load whose sentences are wanted; "": all, and those on nodes under the name "".
+    """
+
+    def __init__(self, only: str = "") -> None:
+        self.state = PoolState()
+        self._only = only
+        self._causes: list[tuple[int, Event]] = []
+
+    def fold(self, sequence: int, at_s: float, message: LedgerMessage) -> list[tuple[str, HistoryEntry]]:
+        """The sentences on this message, each with the name of its job or load."""
+        before = self.state
+        self.state = ledger_fold.evolve(before, message, sequence)
         if isinstance(message, Unreadable):
-            return
+            return []
+        based_on = message.based_on if isinstance(message, PlanDecided) else sequence
+        said: list[tuple[str, HistoryEntry]] = []
         for event in message.events if isinstance(message, PlanDecided) else (message,):
-            text = self._sentence(event, before, based_on)
-            if text:
-                self._append(HistoryEntry(sequence=sequence, at_s=at_s, type=type(event).__name__, text=text))
-            if self._state.scheduling_event_sequence == sequence:
-                cause = cause_in_words(event, self._name)
-                self._causes += [(sequence, cause)] if cause else []
+            for name in self._names(event, before):
+                if text := self._sentence(event, name, before, based_on):
+                    said.append(
+                        (name, HistoryEntry(sequence=sequence, at_s=at_s, type=type(event).__name__, text=text))
+                    )
+            if self.state.scheduling_event_sequence == sequence:
+                self._causes.append((sequence, event))
         if isinstance(message, PlanDecided) and message.service == "allocator":
-            self._causes = [(at, cause) for at, cause in self._causes if at > based_on]
+            self._causes = [(at, event) for at, event in self._causes if at > based_on]
+        return said
 
-    def _append(self, entry: HistoryEntry) -> None:
-        """Of several progress reports in a row, keep only the last of each kind."""
-        for index in reversed(range(len(self.history))):
-            earlier = self.history[index]
-            if entry.type not in _REPORTS or earlier.type not in _REPORTS:
-                break
-            if earlier.type == entry.type:
-                del self.history[index]
-                break
-        self.history.append(entry)
+    def _names(self, event: Event, before: PoolState) -> tuple[str, ...]:
+        if self._only:
+            return (self._only,)
+        return names_concerned(event, before, self.state)
 
-    def _sentence(self, event: Event, before: PoolState, based_on: int) -> str:
+    def _sentence(self, event: Event, name: str, before: PoolState, based_on: int) -> str:
         if isinstance(event, LoadEvent):
-            return load_text(event, self._state.loads.get(self._name)) if event.load_id == self._name else ""
-        old, new = before.job(self._name), self._state.job(self._name)
+            return load_text(event, self.state.loads.get(name)) if event.load_id == name else ""
+        if not name:
+            return cause_in_words(event, name)
+        old, new = before.job(name), self.state.job(name)
         if new is None:
             return ""
         match event:
@@ -90,32 +115,32 @@ class _HistoryBuilder:
                 held = old.num_gpus if old else 0
                 begins_profiling_run = new.phase is Phase.PROFILING and not held
                 otherwise = _PROFILING_RUN if begins_profiling_run else _PLANNED
-                why = _PROBE if event.probes == self._name else self._because(based_on) or otherwise
+                why = _PROBE if event.probes == name else self._because(name, based_on) or otherwise
                 return _allocated(held, new.num_gpus, why)
             case events.PlacementDecided():
-                mine = next((p for p in event.placements if p.job_id == self._name), None)
+                mine = next((p for p in event.placements if p.job_id == name), None)
                 if mine is None:
                     return ""
-                return placed_in_words(mine, self._name in event.migrated, new)
-            case events.ThroughputMeasured() if _is_profile_of(new, event.profile_key):
+                return placed_in_words(mine, name in event.migrated, new) + _mixed(self.state, new)
+            case events.ThroughputMeasured() if is_profile_of(new, event.profile_key):
                 how = "in a profiling run" if event.source == "profile" else f"by {event.job_id} while it trained"
                 return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}"
-            case events.ProfileCompleted() if _is_profile_of(new, event.profile_key):
+            case events.ProfileCompleted() if is_profile_of(new, event.profile_key):
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"
-            case events.JobAdmitted() if self._name in event.replanned:
-                share = schedule_in_words(event.replanned[self._name])
+            case events.JobAdmitted() if name in event.replanned:
+                share = schedule_in_words(event.replanned[name])
                 return f"replanned so that {event.job_id} is admitted, still in time: {share}"
             case events.NodeLost() if old is not None and event.node_id in old.nodes and old.live:
                 return f"{event.node_id} was lost ({event.reason}) with workers of this job"
-            case _ if getattr(event, "job_id", "") == self._name:
-                return event_text(event, old, new, self._state)
+            case _ if getattr(event, "job_id", "") == name:
+                return event_text(event, old, new, self.state)
             case _:
                 return ""
 
-    def _because(self, based_on: int) -> str:
+    def _because(self, name: str, based_on: int) -> str:
         """The events that the allocator first considered in this decision; "" if there is none."""
-        causes = list(dict.fromkeys(cause for at, cause in self._causes if at <= based_on))
-        return "; ".join(causes[-3:])
+        causes = (cause_in_words(event, name) for at, event in self._causes if at <= based_on)
+        return "; ".join(list(dict.fromkeys(filter(None, causes)))[-3:])
 
 
 def _allocated(old: int, new: int, because: str) -> str:
@@ -126,5 +151,10 @@ def _allocated(old: int, new: int, because: str) -> str:
     return f"{what if new else f'it loses its share of {gpus_counted(old)}'}: {because}"
 
 
-def _is_profile_of(job: Job, profile_key: str) -> bool:
-    return job.live and job.spec is not None and profile_key in (job.spec.profile_key, job.spec.measured_key)
+def _mixed(state: PoolState, job: Job) -> str:
+    """Why GPUs of other types have joined it; "" if none has."""
+    steps = predicted_steps(state, job)
+    if steps is None:
+        return ""
+    share = gpus_counted(len(job.own_gpus), gpu_type_of(state, job))
+    return f"; a step takes {1000 * steps.mixed_s:.3g} ms by its profile, {1000 * steps.alone_s:.3g} ms on its {share}"

@@ -33,7 +33,7 @@ class JobView:
     num_added_gpus_by_type: Mapping[str, int]  # of other types, among its GPUs
     generation: int
     iteration: int
-    max_iterations: int
+    max_iterations: int  # 0: of a profile only
     iterations_per_s: float | None
     decided_at_s: float
     deadline_s: float | None
@@ -57,8 +57,8 @@ class JobView:
 class NodeView:
     """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
     slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if unnamed.
-    gpu_memory_bytes: of each GPU; 0 if unknown. slower_than_type: by which part it is slower than other nodes of its
-    type; 0.0 if it is not, or if too few jobs show it."""
+    gpu_memory_bytes: of each GPU; 0 if unknown. isolation: as in `NodeJoined`. slower_than_type: by
+    which part it is slower than other nodes of its type; 0.0 if it is not, or if too few jobs show it."""
 
     node_id: str
     alive: bool
@@ -71,7 +71,10 @@ class NodeView:
     num_padding_gpus: int = 0
     gpu_type: str = ""
     gpu_memory_bytes: int = 0
+    isolation: str = ""
     slower_than_type: float = 0.0
+    rack: str = ""  # "": its executor named none
+    num_sockets: int = 1
 
     @property
     def num_free_gpus(self) -> int:
@@ -98,7 +101,7 @@ def job_view(
         num_added_gpus_by_type=added or {},
         generation=job.generation,
         iteration=job.iteration,
-        max_iterations=spec.max_iterations if spec else 0,
+        max_iterations=spec.max_iterations if spec and not job.profile_only else 0,
         iterations_per_s=job.iterations_per_s,
         decided_at_s=job.decided_at_s,
         deadline_s=job.deadline_s,
@@ -177,7 +180,10 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             num_padding_gpus=num_padding_gpus[node.node_id],
             gpu_type=node.gpu_type,
             gpu_memory_bytes=node.gpu_memory_bytes,
+            isolation=node.isolation,
             slower_than_type=slower.get(node.node_id, 0.0),
+            rack=node.rack,
+            num_sockets=node.sockets,
         )
         for _, node in sorted(state.nodes.items())
     )

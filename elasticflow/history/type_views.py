@@ -1,29 +1,27 @@
 """A job on each GPU type of a folded pool, and how its virtual nodes are best split over them. Pure."""
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.single_gpu_step_times import counts_to_measure
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import JobStepTimes, job_step_times
+from elasticflow.shared.scheduling.heterogeneous.mixed_steps import mixed_steps, placed_step_s
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
-    GpusOfType,
     TooLittleMemory,
     split_virtual_nodes,
 )
 from elasticflow.shared.state.gpu_types import (
     accepts,
-    as_recorded,
     parts,
     profiling_failure,
     spec_on,
-    submitted_spec,
     type_name,
 )
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,8 @@ class SplitView:
     """The recommended split over some GPUs. virtual_nodes: of each GPU that has some, by type.
 
     alone_s: the step on each type alone, None if its memory is too small. speedup: over the best of them; None if there
-    is none. measured_step_s: of a job of this profile that trains so now, or has been profiled so; else None.
+    is none. measured_step_s: of jobs of this profile that trained so, or have been profiled so; else None.
+    correction: of the predicted step, by what other mixes took; 1.0 without any.
     """
 
     num_gpus: Mapping[str, int]
@@ -62,6 +61,7 @@ class SplitView:
     alone_s: Mapping[str, float | None]
     speedup: float | None
     measured_step_s: float | None
+    correction: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,20 @@ class TypesView:
     types: tuple[TypeView, ...]
     split: SplitView | None
     obstacle: str
+
+
+class PredictedSteps(NamedTuple):
+    """Of a job that GPUs of other types have joined, and of its share alone."""
+
+    mixed_s: float
+    alone_s: float
+
+
+def predicted_steps(state: PoolState, job: Job) -> PredictedSteps | None:
+    """None if no other GPUs have joined it, or if its profile does not know both steps."""
+    mixed_s, curve = placed_step_s(state, job), state.curves.get(spec_of(job).profile_key)
+    alone = curve.iterations_per_s.get(len(job.own_gpus)) if curve is not None else None
+    return PredictedSteps(mixed_s, 1.0 / alone) if mixed_s is not None and alone else None
 
 
 def types_view(state: PoolState, spec: JobSpec, num_gpus_by_type: Mapping[str, int] | None = None) -> TypesView:
@@ -134,45 +148,38 @@ def _split(
         num_gpus_by_type = {type_name(state, recorded): live[recorded].num_gpus for recorded in times.by_type}
     known = {type_name(state, recorded): recorded for recorded in times.by_type}
     if unknown := [gpu_type for gpu_type in num_gpus_by_type if gpu_type not in known]:
-        measured = ", ".join(known)
-        raise BadSettings((f"no speed is known on {', '.join(unknown)}: name types on which it is, here {measured}",))
-    gpus = [
-        GpusOfType(name=gpu_type, num_gpus=num_gpus, step_s_V=times.step_s_V(known[gpu_type]))
-        for gpu_type, num_gpus in num_gpus_by_type.items()
-    ]
-    split = split_virtual_nodes(gpus, times.num_virtual_nodes, times.communication)
+        raise BadSettings(tuple(_no_speed_on(state, spec, gpu_type, known) for gpu_type in unknown))
+    gpus = [times.gpus(known[gpu_type], num_gpus, name=gpu_type) for gpu_type, num_gpus in num_gpus_by_type.items()]
+    split = split_virtual_nodes(gpus, times.num_virtual_nodes)
     if isinstance(split, TooLittleMemory):
         return split
     possible_s = [alone_s for alone_s in split.alone_s.values() if alone_s is not None]
+    counts = {known[gpu_type]: on_each for gpu_type, on_each in split.counts.items()}
+    allowed = replace(spec, mixed_gpu_types=True)  # shown even if only `--mixed` lets the job train so
+    steps = mixed_steps(state, allowed, next(iter(counts))) if len(counts) > 1 else None
+    step_s = split.step_s if steps is None else steps.predicted_step_s(counts)
     return SplitView(
         num_gpus=num_gpus_by_type,
         virtual_nodes=split.counts,
-        step_s=split.step_s,
+        step_s=step_s,
         alone_s=split.alone_s,
-        speedup=min(possible_s) / split.step_s if possible_s else None,
-        measured_step_s=_measured_step_s(state, spec, split.counts),
+        speedup=min(possible_s) / step_s if possible_s else None,
+        measured_step_s=_profiled_step_s(state, spec, counts) if steps is None else steps.measured_step_s(counts),
+        correction=1.0 if steps is None else steps.correction,
     )
 
 
-def _measured_step_s(state: PoolState, spec: JobSpec, counts: Mapping[str, tuple[int, ...]]) -> float | None:
-    """On one type, the profile has divided the virtual nodes evenly; on several, a job must train so now."""
-    if len(counts) == 1:
-        ((gpu_type, on_each),) = counts.items()
-        curve = state.curves.get(spec_on(state, spec, gpu_type).measured_key)
-        rate = None if curve is None else curve.iterations_per_s.get(len(on_each))
-        return 1.0 / rate if rate else None
-    wanted = Counter((gpu_type, count) for gpu_type, on_each in counts.items() for count in on_each)
-    for job in state.live_jobs.values():
-        same_profile = submitted_spec(job).measured_key == spec.measured_key
-        if same_profile and job.training and job.iterations_per_s and _carried(state, job) == wanted:
-            return 1.0 / job.iterations_per_s
-    return None
+def _no_speed_on(state: PoolState, spec: JobSpec, gpu_type: str, known: Iterable[str]) -> str:
+    failure = profiling_failure(state, spec, gpu_type)
+    why = f"; its profiling run failed there: {failure}" if failure else ""
+    return f"--mix: no speed of {spec.training_function} is known on {gpu_type}, only on {', '.join(known)}{why}"
 
 
-def _carried(state: PoolState, job: Job) -> Counter[tuple[str, int]]:
-    """GPUs of a job by type and number of virtual nodes; none if the division is even."""
-    return Counter(
-        (type_name(state, as_recorded(state, state.nodes[gpu.node_id].gpu_type)), count)
-        for gpu, count in zip(job.gpus, job.virtual_nodes_by_rank, strict=False)
-        if count
-    )
+def _profiled_step_s(state: PoolState, spec: JobSpec, counts: Mapping[str, tuple[int, ...]]) -> float | None:
+    """On one type, for which the profile has divided the virtual nodes evenly; None on several."""
+    if len(counts) > 1:
+        return None
+    ((recorded, on_each),) = counts.items()
+    curve = state.curves.get(spec_on(state, spec, type_name(state, recorded)).measured_key)
+    rate = None if curve is None else curve.iterations_per_s.get(len(on_each))
+    return 1.0 / rate if rate else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
+from elasticflow.shared.training_interface import OnStep, Stateful
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,9 +38,9 @@ class ElasticJob:
     The worker calls `train` once for each virtual node, a fixed part of the global batch. The calls of one process
     synchronize in `backward()` and in `optimizer.step()`: the result has the same bits on any number of GPUs.
 
-    Only the state of the model and of the optimizer survives a resize: tensors and plain numbers in their
-    `state_dict()`. Attributes of `self` and learning-rate schedulers start again; derive what changes with time from
-    `self.iteration`.
+    Only the state of the model, of the optimizer and of the objects that `stateful` returns survives a resize: tensors
+    and plain numbers in their `state_dict()`. Other attributes of `self` start again; derive what changes with time
+    from `self.iteration`.
     """
 
     # --- declarations in the class; see the setters ---
@@ -49,13 +50,14 @@ class ElasticJob:
     metric_conditions: Mapping[str, Condition] = {}
     job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"] = JobClass.SLO
     seed: int = 0  # of the initial model, the data order and the random numbers in each step
-    model_name: str = ""  # jobs with one name and global batch share one measured throughput profile
+    model_name: str = ""  # jobs with one name, global batch and sharding share one measured throughput profile
     description: str = ""
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
     gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it, or several: "A100,V100"; "": the pool decides
     gpu_memory_bytes: int = 0  # that each GPU has at least; 0: any
-    mixed_gpu_types: bool = False  # bitwise too: idle GPUs of other types may join, although they compute other bits
+    mixed_gpu_types: bool = False  # idle GPUs of other types may join a bitwise job too; max_gpus is for each type
+    shard_optimizer: bool = False  # each GPU holds a part of the optimizer's state: its memory divided by their number
 
     evaluate_every: ClassVar[int] = 0  # iterations between two evaluations; 0: only at the end
     evaluates_in_parts: ClassVar[bool] = False  # on all workers, by evaluate_part instead of evaluate
@@ -65,6 +67,8 @@ class ElasticJob:
     reproducible: ClassVar[Literal["bitwise", "fast"]] = "bitwise"  # the same bits on any number of GPUs
     virtual_nodes: ClassVar[int] = 0  # parts of a batch, the most GPUs of a bitwise job; 0: up to 8
     find_unused_parameters: ClassVar[bool] = False  # "fast": a step may leave parameters without gradient
+
+    on_step: ClassVar[OnStep | None] = None  # or a method: gets each iteration and its metrics, once, in one process
 
     # --- set by the worker ---
 
@@ -97,6 +101,15 @@ class ElasticJob:
 
     def init_optimizer(self, model: nn.Module) -> Optimizer:
         raise TypeError(f"{type(self).__name__} lacks init_optimizer")
+
+    def stateful(self) -> Mapping[str, Stateful]:
+        """Further state of the job, by name: for example learning-rate schedules or an average of the weights.
+
+        Called once, after `init_optimizer`. Workers that join receive this state, checkpoints hold it, and workers
+        compare it. `train` changes these objects as on one device: once in each iteration, and in the same way for any
+        part of the batch.
+        """
+        return {}
 
     def train(
         self, batch: Any, model: nn.Module, optimizer: Optimizer
@@ -237,6 +250,7 @@ class ElasticJob:
             other_gpu_types=other_gpu_types,
             gpu_memory_bytes=self.gpu_memory_bytes,
             mixed_gpu_types=self.mixed_gpu_types,
+            shard_optimizer=self.shard_optimizer,
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.

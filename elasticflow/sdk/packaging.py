@@ -15,6 +15,7 @@ from elasticflow.shared.messages.job_spec import SCRIPT
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 
 _OURS = "elasticflow"
+_ATTACH = ("elastic", "elastic_trainer")  # what a script calls, directly or in an adapter
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
 
@@ -33,7 +34,7 @@ def package(source: type | str | Path) -> Package:
     code imports from beside it (modules, packages) is part of the archive.
 
     source: the class itself, "path/to/file.py:Class", or "path/to/file.py" with one subclass of ElasticJob or with a
-    call of `elasticflow.elastic`. A path is parsed, not imported. Raises PackagingFailed.
+    call of `elasticflow.elastic` or an adapter. A path is parsed, not imported. Raises PackagingFailed.
     """
     file, class_name = _located(source)
     root = _import_root(file)
@@ -75,13 +76,13 @@ def _what_to_run(file: Path) -> str:
         found = ", ".join(names) or "none"
         raise PackagingFailed(
             f"{file} must hold one subclass of ElasticJob (found: {found}); or name it: {file.name}:Class. "
-            "A script must call elasticflow.elastic"
+            "A script must call elasticflow.elastic, or the adapter of its library"
         )
     return names[0]
 
 
 def _calls_elastic(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.Call) and _last_name(node.func) == "elastic" for node in ast.walk(tree))
+    return any(isinstance(node, ast.Call) and _last_name(node.func) in _ATTACH for node in ast.walk(tree))
 
 
 def _last_name(base: ast.expr) -> str:

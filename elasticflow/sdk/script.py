@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
+from elasticflow.shared.training_interface import OnStep
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +46,12 @@ class ElasticLoader(Protocol):
 
 
 def elastic(
-    loader: Any, model: nn.Module, optimizer: Optimizer, *further: Any, virtual_nodes: int = 0
+    loader: Any,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *further: Any,
+    virtual_nodes: int = 0,
+    on_step: OnStep | None = None,
 ) -> ElasticLoader:
     """Make a script's training elastic: iterate over the returned loader instead of `loader`.
 
@@ -56,15 +62,28 @@ def elastic(
 
     loader: a `DataLoader` of a map-style data set; the job's global batch size replaces its batch size.
     further: other state that survives a resize, with `state_dict()` and `load_state_dict()`, e.g. a schedule.
+        An object without these methods raises TypeError.
     virtual_nodes: fixed parts of a global batch, thus the most useful GPUs; 0: up to 8, depending on the batch.
+    on_step: called with each iteration of the job and its metrics, once, in one process; see `ElasticJob.on_step`.
 
     A worker runs the loop once for each of its virtual nodes. The code after the loop runs in one process. In a
     script that runs outside a job, this changes nothing.
     """
-    worker = getattr(sys.modules["__main__"], _WORKER, None)
+    for each in further:
+        if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
+            raise TypeError(
+                f"elastic(): {type(each).__name__} needs state_dict() and load_state_dict(): add both methods, so that "
+                "workers that join and checkpoints have its state"
+            )
+    worker = running_worker()
     if worker is None:
         return _PlainLoader(loader)
-    return worker.attach(loader, model, optimizer, *further, virtual_nodes=virtual_nodes)
+    return worker.attach(loader, model, optimizer, *further, virtual_nodes=virtual_nodes, on_step=on_step)
+
+
+def running_worker() -> Any:
+    """The worker that runs this script; None outside a job."""
+    return getattr(sys.modules["__main__"], _WORKER, None)
 
 
 class _PlainLoader:

@@ -29,9 +29,14 @@ class Submission:
 
 def submission_of(job: ElasticJob) -> Submission:
     """The job with the source file or package of its class. Raises InvalidJob, PackagingFailed."""
+    return with_code(job, code_of(job))
+
+
+def code_of(job: ElasticJob) -> Package | None:
+    """The source file or package of its class. Raises PackagingFailed."""
     if not isinstance(job, Script):
-        return with_code(job, package(type(job)))
-    return with_code(job, package(job.target) if ".py" in job.target else None)
+        return package(type(job))
+    return package(job.target) if ".py" in job.target else None
 
 
 def with_code(job: ElasticJob, code: Package | None) -> Submission:
@@ -47,8 +52,11 @@ def quotable(job: ElasticJob) -> ElasticJob:
     return copy.copy(job).set_job_class("slo").set_deadline(within=_ANY_DEADLINE_S)
 
 
-def profilable(submission: Submission) -> Submission:
-    """The same without a deadline: a profiling run has none."""
+def profilable(job: ElasticJob, code: Package | None) -> Submission:
+    """The job without a deadline: a profiling run has none, and needs no number of iterations. Raises InvalidJob."""
+    if job.max_iterations is None:
+        job = copy.copy(job).term_condition(max_iterations=1)
+    submission = with_code(quotable(job), code)
     spec = replace(submission.spec, job_class=JobClass.BEST_EFFORT, deadline_s=None, deadline_in_s=None)
     return replace(submission, spec=spec)
 

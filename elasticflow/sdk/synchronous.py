@@ -12,7 +12,7 @@ from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.history.pool_views import JobView, job_view, job_views
 from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.job import ElasticJob
-from elasticflow.sdk.submission import profilable, quotable, submission_of
+from elasticflow.sdk.submission import code_of, profilable, quotable, submission_of
 from elasticflow.sdk.times import Duration, Moment
 from elasticflow.shared.messages.events import (
     AmendRejected,
@@ -66,7 +66,7 @@ def profile(
 ) -> ProfileReply:
     """The job's throughput on each number of GPUs in its range: `JobProfiled`. Unknown ones are measured in a
     profiling run. Submits no job. Raises InvalidJob, Undecided."""
-    ready = profilable(submission_of(quotable(job)))
+    ready = profilable(job, code_of(job))
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return with_client(endpoint, tenant, lambda client: client.profile(ready.spec, code=ready.code))
 

@@ -1,20 +1,14 @@
 """Admission on the bus: the shared work queue of submissions, and quotes by request."""
 
-from collections.abc import Callable
-from typing import Any
-
 from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY, with_cache
-from elasticflow.shared.errors import Retry
+from elasticflow.services.admission.quote_requests import QuoteRequests
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import QuoteDeadline
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import Message, Undecodable
 from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
-from elasticflow.shared.runtime.bus.contract import Bus, Subscription
-from elasticflow.shared.runtime.process.clock import Clock
-from elasticflow.shared.runtime.service.answer_sender import AnswerSender
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
@@ -28,37 +22,27 @@ async def serve(process: Process) -> None:
     cache = PlanningCache()
 
     async def quotes(host: Host[PoolState]) -> None:
-        def answer(data: bytes) -> Message:
+        def answer(data: bytes, tenant: str) -> Message:
             if not host.is_fit:
                 return MessageRejected(problems=(f"admission {host.unwell()}",))
-            return _answer(data, host.folded, process.clock.now_s(), cache)
+            return _answer(data, tenant, host.folded, process.clock.now_s(), cache)
 
         pool = process.settings.pool
         await host.ready.wait()
-        requests = await process.bus.subscribe(subjects.quote(pool), queue=POLICY.service)
-        await answer_quotes(process.bus, pool, requests, answer, process.clock, process.log)
+        requests = await process.bus.subscribe(subjects.quote("*", pool), queue=POLICY.service)
+        await QuoteRequests(process.bus, pool, answer, process.clock, process.log).run(requests)
 
     await host_policy(process, with_cache(cache), takes_commands=True, prepare=warm_up, beside=quotes)
 
 
-async def answer_quotes(
-    bus: Bus, pool: str, requests: Subscription, answer: Callable[[bytes], Message], clock: Clock, log: Any
-) -> None:
-    """Answer each request for a quote, until cancelled."""
-    answers = AnswerSender(bus, pool, log)
-    async for request in requests:
-        data = codec.encode(answer(request.data), id="quote", recorded_at_s=clock.now_s())
-        try:
-            await answers.send(request.reply, data)
-        except Retry as error:
-            log.warning("quote not answered", error=str(error))
-
-
-def _answer(data: bytes, state: PoolState, now_s: float, cache: PlanningCache) -> Message:
+def _answer(data: bytes, tenant: str, state: PoolState, now_s: float, cache: PlanningCache) -> Message:
     try:
         question = codec.decode(data, max_bytes=MAX_SUBMISSION_BYTES).message
     except Undecodable as error:
         return MessageRejected(problems=error.problems)
     if not isinstance(question, QuoteDeadline):
         return MessageRejected(problems=(f"type: {type(question).__name__} is no QuoteDeadline",))
+    if question.tenant != tenant:
+        problem = f"tenant: {question.tenant!r} may not publish on the subject of {tenant!r}"
+        return MessageRejected(problems=(problem,))
     return quote(state, question, now_s, cache)

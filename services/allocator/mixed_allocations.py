@@ -40,7 +40,10 @@ class MixedJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A job that GPUs of other types may join. step_s: with the GPUs that it has. held: those of other types."""
+    """A job that GPUs of other types may join. step_s: with the GPUs that it has. held: those of other types.
+
+    limits_each_type: its `max_gpus` limits the GPUs of each type, as its user asks for mixed types; else all its GPUs.
+    """
 
     job: Job
     own: str
@@ -48,15 +51,21 @@ class _Candidate:
     steps: MixedSteps
     step_s: float
     held: Mapping[str, int]
+    limits_each_type: bool
 
     def fastest(self, idle: Mapping[str, int]) -> Counts | None:
         """The best split with GPUs that are idle on other types; None if it is not faster by the least gain."""
-        most = spec_of(self.job).gpu_range.most
-        num_others = {name: num + self.held.get(name, 0) for name, num in idle.items() if name != self.own}
-        counts = self.steps.fastest(self.num_own, num_others)
-        if counts is None or (most is not None and sum(map(len, counts.values())) > most):
-            return None
-        return counts if self.gain(counts) >= DEFAULT_LEAST_GAIN else None
+        counts = self.steps.fastest(self.num_own, self._joinable(idle))
+        return counts if counts is not None and self.gain(counts) >= DEFAULT_LEAST_GAIN else None
+
+    def _joinable(self, idle: Mapping[str, int]) -> dict[str, int]:
+        """GPUs of other types within the limit, those of fast types first."""
+        most, joinable = spec_of(self.job).gpu_range.most, dict[str, int]()
+        for name in self.steps.fastest_types_first:
+            num = idle.get(name, 0) + self.held.get(name, 0)
+            used = 0 if self.limits_each_type else self.num_own + sum(joinable.values())
+            joinable[name] = num if most is None else min(num, most - used)
+        return joinable
 
     def gain(self, counts: Counts) -> float:
         """Steps per second over those with the present GPUs, less 1."""
@@ -140,6 +149,7 @@ def _candidates(
             num_own=num_own,
             steps=steps,
             step_s=1.0 / alone if present is None else steps.step_s(present),
+            limits_each_type=spec.mixed_gpu_types and job.job_id not in state.gpu_limits,
             held={} if present is None else {name: len(each) for name, each in present.items() if name != own},
         )
         found += 1

@@ -21,9 +21,11 @@ from elasticflow.services.executor.decisions.state import NodeSpecification, Poo
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
+from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.code_archive import CodeArchive
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
 from elasticflow.services.executor.processes.manager import Launching, WorkerManager
+from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.process.boot_clock import boot_id, boot_s
@@ -42,9 +44,12 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     """Run this node's workers until cancelled; then stop them and leave the pool."""
     data_dir = process.settings.data_dir
     process.log.info("node specification", **{name: getattr(settings, name) for name in settings.__slots__})
-    specification = _node_specification(settings, data_dir)
+    isolation = await asyncio.to_thread(prepare_isolation, process.settings, settings)
+    for missing in isolation.missing:
+        process.log.warning("NotIsolated", missing=missing)
+    specification = _node_specification(settings, data_dir, isolation)
     with _only_executor(data_dir, specification) as previous_run_id:
-        default = partial(_launcher, data_dir, settings)
+        default = partial(_launcher, data_dir, settings, isolation)
         executor = Executor(process, specification, make_launcher or default, previous_run_id)
         await executor.run()
 
@@ -85,7 +90,6 @@ class Executor:
                 fork=self._worker_manager.fork,
                 logs=process.settings.data_dir.resolve() / "logs" / "loads",
                 results=process.settings.data_dir.resolve() / "results",
-                clock=process.clock,
                 log=process.log,
             ),
         )
@@ -143,8 +147,15 @@ class Executor:
                 tasks.create_task(self._worker_manager.run(), name="worker_manager")
                 tasks.create_task(self._execute_loads(), name="load_runners")
                 tasks.create_task(heartbeat.run(), name="heartbeat")
+                tasks.create_task(self._delete_old_files(host), name="old files")
         except* BadSettings as refusal:
             self._end(_first(refusal))
+
+    async def _delete_old_files(self, host: Host[State]) -> None:
+        """Once the ledger is folded: before, it is not known which jobs are live."""
+        await host.ready.wait()
+        process = self._process
+        await OldFiles(process.settings.data_dir, process.clock, lambda: host.folded, process.log).run()
 
     async def _execute_loads(self) -> None:
         """No error of padding loads ends the workers of jobs."""
@@ -179,7 +190,7 @@ def _first(group: BaseExceptionGroup[BadSettings]) -> BadSettings:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _launcher(data_dir: Path, settings: ExecutorSettings, on_event: OnEvent) -> Launcher:
+def _launcher(data_dir: Path, settings: ExecutorSettings, isolation: WorkerIsolation, on_event: OnEvent) -> Launcher:
     return Launcher(
         data_dir=data_dir,
         node_id=settings.node_id,
@@ -188,10 +199,12 @@ def _launcher(data_dir: Path, settings: ExecutorSettings, on_event: OnEvent) -> 
         device=settings.device,
         gpu_names=settings.gpu_names,
         warm_workers=settings.warm_workers,
+        data_interface=settings.data_interface,
+        isolation=isolation,
     )
 
 
-def _node_specification(settings: ExecutorSettings, data_dir: Path) -> NodeSpecification:
+def _node_specification(settings: ExecutorSettings, data_dir: Path, isolation: WorkerIsolation) -> NodeSpecification:
     return NodeSpecification(
         node_id=settings.node_id,
         run_id=fresh_id(),
@@ -205,6 +218,7 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path) -> NodeSpeci
         cpu_share=settings.cpu_share,
         data_dir=str(data_dir),
         stop_grace_s=settings.stop_grace_s,
+        isolation=isolation.kind,
     )
 
 

@@ -6,13 +6,14 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from elasticflow.shared.messages.limits import GPU_TYPE_PATTERN, MAX_GPUS
 from elasticflow.shared.runtime.process.local_hardware import (
     CPU_SLOTS_PART_OF_CORES,
     LocalGpu,
     cpu_slot_type,
+    memory_bytes,
     num_cores,
     part_of_type,
     visible_gpus,
@@ -31,8 +32,23 @@ def num_sockets(system: Path = Path("/sys/devices/system")) -> int:
     return max(1, min(len(packages), len(numa_nodes)))
 
 
+def network_interfaces() -> list[str]:
+    """Of this machine, in the kernel's order."""
+    return [name for _, name in socket.if_nameindex()]
+
+
 def _token(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:64] or "node"
+
+
+def _unknown_gpu(given: Mapping[str, str], gpus: Sequence[LocalGpu], installed: Sequence[LocalGpu]) -> str | None:
+    """What is wrong if CUDA_VISIBLE_DEVICES names a GPU that this machine does not have: CUDA would hide the rest."""
+    named = given.get("CUDA_VISIBLE_DEVICES", "")
+    unused = [name.strip() for name in named.split(",")][len(gpus) :]
+    if not installed or not unused or unused[0] in ("", "-1", "NoDevFiles"):  # the last two: no GPU, on purpose
+        return None
+    names = ", ".join(gpu.name for gpu in installed)
+    return f"CUDA_VISIBLE_DEVICES={named}: there is no GPU {unused[0]} here; name some of {names}: see `nvidia-smi -L`"
 
 
 def _two_executors(node_id: str, gpus: Sequence[LocalGpu]) -> str:
@@ -60,14 +76,21 @@ class ExecutorSettings:
     gpu_names: tuple[str, ...]  # CUDA_VISIBLE_DEVICES: the GPU of each slot; empty without GPUs
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
     gpu_type: str  # EF_GPU_TYPE: of all its GPUs; default: NVML's product name; of CPU slots their share: cpu-0.25
-    gpu_memory_bytes: int  # EF_GPU_MEMORY_BYTES: of each GPU; default: as NVML reports it; 0: unknown
+    # EF_GPU_MEMORY_BYTES: of each GPU; default: as NVML reports it; of CPU slots, of this machine; 0: unknown
+    gpu_memory_bytes: int
     sockets: int  # EF_SOCKETS: CPU sockets, over which the GPUs are spread in order and evenly
     rack: str  # EF_RACK: nodes of one rack are closer to each other; "": unknown
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
+    # EF_DATA_INTERFACE: network interface of tensors between workers; "": that of EF_ADVERTISE_HOST
+    data_interface: str
     stop_grace_s: float  # EF_STOP_GRACE_S: from the request to stop at a step boundary to the kill
     warm_workers: int  # EF_WARM_WORKERS: GPUs with a warm worker, its CUDA context made (docs/adr/0020)
     # EF_PRELOAD: modules, separated by commas, that are imported once for all workers
     preload: tuple[str, ...]
+    # EF_ISOLATION: of workers: none, auto (what this machine can enforce) or required; default: auto if this node has a
+    # key of its own, else none, since everyone with the token may do everything (docs/adr/0058)
+    isolation: Literal["none", "auto", "required"]
+    data_folders: tuple[str, ...]  # EF_DATA_FOLDERS: separated by colons; isolated workers may read them
 
     @classmethod
     def from_environment(
@@ -77,12 +100,16 @@ class ExecutorSettings:
         *,
         discovered_gpus: Callable[[Mapping[str, str]], Sequence[LocalGpu]] = visible_gpus,
         discovered_sockets: Callable[[], int] = num_sockets,
+        discovered_memory: Callable[[], int] = memory_bytes,
+        discovered_interfaces: Callable[[], Sequence[str]] = network_interfaces,
     ) -> "ExecutorSettings":
         """Raises BadSettings, which names each wrong variable. discovered_gpus: lists the usable GPUs."""
         given = os.environ if environment is None else environment
         read = Reader(given)
         gpus = () if given.get("EF_DEVICE") == "cpu" else discovered_gpus(given)
         found = len(gpus)
+        if given.get("EF_DEVICE") != "cpu" and (unknown := _unknown_gpu(given, gpus, discovered_gpus({}))):
+            read.reject(unknown)
         read.choice("EF_DEVICE", "auto", ("auto", "cpu", "cuda") if found else ("auto", "cpu"))
         cores = num_cores()
         num_gpus = read.integer("EF_SLOTS", found or cores, low=1, high=MAX_GPUS)
@@ -102,7 +129,18 @@ class ExecutorSettings:
         if not given.get("EF_GPU_TYPE") and len({gpu.gpu_type for gpu in used}) > 1:
             read.reject(_two_executors(node_id, used))
         gpu_type = part_of_type(used[0].gpu_type, parts) if used else cpu_slot_type(cpu_share)
-        memory_bytes = min((gpu.memory_bytes for gpu in used), default=0) // parts
+        memory = min(gpu.memory_bytes for gpu in used) // parts if used else discovered_memory() // num_gpus
+        data_interface = given.get("EF_DATA_INTERFACE", "")
+        if data_interface and data_interface not in (interfaces := discovered_interfaces()):
+            read.reject(
+                f"EF_DATA_INTERFACE={data_interface}: this machine has no such network interface; name one of "
+                f"{', '.join(interfaces)}"
+            )
+        data_folders = tuple(folder for folder in given.get("EF_DATA_FOLDERS", "").split(":") if folder)
+        if relative := [folder for folder in data_folders if not folder.startswith("/")]:
+            read.reject(f"EF_DATA_FOLDERS: {relative[0]} is no absolute path")
+        default_isolation = "auto" if given.get("EF_NATS_CREDS") else "none"
+        isolation = read.choice("EF_ISOLATION", default_isolation, ("none", "auto", "required"))
         settings = cls(
             node_id=node_id,
             device="cuda" if found else "cpu",
@@ -110,13 +148,16 @@ class ExecutorSettings:
             gpu_names=tuple(gpu.name for gpu in used),
             cpu_share=cpu_share,
             gpu_type=read.token("EF_GPU_TYPE", gpu_type, GPU_TYPE_PATTERN),
-            gpu_memory_bytes=read.integer("EF_GPU_MEMORY_BYTES", memory_bytes, low=0, high=2**53),
+            gpu_memory_bytes=read.integer("EF_GPU_MEMORY_BYTES", memory, low=0, high=2**53),
             sockets=read.integer("EF_SOCKETS", 1 if num_gpus % sockets else sockets, low=1, high=64),
             rack=read.token("EF_RACK", "") if given.get("EF_RACK") else "",
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
+            data_interface=data_interface,
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),
             warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
+            isolation=cast(Literal["none", "auto", "required"], isolation),
+            data_folders=data_folders,
         )
         read.check()
         return settings

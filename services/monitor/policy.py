@@ -14,7 +14,7 @@ from elasticflow.services.monitor.model import (
     observe,
     start,
 )
-from elasticflow.services.monitor.progress import corrections, is_due, progress_of
+from elasticflow.services.monitor.progress import corrections, is_due, is_outdated, progress_of
 from elasticflow.services.monitor.risks import at_risk, failed_by_stall, lost_a_node, stalled
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import (
@@ -42,7 +42,7 @@ def decide(
 ) -> tuple[MonitorOutput, ...]:
     """The events and fences that are due now."""
     emitted: list[MonitorOutput] = [*_lost_nodes(state, now_s)]
-    progressed = False
+    progressed, timeout_s = False, state.pool.config.progress_timeout_s
     for job in sorted(state.pool.live_jobs.values(), key=lambda job: job.job_id):
         failed = failed_by_stall(state, job, now_s)
         if failed is not None:
@@ -51,10 +51,11 @@ def decide(
         progress = state.progress.get(job.job_id)
         if progress is None or progress.generation != job.training_generation:
             continue
-        if job.phase is Phase.ADMITTED and is_due(job, progress, now_s):
+        if job.phase is Phase.ADMITTED and is_outdated(job, progress, now_s):
             progressed = True
-            emitted.append(progress_of(job, progress))
-            emitted.extend(corrections(state.pool, job, progress, now_s))
+            if is_due(job, progress, now_s, timeout_s):
+                emitted.append(progress_of(job, progress))
+                emitted.extend(corrections(state.pool, job, progress, now_s))
     if progressed or lost_a_node(state.pool, now_s):
         for gpu_type, part in parts(state.pool).items():
             emitted.extend(at_risk(part, now_s, None if cache is None else cache.of_type(gpu_type)))

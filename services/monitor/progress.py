@@ -7,20 +7,44 @@ from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
 
-REPORT_EVERY_S = 2.0  # progress of one job
+# Progress of one job: at first every 2 s, then ever more rarely, so that the ledger grows slowly (docs/adr/0059).
+REPORT_EVERY_S = 2.0
+REPORTED_PART = 0.01  # of the time since its generation was first seen, between two reports
+LONGEST_REPORT_S = 30.0
 SETTLED_S = 5.0  # a generation's speed counts after so long
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
 
 
-def is_due(job: Job, progress: Progress, now_s: float) -> bool:
-    """Whether the progress is to be reported now."""
-    report = progress.report
-    if report.iteration <= job.iteration:
+def is_outdated(job: Job, progress: Progress, now_s: float) -> bool:
+    """Whether the ledger lacks progress of 2 s or more, the first speed, or a checkpoint."""
+    if progress.report.iteration <= job.iteration:
         return False
+    return _is_urgent(job, progress) or now_s - job.progressed_at_s >= REPORT_EVERY_S
+
+
+def is_due(job: Job, progress: Progress, now_s: float, progress_timeout_s: float) -> bool:
+    """Whether outdated progress is to be reported now.
+
+    progress_timeout_s: planning assumes progress for so long after a report, so the next one comes in half of it.
+    """
+    since_s = now_s - job.progressed_at_s
+    longest_s = min(LONGEST_REPORT_S, progress_timeout_s / 2)
+    is_old = since_s >= min(REPORTED_PART * (now_s - progress.since_s), longest_s)
+    return _is_urgent(job, progress) or is_old or _is_behind(job, progress, since_s)
+
+
+def _is_urgent(job: Job, progress: Progress) -> bool:
+    report = progress.report
     first = job.iterations_per_s is None and report.iterations_per_s is not None
-    safer = report.checkpoint_iteration > job.checkpoint_iteration
-    return first or safer or now_s - job.progressed_at_s >= REPORT_EVERY_S
+    return first or report.checkpoint_iteration > job.checkpoint_iteration
+
+
+def _is_behind(job: Job, progress: Progress, since_s: float) -> bool:
+    """Whether the job has done less than its last report lets planners assume, by more than the work of 2 s."""
+    rate = job.iterations_per_s or 0.0
+    under_way = 1.0  # the iteration that has begun
+    return job.iteration + rate * (since_s - REPORT_EVERY_S) > progress.report.iteration + under_way
 
 
 def progress_of(job: Job, progress: Progress) -> JobProgressed:
@@ -43,7 +67,7 @@ def corrections(pool: PoolState, job: Job, progress: Progress, now_s: float) -> 
     """
     curve = pool.curves.get(spec_of(job).profile_key)
     measured, num_gpus = progress.mean_iterations_per_s, len(job.gpus)
-    if curve is None or not curve.complete or not measured or not job.training or job.virtual_nodes_by_rank:
+    if curve is None or not curve.complete or not measured or not job.trains_as_profiled:
         return []
     if now_s - progress.since_s < SETTLED_S:
         return []

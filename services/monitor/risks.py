@@ -12,8 +12,8 @@ from elasticflow.shared.messages.events import JobAtRisk, JobFailed, ProfilingFa
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, planned_deadline_s, promised_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.failure_on_type import failure_on_type
 from elasticflow.shared.state.fold.jobs import may_report_end
-from elasticflow.shared.state.gpu_types import may_run_elsewhere
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -30,24 +30,14 @@ def failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | Profili
         or _stalled_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s
     ):
         return None
-    error = _stall_error(state, job, now_s)
-    gpu_type = spec_of(job).gpu_type
-    if may_run_elsewhere(state.pool, job, gpu_type):
-        return ProfilingFailed(
-            job_id=job.job_id,
-            generation=job.generation,
-            gpu_type=gpu_type,
-            error=error,
-            progressed_at_s=job.progressed_at_s,
-            at_s=now_s,
-        )
-    return JobFailed(
+    failed = JobFailed(
         job_id=job.job_id,
         generation=job.generation,
-        error=error,
+        error=_stall_error(state, job, now_s),
         progressed_at_s=job.progressed_at_s,
         at_s=now_s,
     )
+    return failure_on_type(state.pool, job, spec_of(job).gpu_type, failed)
 
 
 def _stall_error(state: State, job: Job, now_s: float) -> str:

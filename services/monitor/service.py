@@ -9,6 +9,7 @@ from elasticflow.services.monitor.gauges import PoolGauges
 from elasticflow.services.monitor.load_results import LoadResults
 from elasticflow.services.monitor.model import State
 from elasticflow.services.monitor.node_watch import NodeWatch
+from elasticflow.services.monitor.old_objects import OldObjects
 from elasticflow.services.monitor.policy import POLICY, with_cache
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import subjects
@@ -40,6 +41,7 @@ async def serve(process: Process) -> None:
             tasks.create_task(_Upkeep(process, host).run(), name="upkeep")
             tasks.create_task(LoadResults(process, host).run(), name="results of loads")
             tasks.create_task(AbandonedLoads(process, host).run(), name="abandoned loads")
+            tasks.create_task(OldObjects(process, host).run(), name="old objects")
 
     policy = with_cache(PlanningCache())
     await host_policy(process, policy, leads_by_lease=True, act=node_watch.act, prepare=warm_up, beside=beside)
@@ -104,12 +106,13 @@ class _Upkeep:
         self._slower = frozenset(slower)
 
     async def _snapshot(self) -> None:
-        state = self._host.folded
+        if (snapshot := self._host.snapshot()) is None:
+            return
         try:
             async with asyncio.timeout(SAVE_TIMEOUT_S):
-                await snapshot_store.save(self._process.bus, self._pool, state)
+                await snapshot_store.save(self._process.bus, self._pool, snapshot)
         except (ElasticFlowError, TimeoutError) as error:
             self._process.log.warning("snapshot not saved", error=str(error))
             return
-        self._saved_at = state.sequence
-        self._process.log.info("snapshot saved", sequence=state.sequence)
+        self._saved_at = snapshot.state.sequence
+        self._process.log.info("snapshot saved", sequence=self._saved_at)

@@ -7,9 +7,10 @@ They never displace a job of their own type: this is decided after the GPUs of a
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Set
 
-from elasticflow.services.placement.allocated_mix import allocated_of_others, held_of_others, recorded_type
+from elasticflow.services.placement.allocated_mix import allocated_of_others, held_of_others
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.placed_mix import recorded_type
 from elasticflow.shared.state.pool import PoolState, slow_gpus_at
 
 

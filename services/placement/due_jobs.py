@@ -11,12 +11,11 @@ from elasticflow.services.placement.allocated_mix import (
     allocated_mix,
     allocated_of_others,
     held_of_others,
-    placed_mix,
-    recorded_type,
 )
 from elasticflow.services.placement.shrink_to_survivors import counted_gpus, waits_to_shrink
 from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.placed_mix import placed_mix, recorded_type
 from elasticflow.shared.state.pool import PoolState, spec_of
 
 MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
@@ -42,12 +41,13 @@ def exceeds_pool(state: PoolState, shares: Mapping[str, int]) -> bool:
 def due_jobs(state: PoolState, shares: Mapping[str, int], now_s: float) -> set[str]:
     """Jobs to place anew.
 
-    While the workers of a job switch, other jobs get the GPUs that are free beside it, and jobs that give GPUs back
-    come first.
+    While the workers of a job switch, or train on the type that it leaves, other jobs get the GPUs that are free
+    beside it, and jobs that give GPUs back come first.
     """
-    due = [job for job in state.live_jobs.values() if _is_due(state, job, shares[job.job_id])]
+    live = state.live_jobs.values()
+    due = [job for job in live if _is_due(state, job, shares[job.job_id])]
     now = [job for job in due if not _is_switching_undisturbed(job, now_s)]
-    if len(now) == len(due):
+    if len(now) == len(due) and not any(_waits_for_other_type(state, job) for job in live):
         return {job.job_id for job in due}
     placed, free = set[str](), _num_free(state)
     more_by_job = {job.job_id: _more(state, job, shares[job.job_id]) for job in now}
@@ -59,8 +59,15 @@ def due_jobs(state: PoolState, shares: Mapping[str, int], now_s: float) -> set[s
 
 
 def _is_due(state: PoolState, job: Job, num_gpus: int) -> bool:
+    if _waits_for_other_type(state, job):
+        return False
     is_outdated = (job.broken or job.has_outdated_spec) and bool(job.gpus)
     return len(job.own_gpus) != num_gpus or is_outdated or placed_mix(state, job) != allocated_mix(state, job)
+
+
+def _waits_for_other_type(state: PoolState, job: Job) -> bool:
+    """Whether its GPU type has changed and the allocator does not know yet. Until then its workers train."""
+    return bool(job.gpus) and not job.own_gpus and not job.num_gpus and not _is_allocated(state, job)
 
 
 def _is_switching_undisturbed(job: Job, now_s: float) -> bool:
@@ -70,7 +77,8 @@ def _is_switching_undisturbed(job: Job, now_s: float) -> bool:
 
 
 def _is_allocated(state: PoolState, job: Job) -> bool:
-    """Whether the last allocation counted the job; until then it may hold the GPUs of its profiling run."""
+    """Whether the last allocation counted the job as it is; until then it may hold the GPUs of its profiling run, or
+    those of the type that it leaves."""
     return job.decided_sequence <= state.allocation_based_on
 
 

@@ -42,8 +42,9 @@ def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
 
 
 def memory_in_words(num_bytes: int) -> str:
-    """The memory of a GPU, as "79.6 GiB"; "" if unknown."""
-    return f"{num_bytes / 2**30:.3g} GiB" if num_bytes else ""
+    """The memory of a GPU, as "79.6 GiB" or "4,096 GiB"; "" if unknown."""
+    gib = num_bytes / 2**30
+    return (f"{gib:.3g} GiB" if gib < 1000.0 else f"{gib:,.0f} GiB") if num_bytes else ""
 
 
 def _steps(schedule: ShareSchedule) -> list[str]:

@@ -22,6 +22,7 @@ from elasticflow.shared.messages.limits import (
     FunctionPath,
     GpuType,
     Integer,
+    ModelName,
     Name,
     NamedGpuType,
     NumBytes,
@@ -84,7 +85,7 @@ class JobSpec:
 
     training_function: FunctionPath  # "package.module:Class", or SCRIPT or TORCHRUN instead of a class
     code_digest: Digest = ""  # SHA-256 of the code archive in the object store; "": importable on the nodes
-    model_name: Annotated[str, FewItems] = ""  # names the throughput profile; "": the function names it
+    model_name: ModelName = ""  # names the throughput profile
     global_batch_size: BatchSize
     hyperparameters: Annotated[Mapping[str, Scalar], FewItems] = field(default_factory=dict[str, Scalar])
     max_iterations: PositiveIterations
@@ -99,7 +100,8 @@ class JobSpec:
     gpu_type: GpuType = ""  # of all its GPUs; "": the pool decides
     other_gpu_types: Annotated[tuple[NamedGpuType, ...], FewItems] = ()  # that its user accepts instead of gpu_type
     gpu_memory_bytes: NumBytes = 0  # that each GPU has at least; 0: any
-    mixed_gpu_types: bool = False  # other types may join in the bitwise mode too, although they compute other bits
+    mixed_gpu_types: bool = False  # other types may join a bitwise job too, with other bits; max_gpus is for each type
+    shard_optimizer: bool = False  # each worker holds a part of the optimizer's state only
 
     def __post_init__(self) -> None:
         if self.other_gpu_types and not self.gpu_type:
@@ -128,13 +130,19 @@ class JobSpec:
 
     @property
     def measured_key(self) -> str:
-        """Names the measured curve. Jobs with the same code, hyperparameters, global batch and GPU type share it."""
+        """Names the measured curve. Jobs with the same model key, global batch and GPU type share it."""
         gpu_type = f"@{self.gpu_type}" if self.gpu_type else ""
-        if self.model_name:
-            return f"{self.model_name}/b{self.global_batch_size}{gpu_type}"
-        settings = json.dumps(dict(self.hyperparameters), sort_keys=True)
-        digest = hashlib.sha256(f"{self.code_digest}{settings}".encode()).hexdigest()[:8]
-        return f"{self.training_function}#{digest}/b{self.global_batch_size}{gpu_type}"
+        return f"{self.model_key}/b{self.global_batch_size}{gpu_type}"
+
+    @property
+    def model_key(self) -> str:
+        """Names the model, or code and hyperparameters, and the sharding: what else decides the time of a step."""
+        name = self.model_name
+        if not name:
+            settings = json.dumps(dict(self.hyperparameters), sort_keys=True)
+            digest = hashlib.sha256(f"{self.code_digest}{settings}".encode()).hexdigest()[:8]
+            name = f"{self.training_function}#{digest}"
+        return f"{name}#sharded" if self.shard_optimizer else name
 
     def resolved_deadline_s(self, now_s: float) -> float | None:
         """The absolute deadline; a relative one counts from now_s."""

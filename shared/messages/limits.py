@@ -24,22 +24,28 @@ TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots
 GPU_TYPE_PATTERN = rf"^([A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_GPU_TYPE_LENGTH - 1}}})?$"
 _LINE_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
+_CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
 _FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
 PATTERNS_IN_WORDS = {
     TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
     GPU_TYPE_PATTERN: "must be up to 64 letters, digits, ., _ and -, the first a letter or digit",
     _LINE_PATTERN: "must be without control characters",
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
+    _CHAIN_PATTERN: "must be 32 hexadecimal digits",
     _FUNCTION_PATTERN: "must be like package.module:Class",
 }
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_LINE_PATTERN)]
+ModelName = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": the function names it
+# a model's name or a function, with batch size, GPU type and range: each that a job may have fits
+ProfileKey = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=_LINE_PATTERN)]
 Rack = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": unknown
 GpuType = Annotated[str, StringConstraints(pattern=GPU_TYPE_PATTERN)]
 NamedGpuType = Annotated[GpuType, Len(min_length=1)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
+ChainDigest = Annotated[str, StringConstraints(pattern=_CHAIN_PATTERN)]  # "": unknown
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
 
 NumSockets = Annotated[int, Strict(), Gt(0), Le(64)]

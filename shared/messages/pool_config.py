@@ -15,6 +15,7 @@ from elasticflow.shared.messages.limits import (
     NumGpus,
     NumSockets,
     PositiveDurationS,
+    ProfileKey,
     Rate,
     Sequence,
     Token,
@@ -24,6 +25,7 @@ from elasticflow.shared.messages.timeouts import FailureTimeouts
 DAY_S = 86_400.0
 MAX_WINDOW_S = 31 * DAY_S
 
+KeptS = Annotated[float, Strict(), Ge(DAY_S), Le(3650 * DAY_S)]
 Weight = Annotated[float, Strict(), Gt(0), Le(1e6)]
 GpuHours = Annotated[float, Strict(), Gt(0), Le(1e9)]
 
@@ -57,7 +59,7 @@ class PoolConfig:
     resize_cost_s: DurationS = 4.0  # seconds without progress at each change of a job's share
     # the same, by the new number of GPUs: each entry holds from its number on; replaces resize_cost_s
     resize_cost_s_by_num_gpus: Mapping[NumGpus, DurationS] = field(default_factory=dict[int, float])
-    progress_timeout_s: DurationS = 10.0  # planning assumes progress for so long after a report, then none
+    progress_timeout_s: DurationS = 60.0  # planning assumes progress for so long after a report, then none
     # first-come rejects deadlines that cannot be kept; selective also jobs that displace more valuable ones
     admission: Literal["first-come", "selective"] = "selective"
     reserve_nodes: Annotated[int, Strict(), Ge(0), Le(2)] = 0  # promises hold with up to so many nodes down
@@ -79,16 +81,20 @@ class PoolConfig:
     padding_price_ratio: Fraction = 0.1
     # tenants share idle GPUs in proportion to these weights; 1 unless given
     padding_weights: Mapping[Token, Weight] = field(default_factory=dict[str, float])
+    # how long what ended jobs left is kept, since its last use (docs/adr/0062); None: for ever
+    code_kept_s: KeptS | None = 30 * DAY_S
+    logs_kept_s: KeptS | None = 30 * DAY_S
+    checkpoints_kept_s: KeptS | None = None  # the last one of a finished job is its trained model
     stop_free: bool = False  # running workers switch to the next generation without a stop if they can
     default_quota: TenantQuota = TenantQuota()
     quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])
-    curves: Mapping[Name, Mapping[int, Rate]] = field(default_factory=dict[str, Mapping[int, float]])
+    curves: Mapping[ProfileKey, Mapping[int, Rate]] = field(default_factory=dict[str, Mapping[int, float]])
     # values above 1, and racks, override what the nodes report
     sockets_per_node: NumSockets = 1
     racks: Annotated[Mapping[Token, Name], FewItems] = field(default_factory=dict[str, str])  # node -> rack
     # services that know only an older version of the messages refuse to start
     minimum_reader_version: Annotated[int, Strict(), Gt(0), Le(10**6)] = 1
-    # planners decide despite unreadable messages of the plan up to this sequence
+    # planners decide despite unreadable messages of the plan, and on a changed ledger, up to this sequence
     skip_plan_up_to: Sequence = 0
 
     @property

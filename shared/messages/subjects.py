@@ -3,7 +3,8 @@
 import re
 
 PLAN = "plan"
-_INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]+)+")  # as NATS clients name the subjects on which they await replies
+# As NATS clients name the subjects on which they await replies, and as a server names those of another account.
+_INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]+)+|_R_(\.[A-Za-z0-9_-]+)+")
 _RESULTS = re.compile(
     r"ef\.results\.[A-Za-z0-9_-]+\.(?P<load_id>[A-Za-z0-9_-]+)\.(?P<first>[0-9]{1,13})-(?P<last>[0-9]{1,13})"
 )
@@ -15,9 +16,9 @@ def submit(tenant: str, pool: str) -> str:
     return f"ef.submit.{tenant}.{pool}"
 
 
-def quote(pool: str) -> str:
+def quote(tenant: str, pool: str) -> str:
     """Requests for a quote; any replica of admission replies at once."""
-    return f"ef.quote.{pool}"
+    return f"ef.quote.{tenant}.{pool}"
 
 
 def answer(pool: str, job_id: str) -> str:
@@ -41,9 +42,9 @@ def plan(pool: str) -> str:
     return f"ef.ledger.{pool}.{PLAN}"
 
 
-def job(pool: str, job_id: str) -> str:
-    """Events of a job."""
-    return f"ef.ledger.{pool}.job.{job_id}"
+def job(pool: str, job_id: str, node_id: str = "") -> str:
+    """Events of a job. node_id: of the executor that reports; "": a service does. A node may use its own only."""
+    return f"ef.ledger.{pool}.job.{job_id}" + (f".{node_id}" if node_id else "")
 
 
 def load(pool: str, load_id: str) -> str:

@@ -19,7 +19,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.demand import Demand
-from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes
 
 CPU_SLOTS = "cpu-"  # begins the names of types of CPU slots; their share of a core follows
@@ -109,12 +109,6 @@ def profiling_failure(state: PoolState, spec: JobSpec, gpu_type: str) -> str:
     """Why a profiling run of a submitted spec failed on this type; "" if none did."""
     curve = state.curves.get(spec_on(state, spec, gpu_type).measured_key)
     return "" if curve is None else curve.failure
-
-
-def may_run_elsewhere(state: PoolState, job: Job, gpu_type: str) -> bool:
-    """Whether a profiling run that fails on this type, as recorded, leaves the job another one."""
-    possible = possible_types(state, submitted_spec(job))
-    return job.phase is Phase.PROFILING and any(each != gpu_type for each in possible)
 
 
 def parts(state: PoolState) -> dict[str, PoolState]:

@@ -112,7 +112,7 @@ class Job:
     void_generation: int = 0
     gpus: tuple[GpuId, ...] = ()  # of the current generation, in rank order
     virtual_nodes_by_rank: tuple[int, ...] = ()  # of the current generation; empty: as even as possible
-    num_added_gpus: int = 0  # the last of its GPUs: of other types (record 0049)
+    num_added_gpus: int = 0  # the last of its GPUs: of other types (record 0049); all after its type has changed
     slower_when_mixed: bool = False  # GPUs of other types slowed it down: none join it again
     reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while survivors train on a part of it
     placed_at_s: float = 0.0
@@ -159,6 +159,11 @@ class Job:
         return self.started_at_s is not None and not self.broken and bool(self.gpus)
 
     @property
+    def trains_as_profiled(self) -> bool:
+        """It trains on GPUs of its own type with even parts, for which its scaling curve holds."""
+        return self.training and not self.virtual_nodes_by_rank and not self.num_added_gpus
+
+    @property
     def is_switching(self) -> bool:
         """Workers of the previous generation train or wait while the current generation prepares."""
         return self.previous_generation is not None and not self.broken
@@ -190,3 +195,11 @@ class Job:
 def nodes_of(gpus: Iterable[GpuId]) -> tuple[str, ...]:
     """The nodes of these GPUs, each once, in the order of their first GPU."""
     return tuple(dict.fromkeys(gpu.node_id for gpu in gpus))
+
+
+def has_workers_on(job: Job, node_id: str) -> bool:
+    """Whether workers of this job run on the node, or must still end there."""
+    previous_gpus = job.previous_generation.gpus if job.previous_generation is not None else ()
+    return any(gpu.node_id == node_id for gpu in (*job.gpus, *previous_gpus)) or any(
+        stopping.node_id == node_id for stopping in job.stopping
+    )

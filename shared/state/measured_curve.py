@@ -10,12 +10,22 @@ from elasticflow.shared.state.job import NO_SPEEDS, SpeedStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMix:
+    """The speed of a job on GPUs of several types. virtual_nodes: of each GPU, by recorded type."""
+
+    virtual_nodes: Mapping[str, tuple[int, ...]]
+    iterations_per_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCurve:
     """The scaling curve of a profile, as far as it is measured: iterations/s by number of GPUs.
 
     probed_to: the most GPUs that were measured or probed; inf: more would not help; 0: the profiling run is not over.
     probed_at_s: when a job last began a scaling probe.
-    single_gpu: measured in a pool with several GPU types.
+    single_gpu, one_virtual_node_s (by number of GPUs): measured in a pool with several GPU types.
+    mixes: of jobs of this profile and type that GPUs of other types joined, the newest.
     failure: why the profiling run failed on this GPU type, so that jobs of the profile do not run there; else "".
     """
 
@@ -23,6 +33,8 @@ class MeasuredCurve:
     measured_at_s: Mapping[int, float] = field(default_factory=dict[int, float])  # by number of GPUs
     dataset_size: int | None = None
     single_gpu: SingleGpuStepTimes | None = None
+    one_virtual_node_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    mixes: tuple[MeasuredMix, ...] = ()
     failure: str = ""
     probed_to: float = 0.0
     probed_at_s: float = -math.inf

@@ -22,7 +22,7 @@ def with_speed_on_node(state: PoolState, job: Job, event: JobProgressed) -> Pool
     """The state with the reported speed, if the job trains on one node alone and its curve says how fast it should."""
     nodes, curve = nodes_of(job.gpus), state.curves.get(spec_of(job).profile_key)
     expected = curve.iterations_per_s.get(len(job.gpus)) if curve is not None and curve.complete else None
-    if len(nodes) != 1 or not expected or not event.iterations_per_s or not job.training or job.virtual_nodes_by_rank:
+    if len(nodes) != 1 or not expected or not event.iterations_per_s or not job.trains_as_profiled:
         return state
     known = state.speeds_on_nodes.get(nodes[0], ())
     newest = SpeedOnNode(job_id=job.job_id, ratio=event.iterations_per_s / expected)

@@ -5,7 +5,7 @@
 
 `feasible_demand` turns a workload into arrays, `bound_program` solves the relaxation with HiGHS, and `price_ascent`
 bounds it from above where HiGHS would take too long. `cheapest_schedule` fits one job into the GPUs that others leave,
-for `hindsight_schedule`. No live scheduler uses this package: it knows the future.
+in the `timetable` of `hindsight_schedule`. No live scheduler uses this package: it knows the future.
 """
 
 from elasticflow.simulator.bound.clairvoyant_bound import Bound, PriceProfile, clairvoyant_bound

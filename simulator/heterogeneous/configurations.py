@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.compiled.compile import Floats
 from elasticflow.simulator.heterogeneous.throughput_table import ThroughputTable
+from elasticflow.simulator.timing.mixed_types import mix_throughput
 from elasticflow.simulator.workload.typed_pool import TypedPool
-
-# VirtualFlow, section 6.5.1: 2 V100 and 8 P100 together are 1.423 times as fast as the V100 and 1.524 times as fast as
-# the P100, which is 1 / (1 / 1.423 + 1 / 1.524) of the sum of both throughputs.
-MEASURED_MIX_EFFICIENCY = 0.736
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +60,6 @@ def configurations(
     return Configurations(
         np.array(numbers)[kept_C], throughput_C[kept_C], float(per_gpu_I @ pool.num_gpus_I) / pool.total_gpus
     )
-
-
-def mix_throughput(throughputs: Sequence[float], mix_efficiency: float | None) -> float:
-    """Iterations/s on GPUs of all these types at once, from the throughput on each type alone.
-
-    mix_efficiency: the part of the sum that a mix reaches, in (0, 1]; one type alone loses nothing.
-    """
-    return sum(throughputs) * (1.0 if len(throughputs) == 1 or mix_efficiency is None else mix_efficiency)
 
 
 def _undominated(num_gpus_CI: NDArray[np.int64], throughput_C: Floats) -> NDArray[np.bool_]:

@@ -37,10 +37,11 @@ class MonitorTasks:
         saved_at = host.folded.sequence
         while True:
             await asyncio.sleep(SNAPSHOT_CHECK_S)
-            if host.folded.sequence - saved_at >= SNAPSHOT_EVERY:
-                saved_at = host.folded.sequence
+            snapshot = host.snapshot()
+            if snapshot is not None and snapshot.state.sequence - saved_at >= SNAPSHOT_EVERY:
+                saved_at = snapshot.state.sequence
                 try:
-                    await snapshot_store.save(bus, self._pool, host.folded)
+                    await snapshot_store.save(bus, self._pool, snapshot)
                 except Retry:
                     continue
 

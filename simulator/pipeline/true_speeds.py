@@ -1,7 +1,7 @@
 """How fast runs of the simulated pool really are, on GPUs of one type or of several.
 
 The computation of one GPU is proportional to its virtual nodes. Communication is the rest of a step on several GPUs,
-by the curve of the type where that is longest.
+by the curve of its type. The slowest GPU makes the step.
 """
 
 from collections.abc import Mapping
@@ -32,9 +32,11 @@ class TrueSpeeds:
         if len(set(gpu_types)) == 1 and not virtual_nodes:
             return true_rate(self._curve(spec, gpu_types[0]), len(gpu_types))
         counts = virtual_nodes or (self._largest_part(len(gpu_types)),) * len(gpu_types)
-        computation_s = max(self._one_gpu_s(spec, *each) for each in zip(gpu_types, counts, strict=True))
-        communication_s = max(self._communication_s(spec, gpu_type, len(gpu_types)) for gpu_type in set(gpu_types))
-        return 1.0 / (computation_s + communication_s)
+        communication_s = {each: self._communication_s(spec, each, len(gpu_types)) for each in set(gpu_types)}
+        return 1.0 / max(
+            self._one_gpu_s(spec, gpu_type, count) + communication_s[gpu_type]
+            for gpu_type, count in zip(gpu_types, counts, strict=True)
+        )
 
     def single_gpu(self, spec: JobSpec, gpu_type: str) -> SingleGpuStepTimes:
         """What a profiling run on one GPU measures."""

@@ -66,11 +66,12 @@ def replay(
         if str(file) == STREAM:
             _follow_stream(job, delay, as_json)
             return
-        entries = _chosen(file, until, at_s)
+        records = _records(file)
+        entries = _chosen(records, file, until, at_s)
         if policy:
             _show_comparison(entries, from_sequence or 0, policy, as_json)
         elif verify:
-            _show_verification(entries, as_json)
+            _show_verification(entries, records[: len(entries)], as_json)
         elif follow:
             _step_through(entries, job, delay, as_json)
         else:
@@ -95,8 +96,9 @@ def _instant_s(text: str) -> float:
     return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
 
 
-def _chosen(file: Path, until: int | None, at_s: float | None) -> "tuple[Entry, ...]":
-    records = _records(file)
+def _chosen(
+    records: tuple[LedgerRecord, ...], file: Path, until: int | None, at_s: float | None
+) -> "tuple[Entry, ...]":
     if until is not None and until > len(records):
         raise _refused(f"{file}: the ledger ends at sequence {len(records)}, before {until}")
     from elasticflow.simulator.replay.recorded_ledger import read_entries, up_to
@@ -134,23 +136,29 @@ def _show_state(entries: "tuple[Entry, ...]", at_s: float, job_id: str | None, a
         console().print(tables(shown))
 
 
-def _show_verification(entries: "tuple[Entry, ...]", as_json: bool) -> None:
+def _show_verification(entries: "tuple[Entry, ...]", records: tuple[LedgerRecord, ...], as_json: bool) -> None:
     from elasticflow.simulator.baselines.policy_catalogue import planners
     from elasticflow.simulator.replay.event_lines import difference_lines
+    from elasticflow.simulator.replay.recorded_ledger import checked_chain
     from elasticflow.simulator.replay.retaken_decisions import verify
 
-    verification = verify(entries, planners())
+    verification, chain = verify(entries, planners()), checked_chain(records)
     difference, terminal = verification.difference, console()
     given = f" ({verification.num_given} of the operator are given)" if verification.num_given else ""
     if as_json:
-        print(json.dumps(asdict(verification), default=str))
+        print(json.dumps(asdict(verification) | {"chain": asdict(chain)}, default=str))
     elif difference is None:
         terminal.print(f"{verification.num_verified} decisions verified{given}")
     else:
         for text in difference_lines(difference):
             terminal.print(text)
         terminal.print(f"{verification.num_verified} decisions before it verified{given}")
-    if difference is not None:
+    if not as_json:
+        for found in chain.breaks:
+            terminal.print(f"the ledger was changed: {found.in_words()}")
+        if not chain.breaks:
+            terminal.print(f"the chain of the ledger holds at {chain.num_checked} decisions")
+    if difference is not None or chain.breaks:
         raise typer.Exit(DIFFERS)
 
 

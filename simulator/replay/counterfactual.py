@@ -2,12 +2,12 @@
 
 Taken from the record: the commands and when they were decided, nodes, settings, failures, how many iterations each job
 took, and the profiles, known from the start. Decided again: admission, allocation and placement. Training is modelled
-(`timing.training_time`, fitted to the record): each start takes the recorded median, then a job trains at its measured
+(`modelled_training`, fitted to the record): each start takes the recorded median, then a job trains at its measured
 rate. The recorded policies run through the same model, so that its error is visible.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,12 +27,12 @@ from elasticflow.shared.messages.events import (
     ProfilingFailed,
     WorkersStopped,
 )
-from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve, resize_cost
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage, Policy
-from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.engine.policy_driver import PolicyDriver
+from elasticflow.simulator.replay.modelled_training import ModelledTraining, modelled_training
 from elasticflow.simulator.replay.recorded_ledger import (
     OPERATOR,
     Entry,
@@ -42,8 +42,9 @@ from elasticflow.simulator.replay.recorded_ledger import (
     exogenous_events,
     iterations_taken,
     job_registry,
+    measured_step_times,
 )
-from elasticflow.simulator.timing.training_time import Progress, TrainingTime, fitted_to, true_rate
+from elasticflow.simulator.timing.training_time import fitted_to
 
 
 def run_on(
@@ -52,20 +53,6 @@ def run_on(
     """All jobs at `until_s`, had these policies decided after `from_sequence`; the record's end is its last arrival."""
     assert entries, "an empty ledger has no counterfactual"
     return _Counterfactual(entries, from_sequence, policies).run(until_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Training:
-    """A job on the GPUs of one generation. before: it trains there until the switch."""
-
-    job_id: str
-    generation: int
-    progress: Progress
-    before: "_Training | None" = None
-
-    def at(self, now_s: float) -> "_Training":
-        """The generation that trains at this instant."""
-        return self if self.before is None or now_s >= self.progress.starts_s else self.before
 
 
 class _Counterfactual:
@@ -78,7 +65,7 @@ class _Counterfactual:
         for entry in before:
             self._fold(entry.message)
         self._commands: list[Command] = []
-        self._trainings: dict[str, _Training] = {}
+        self._trainings: dict[str, ModelledTraining] = {}
         self._begin(entries)
         for event in exogenous_events(after):
             self._engine.at(event.at_s, partial(self._happen, event))
@@ -96,6 +83,8 @@ class _Counterfactual:
 
     def _begin(self, entries: tuple[Entry, ...]) -> None:
         """Every profile that the record completes is known, and jobs that train continue."""
+        for measured in measured_step_times(entries, self._engine.now_s):
+            self._fold(measured)
         configured = PoolConfigured(config=self._state.config, at_s=self._engine.now_s)
         self._configure((configured, *completed_profiles(entries, self._engine.now_s)))
         for _, job in sorted(self._state.live_jobs.items()):
@@ -132,26 +121,11 @@ class _Counterfactual:
                 self._fold(joined)
         self._driver.soon()
 
-    def _train(self, job: Job, before: _Training | None = None) -> None:
-        """The job starts on its GPUs, or switches to them, and ends when its iterations are done.
-
-        Survivors of a loss continue at once, at the rate of the next smaller number of GPUs that was measured.
-        """
-        now_s, state, num_gpus = self._engine.now_s, self._state, len(job.gpus)
-        curve = state.curves.get(spec_of(job).profile_key)
-        starts_s, iteration = now_s, float(job.iteration)
-        if not job.training and not job.reserved_gpus:
-            time = self._fitted or TrainingTime.of_cost(resize_cost(state))
-            after_s = time.starts_s if before is None else time.switches_s
-            starts_s = max(after_s(num_gpus, job.placed_at_s), now_s)
-        elif job.training and (counted_on := known_curve(state, spec_of(job))) is not None:
-            iteration = iteration_at(job, counted_on, now_s, state.config.progress_timeout_s)
-        progress = Progress(
-            starts_s=starts_s,
-            iteration=iteration if before is None else before.progress.iteration_at(starts_s),
-            iterations_per_s=true_rate(curve.iterations_per_s, num_gpus) if curve is not None else 0.0,
-        )
-        training = _Training(job_id=job.job_id, generation=job.generation, progress=progress, before=before)
+    def _train(self, job: Job, before: ModelledTraining | None = None) -> None:
+        """The job starts on its GPUs, or switches to them, and ends when its iterations are done."""
+        now_s = self._engine.now_s
+        training = modelled_training(self._state, job, now_s, self._fitted, before)
+        progress, starts_s = training.progress, training.progress.starts_s
         self._trainings[job.job_id] = training
         self._engine.at(starts_s, partial(self._start, training))
         if progress.iterations_per_s > 0 and job.phase is Phase.ADMITTED:
@@ -160,7 +134,7 @@ class _Counterfactual:
                 ends_s = before.progress.reaches_s(iterations_taken(self._recorded, job))
             self._engine.at(max(ends_s, now_s), partial(self._finish, training))
 
-    def _start(self, training: _Training) -> None:
+    def _start(self, training: ModelledTraining) -> None:
         if self._trainings.get(training.job_id) is training:
             self._fold(
                 GenerationStarted(
@@ -174,7 +148,7 @@ class _Counterfactual:
             self._stop_workers(training.job_id)
             self._driver.soon()
 
-    def _finish(self, training: _Training) -> None:
+    def _finish(self, training: ModelledTraining) -> None:
         if self._trainings.get(training.job_id) is training:
             del self._trainings[training.job_id]
             self._fold(

@@ -4,7 +4,7 @@ Reading files and printing are done elsewhere; everything here is a function of 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import (
@@ -18,11 +18,13 @@ from elasticflow.shared.messages.events import (
     PlanEvent,
     ProfileCompleted,
     ProfilingFailed,
+    ThroughputMeasured,
 )
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.ledger_chain import ChainBreak, LedgerChain
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -49,6 +51,25 @@ def folded(entries: Iterable[Entry], state: PoolState | None = None) -> PoolStat
     for entry in entries:
         state = ledger_fold.evolve(state, entry.message, entry.sequence)
     return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainCheck:
+    """num_checked: decisions with a digest of the messages on which they rest. breaks: those that disagree."""
+
+    num_checked: int
+    breaks: tuple[ChainBreak, ...]
+
+
+def checked_chain(records: Iterable[LedgerRecord]) -> ChainCheck:
+    """Whether these are the messages on which the services decided."""
+    chain, num_checked, breaks = LedgerChain(), 0, list[ChainBreak]()
+    for record in records:
+        message = read_message(record)
+        num_checked += isinstance(message, PlanDecided) and bool(message.chain)
+        if (found := chain.add(record, message)) is not None:
+            breaks.append(found)
+    return ChainCheck(num_checked=num_checked, breaks=tuple(breaks))
 
 
 def up_to(entries: tuple[Entry, ...], *, sequence: int | None = None, at_s: float | None = None) -> tuple[Entry, ...]:
@@ -114,6 +135,12 @@ def completed_profiles(entries: tuple[Entry, ...], at_s: float) -> list[ProfileC
         for key, curve in sorted(folded(entries).curves.items())
         if curve.complete
     ]
+
+
+def measured_step_times(entries: tuple[Entry, ...], at_s: float) -> list[ThroughputMeasured]:
+    """The last step times of one GPU by profile, as known at one instant."""
+    measured = (entry.message for entry in entries if isinstance(entry.message, ThroughputMeasured))
+    return list({each.profile_key: replace(each, at_s=at_s) for each in measured if each.single_gpu}.values())
 
 
 # --- exogenous events -----------------------------------------------------------------------------------

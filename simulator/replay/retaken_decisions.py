@@ -120,7 +120,8 @@ def _field_differences(
 class OtherDecision:
     """One recorded decision that another policy decides differently on the same state.
 
-    Of admission: "admitted" or "rejected" by job; of the allocator: GPUs by job. Only jobs that differ are listed.
+    Of admission: "admitted" or "rejected" by job; of the allocator: GPUs by job, as 4 or "4 + 2 of other types". Only
+    jobs that differ are listed.
     """
 
     sequence: int
@@ -163,11 +164,17 @@ def _by_job(events: tuple[Any, ...]) -> dict[str, object]:
                 by_job[job_id] = "admitted"
             case JobRejected(job_id=job_id):
                 by_job[job_id] = "rejected"
-            case AllocationDecided(num_gpus_by_job=num_gpus_by_job):
-                by_job |= num_gpus_by_job
+            case AllocationDecided():
+                by_job |= {job_id: _gpus(event, job_id) for job_id in event.num_gpus_by_job}
             case _:
                 pass
     return by_job
+
+
+def _gpus(event: AllocationDecided, job_id: str) -> int | str:
+    """Its share, and how many GPUs hold its virtual nodes if those of other types join it."""
+    share, mix = event.num_gpus_by_job[job_id], event.virtual_nodes_by_type.get(job_id)
+    return share if mix is None else f"{share} + {sum(map(len, mix.values())) - share} of other types"
 
 
 def _differing(

@@ -9,11 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.history.formatting import gpus_by_type_in_words
+from elasticflow.history.formatting import gpus_by_type_in_words, types_in_words
 from elasticflow.history.pool_views import NodeView, gpu_type_of, node_views
 from elasticflow.shared.messages.event_summary import gpus_in_words
+from elasticflow.shared.state.gpu_types import num_added_by_type
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
+from elasticflow.simulator.replay.modelled_training import placed_rate
 
 _PHASE_STYLES = {
     Phase.PROFILING: "cyan",
@@ -68,6 +70,7 @@ def _job(state: PoolState, job: Job) -> dict[str, Any]:
         "num_gpus": job.num_gpus,
         "generation": job.generation,
         "gpu_type": gpu_type_of(state, job),
+        "gpu_types": types_in_words(gpu_type_of(state, job), len(job.gpus), num_added_by_type(state, job)),
         "gpus": gpus_in_words(job.gpus),
         "training": job.training,
         "previous_generation": job.previous_generation
@@ -94,9 +97,7 @@ def margin_s(state: PoolState, job: Job) -> float | None:
         return job.deadline_s - job.ended_at_s
     if not (job.live and job.training):
         return None
-    curve = state.curves.get(job.spec.profile_key)
-    predicted = curve.iterations_per_s.get(len(job.gpus)) if curve else None
-    speed = job.iterations_per_s or predicted
+    speed = job.iterations_per_s or placed_rate(state, job)
     if not speed:
         return None
     return job.deadline_s - job.progressed_at_s - (job.spec.max_iterations - job.iteration) / speed
@@ -167,7 +168,7 @@ def _jobs_table(shown: Mapping[str, Any]) -> Table:
             str(job["generation"]),
             f"{job['iteration']}/{job['max_iterations'] or '?'}",
             _number(job["iterations_per_s"]),
-            *([escape(job["gpu_type"])] if with_type else []),
+            *([escape(job["gpu_types"])] if with_type else []),
             escape(job["gpus"] or ", ".join(job["stopping"])),
             _number(left_s),
             f"[red]{margin:.1f}[/]" if margin is not None and margin < 0 else _number(margin),

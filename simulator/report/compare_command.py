@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES, policies_named
+from elasticflow.simulator.baselines.policy_catalogue import OURS, POLICY_NAMES, policies_named
 from elasticflow.simulator.engine.interruptible import INTERRUPTED
 from elasticflow.simulator.report.run_matrix import NotRun, RunMatrix, Runner
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.timing.overhead import overhead_model
-from elasticflow.simulator.trace.command_inputs import make_folder, note, reporting_errors, workload_of
+from elasticflow.simulator.trace.command_inputs import cluster_of, make_folder, note, reporting_errors, workload_of
 from elasticflow.simulator.trace.plots import require_matplotlib
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import Outcome
@@ -36,10 +36,13 @@ def compare(
         list[int] | None,
         typer.Option(metavar="N", help="Machines; repeat it for more sizes. [default: 4]"),
     ] = None,
+    pool: Annotated[
+        str, typer.Option(metavar="TYPES", help="Instead: GPUs of several types, for example 4xV100,8xP100,16xK80.")
+    ] = "",
     gpus_per_node: Annotated[int, typer.Option(metavar="K", help="GPUs of each machine.")] = 8,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="The others are compared with the first. Default: all policies."),
+        typer.Option(metavar="NAME", help="The others are compared with the first. Default: all that can run."),
     ] = None,
     overhead: Annotated[str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")] = "reference",
     bound: Annotated[
@@ -55,6 +58,7 @@ def compare(
 ) -> None:
     """Compare policies on traces and cluster sizes: figures 7 to 11 of the paper.
 
+    Baselines know no GPU types: on a pool of several, only selective and first-come run.
     Ctrl-C leaves a report of the completed runs, marked partial (exit code 130).
 
     \b
@@ -66,14 +70,14 @@ def compare(
     """
     with reporting_errors():
         require_matplotlib()
+        clusters = _clusters(nodes or [], gpus_per_node, pool)
+        gpu_types = clusters[0].gpu_types
         matrix = RunMatrix(
             workloads=tuple(
-                workload_of(one, throughputs, skip_bad=skip_bad, seed=seed) for one in dict.fromkeys(trace)
+                workload_of(one, throughputs, gpu_types, skip_bad=skip_bad, seed=seed) for one in dict.fromkeys(trace)
             ),
-            clusters=tuple(
-                ClusterShape(num_nodes=count, gpus_per_node=gpus_per_node) for count in dict.fromkeys(nodes or [4])
-            ),
-            policies=tuple(dict.fromkeys(policy or POLICY_NAMES)),
+            clusters=clusters,
+            policies=tuple(dict.fromkeys(policy or (POLICY_NAMES if len(gpu_types) == 1 else OURS))),
             overhead=overhead,
         )
         _check(matrix)
@@ -81,14 +85,20 @@ def compare(
         _write(matrix, out, workers=workers, with_bound=bound, as_json=as_json)
 
 
+def _clusters(nodes: list[int], gpus_per_node: int, pool: str) -> tuple[ClusterShape, ...]:
+    """One for each number of nodes, or that of the pool."""
+    return tuple(cluster_of(count, gpus_per_node, pool) for count in dict.fromkeys(nodes or [None]))
+
+
 def _check(matrix: RunMatrix) -> None:
-    """Reject wrong names before the first run."""
+    """Reject wrong names, and policies that cannot run on the clusters, before the first run."""
     names = [workload.name for workload in matrix.workloads]
     if len(set(names)) < len(names):
         raise BadSettings((f"two traces have the same name: {', '.join(sorted(names))}; rename a file",))
     for policy in matrix.policies:
         policies_named(policy)
     overhead_model(matrix.overhead, matrix.clusters[0].num_gpus)
+    matrix.runs()
 
 
 def _write(matrix: RunMatrix, folder: Path, *, workers: int, with_bound: bool, as_json: bool) -> None:

@@ -46,11 +46,12 @@ class Section:
 
 
 def sections(matrix: RunMatrix, runner: Runner, bounds: Bounds) -> Iterator[Section]:
-    """All figures, in the order of the paper."""
+    """All figures, in the order of the paper; on several GPU types without the baselines, which know none."""
     yield over_time(matrix, runner)
     for cluster in matrix.clusters:
         yield ratios(matrix, runner, cluster, bounds)
-    yield sources_of_improvement(matrix, runner)
+    if len(matrix.clusters[0].gpu_types) == 1:
+        yield sources_of_improvement(matrix, runner)
     yield efficiencies(matrix, runner)
     yield mixes(matrix, runner)
 

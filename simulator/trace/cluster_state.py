@@ -1,17 +1,19 @@
 """The simulated cluster: the GPUs that each job holds, and the progress that it makes on them.
 
-A job whose set of GPUs changes restarts: it stops for its resize cost, then trains at the rate of its curve. A job
-that keeps its GPUs pays nothing. Asserted here: no two jobs hold one GPU, no job holds a GPU of a lost node, and none
-holds GPUs of two types.
+A job whose set of GPUs changes restarts: it stops for its resize cost, then trains at the rate of its curve, or on
+GPUs of several types as `timing.mixed_types` says. A job that keeps its GPUs pays nothing. Asserted here: no two jobs
+hold one GPU, and no job holds a GPU of a lost node.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.simulator.timing.mixed_types import mix_throughput, throughput_in_mix
 from elasticflow.simulator.timing.training_time import DONE_WITHIN_S, Progress, TrainingTime, true_rate
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob
@@ -22,23 +24,32 @@ NO_COSTS: Mapping[str, ResizeCost] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """A job on one set of GPUs of one type, from its placement to its next one or to its end.
+    """A job on one set of GPUs, from its placement to its next one or to its end.
 
-    starts_s: the end of the stop; the job may have left its GPUs earlier. iterations: done on these GPUs.
+    num_gpus_by_type: the job's own type first. starts_s: the end of the stop; the job may have left its GPUs earlier.
+    iterations: done on these GPUs; iterations_per_s: after the stop.
     """
 
     job_id: str
     generation: int
-    gpu_type: str
-    num_gpus: int
+    num_gpus_by_type: Mapping[str, int]
     placed_at_s: float
     starts_s: float
     left_at_s: float
     iterations: float
+    iterations_per_s: float
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(self.num_gpus_by_type.values())
+
+    @property
+    def held_s(self) -> float:
+        return self.left_at_s - self.placed_at_s
 
     @property
     def gpu_seconds(self) -> float:
-        return self.num_gpus * (self.left_at_s - self.placed_at_s)
+        return self.num_gpus * self.held_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +67,14 @@ class Training:
 
     job: TraceJob
     generation: int
-    gpu_type: str
     gpus: tuple[GpuId, ...]
+    num_gpus_by_type: Mapping[str, int]  # the job's own type first
     placed_at_s: float
     progress: Progress
+
+    @property
+    def is_mixed(self) -> bool:
+        return len(self.num_gpus_by_type) > 1
 
     @property
     def starts_s(self) -> float:
@@ -84,9 +99,10 @@ class ClusterState:
         resize_cost: ResizeCost,
         speeds: Mapping[str, float] = NO_SPEEDS,
         costs: Mapping[str, ResizeCost] = NO_COSTS,
+        mix_efficiency: float | None = None,
     ) -> None:
         """speeds: true speed over the curve's by job, 1 by default. costs: of jobs that do not pay resize_cost."""
-        self._cluster, self._speeds = cluster, speeds
+        self._cluster, self._speeds, self._mix_efficiency = cluster, speeds, mix_efficiency
         self._time = TrainingTime.of_cost(resize_cost)
         self._times = {job_id: TrainingTime.of_cost(cost) for job_id, cost in costs.items()}
         self._free = {gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)}
@@ -125,31 +141,64 @@ class ClusterState:
             Occupancy(
                 job_id=job_id,
                 generation=training.generation,
-                gpu_type=training.gpu_type,
-                num_gpus=len(training.gpus),
+                num_gpus_by_type=training.num_gpus_by_type,
                 placed_at_s=training.placed_at_s,
                 starts_s=training.starts_s,
                 left_at_s=now_s,
                 iterations=iteration - training.progress.iteration,
+                iterations_per_s=training.progress.iterations_per_s,
             )
         )
 
-    def occupy(self, job: TraceJob, generation: int, gpus: tuple[GpuId, ...], now_s: float) -> Training:
-        """The job takes these GPUs, which must be free, and restarts on them."""
+    def occupy(
+        self,
+        job: TraceJob,
+        generation: int,
+        gpus: tuple[GpuId, ...],
+        now_s: float,
+        virtual_nodes_by_rank: tuple[int, ...] = (),
+    ) -> Training:
+        """The job takes these GPUs, which must be free, and restarts on them. Its own type is that of the first one.
+
+        virtual_nodes_by_rank: empty if divided evenly. A GPU without any does not make the job faster.
+        """
         self._take(gpus, job.job_id)
-        (gpu_type,) = {self._cluster.nodes[gpu.node_id].gpu_type for gpu in gpus}
-        num_gpus, curve = len(gpus), job.curve_on(gpu_type)
-        assert curve is not None, f"{job.job_id} does not run on {gpu_type}"
+        used = self._used_by_type(job, gpus, virtual_nodes_by_rank or (1,) * len(gpus))
         progress = Progress(
-            starts_s=self._times.get(job.job_id, self._time).starts_s(num_gpus, now_s),
+            starts_s=self._times.get(job.job_id, self._time).starts_s(len(gpus), now_s),
             iteration=self._iterations.pop(job.job_id, 0.0),
-            iterations_per_s=true_rate(curve.rate_by_num_gpus, num_gpus, self._speeds.get(job.job_id, 1.0)),
+            iterations_per_s=self._rate(job, used),
         )
         training = Training(
-            job=job, generation=generation, gpu_type=gpu_type, gpus=gpus, placed_at_s=now_s, progress=progress
+            job=job,
+            generation=generation,
+            gpus=gpus,
+            num_gpus_by_type=self._by_type(gpus),
+            placed_at_s=now_s,
+            progress=progress,
         )
         self.trainings[job.job_id] = training
         return training
+
+    def _by_type(self, gpus: Iterable[GpuId]) -> Counter[str]:
+        return Counter(self._cluster.nodes[gpu.node_id].gpu_type for gpu in gpus)
+
+    def _used_by_type(self, job: TraceJob, gpus: tuple[GpuId, ...], virtual_nodes: tuple[int, ...]) -> Counter[str]:
+        """The GPUs that compute, of types with a curve within the job's range; its own ones where there are no such."""
+        computing = (gpu for gpu, count in zip(gpus, virtual_nodes, strict=True) if count)
+        used = {name: num for name, num in self._by_type(computing).items() if job.curve_on(name) is not None}
+        own_type = next(iter(self._by_type(gpus[:1])))
+        return Counter(used or {own_type: self._by_type(gpus)[own_type]})
+
+    def _rate(self, job: TraceJob, num_gpus_by_type: Mapping[str, int]) -> float:
+        """Iterations per second on these GPUs, the next smaller level of one type. No bound knows more on each type."""
+        speed, curves = self._speeds.get(job.job_id, 1.0), {name: job.curve_on(name) for name in num_gpus_by_type}
+        if len(curves) > 1:
+            alone = [throughput_in_mix(curve, num_gpus_by_type[name]) for name, curve in curves.items() if curve]
+            return speed * mix_throughput(alone, self._mix_efficiency)
+        ((gpu_type, curve),) = curves.items()
+        assert curve is not None, f"{job.job_id} does not run on {gpu_type}"
+        return true_rate(curve.rate_by_num_gpus, num_gpus_by_type[gpu_type], speed)
 
     def finish(self, job_id: str, now_s: float) -> None:
         """The job ends and leaves its GPUs."""

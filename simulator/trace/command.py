@@ -16,6 +16,7 @@ from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
 from elasticflow.simulator.engine.interruptible import INTERRUPTED, interruptible
 from elasticflow.simulator.padding.command import loads
 from elasticflow.simulator.report.compare_command import compare
+from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.trace.command_inputs import cluster_of, make_folder, note, reporting_errors, workload_of
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
@@ -49,6 +50,10 @@ def simulate(
         str, typer.Option(metavar="TYPES", help="Instead: GPUs of several types, for example 4xV100,8xP100,16xK80.")
     ] = "",
     gpus_per_node: Annotated[int, typer.Option(metavar="K", help="GPUs of each machine.")] = 8,
+    mix_efficiency: Annotated[
+        float,
+        typer.Option(metavar="E", min=0, max=1, help="Of a job on several types, over their sum; 0: no job is."),
+    ] = MEASURED_MIX_EFFICIENCY,
     policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(POLICY_NAMES)}.")] = "selective",
     overhead: Annotated[str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")] = "reference",
     failures: Annotated[
@@ -116,6 +121,7 @@ def simulate(
             failures=_failures(failures, up_hours, down_hours, max_down),
             confidence=confidence,
             noise=SpeedNoise(seed=seed, sigma=speed_noise) if speed_noise is not None else None,
+            mix_efficiency=mix_efficiency or None,
         )
         verification = simulated_run.verification()
         simulation = simulated_run.simulation(verification, measures_idle_time=True)

@@ -19,6 +19,8 @@ from elasticflow.simulator.trace.cluster_state import ClusterState, Training
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
+STARVED_S = 2 * DAY_S
+LONG_OUTAGES = 20.0  # in means: one exponential time in 500 million is longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,12 @@ class Failures:
     mean_down_s: float = 2 * HOUR_S
     max_down: int | None = None
     counts_s: float = OUTAGE_S
+
+
+def starved_after_s(failures: Failures | None) -> float:
+    """If no job has trained for this long beside a stop, after the last arrival, waiting jobs will wait forever, and so
+    will jobs that are resized again before each stop ends. A pool may be down for many mean outages."""
+    return STARVED_S + (LONG_OUTAGES * failures.mean_down_s if failures is not None else 0.0)
 
 
 class FailingNodes:
@@ -82,7 +90,10 @@ FIRST_MEASURED_S = 60.0  # of training
 
 
 class ThroughputReports:
-    """Reports measured speed and progress of jobs. fold: records an event; soon: makes the policies decide."""
+    """Reports measured speed and progress that no curve says: of all jobs, or of those on several types.
+
+    fold: records an event; soon: makes the policies decide.
+    """
 
     def __init__(
         self,
@@ -91,19 +102,25 @@ class ThroughputReports:
         *,
         fold: Callable[[JobProgressed], None],
         soon: Callable[[], None],
+        of_all: bool,
     ) -> None:
         self._engine, self._cluster_state, self._fold, self._soon = engine, cluster_state, fold, soon
+        self._of_all = of_all
 
     def begin(self, training: Training) -> None:
         """Report its speed after FIRST_MEASURED_S, then at doubling intervals."""
-        self._measure_after(training, FIRST_MEASURED_S)
+        if self._is_reported(training):
+            self._measure_after(training, FIRST_MEASURED_S)
 
     def report(self) -> None:
         """Report the true progress of each job."""
         now_s = self._engine.now_s
         for training in self._cluster_state.trainings.values():
-            if training.starts_s < now_s:
+            if training.starts_s < now_s and self._is_reported(training):
                 self._fold(simulated_events.progressed(training, now_s))
+
+    def _is_reported(self, training: Training) -> bool:
+        return self._of_all or training.is_mixed
 
     def _measure_after(self, training: Training, wait_s: float) -> None:
         self._engine.after(wait_s, lambda: self._measure(training, wait_s))

@@ -3,6 +3,7 @@
 Everything counts what happened on the simulated cluster, never a plan.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,8 +86,14 @@ class JobLog:
             case _:
                 pass
 
-    def fate(self, job: TraceJob, occupancies: Iterable[Occupancy]) -> Fate:
-        """The fate of the job so far."""
+    def fates(self, workload: Workload, occupancies: Iterable[Occupancy]) -> tuple[Fate, ...]:
+        """The fates of the jobs so far, in the order of the workload."""
+        by_job = defaultdict[str, list[Occupancy]](list)
+        for occupancy in occupancies:
+            by_job[occupancy.job_id].append(occupancy)
+        return tuple(self._fate(job, by_job[job.job_id]) for job in workload.jobs)
+
+    def _fate(self, job: TraceJob, occupancies: Iterable[Occupancy]) -> Fate:
         return Fate(
             job=job,
             admitted=job.job_id in self.admitted,
@@ -173,10 +180,9 @@ class Result:
         if not self.makespan_s:
             return 0.0
         alone_s = sum(
-            occupancy.iterations / rate_alone(curve)
+            occupancy.iterations / rate_alone(fate.job, occupancy)
             for fate in self.fates
             for occupancy in fate.occupancies
-            if (curve := fate.job.curve_on(occupancy.gpu_type)) is not None
         )
         return alone_s / (self.cluster.num_gpus * self.makespan_s)
 
@@ -228,6 +234,13 @@ class Result:
         }
 
 
-def rate_alone(curve: ScalingCurve) -> float:
-    """Iterations/s on one GPU; if the job needs more, one GPU's part at its smallest level."""
+def rate_alone(job: TraceJob, occupancy: Occupancy) -> float:
+    """Iterations/s on one GPU; if the job needs more, one GPU's part at its smallest level. On GPUs of several types
+    the mean of one of each."""
+    by_type = occupancy.num_gpus_by_type
+    rates = [(num, _rate_of_one(curve)) for name, num in by_type.items() if (curve := job.curve_on(name)) is not None]
+    return rates[0][1] if len(rates) == 1 else sum(num * rate for num, rate in rates) / sum(num for num, _ in rates)
+
+
+def _rate_of_one(curve: ScalingCurve) -> float:
     return curve.iterations_per_s_L[0] / curve.num_gpus_L[0]

@@ -19,10 +19,9 @@ def _numbers(result: Result, gpu_type: str, num_gpus: int) -> Mapping[str, objec
     admitted = [fate for fate in result.fates if fate.admitted_on == gpu_type]
     promised = [fate for fate in admitted if fate.job.job_class is JobClass.SLO]
     gpu_seconds = sum(
-        occupancy.gpu_seconds
+        occupancy.num_gpus_by_type.get(gpu_type, 0) * occupancy.held_s
         for fate in result.fates
         for occupancy in fate.occupancies
-        if occupancy.gpu_type == gpu_type
     )
     return {
         "gpus": num_gpus,

@@ -1,19 +1,22 @@
 """Inputs of the simulated pool: its nodes, its settings, and the commands of its users."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.events import ThroughputMeasured
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import MAX_GPUS
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
+from elasticflow.simulator.timing.mixed_types import single_gpu_steps
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.typed_pool import TypedPool
 from elasticflow.simulator.workload.workload import TraceJob, Workload
@@ -127,6 +130,28 @@ def _curve(job: TraceJob, gpu_type: str, first: str) -> tuple[str, Mapping[int, 
     return spec.measured_key, dict.fromkeys(elsewhere, 0.0) | (dict(curve.rate_by_num_gpus) if curve else {})
 
 
+def single_gpu_profiles(
+    workload: Workload, gpu_types: Sequence[str], mix_efficiency: float | None, at_s: float
+) -> Iterator[ThroughputMeasured]:
+    """Step times of one GPU by profile and type, as profiling runs report them; none where no job can be mixed."""
+    seen = set[str]()
+    for gpu_type, job in product(gpu_types, workload.jobs):
+        profile_key, rates = _curve(job, gpu_type, gpu_types[0])
+        if mix_efficiency is None or len(gpu_types) == 1 or profile_key in seen or not rates.get(1):
+            continue
+        seen.add(profile_key)
+        yield ThroughputMeasured(
+            profile_key=profile_key,
+            num_gpus=1,
+            iterations_per_s=rates[1],
+            single_gpu=single_gpu_steps(rates[1], job.global_batch_size, mix_efficiency),
+            job_id=job.job_id,
+            generation=1,
+            source="profile",
+            at_s=at_s,
+        )
+
+
 def submission(job: TraceJob) -> SubmitJob:
     """The command of the job's user."""
     return SubmitJob(job_id=job.job_id, tenant=TENANT, spec=spec_of(job))
@@ -142,4 +167,5 @@ def spec_of(job: TraceJob) -> JobSpec:
         deadline_s=job.deadline_s,
         min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
+        mixed_gpu_types=job.mixed_gpu_types,
     )

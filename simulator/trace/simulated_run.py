@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
+from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures, SpeedNoise
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
@@ -29,6 +30,7 @@ BY_TYPE = "by_type"  # of the published numbers: None if all GPUs are equal
 class SimulatedRun:
     """A workload on a cluster under a policy. policy, overhead: names; BadSettings if unknown.
 
+    mix_efficiency: part of the sum of the throughputs on each type that a job on several types has; None: no job is.
     Baselines know no GPU types: BadSettings on a cluster of several.
     """
 
@@ -40,6 +42,7 @@ class SimulatedRun:
     failures: Failures | None = None
     confidence: float | None = None
     noise: SpeedNoise | None = None
+    mix_efficiency: float | None = MEASURED_MIX_EFFICIENCY
 
     def __post_init__(self) -> None:
         if len(self.cluster.gpu_types) > 1 and self.policy in BASELINES:
@@ -75,6 +78,7 @@ class SimulatedRun:
             confidence=self.confidence,
             noise=self.noise,
             costs=self.overheads.by_job(self.workload.jobs),
+            mix_efficiency=self.mix_efficiency,
             observers=tuple(observer for observer in observers if observer is not None),
             idle_time_meter=IdleTimeMeter() if measures_idle_time else None,
         )

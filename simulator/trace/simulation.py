@@ -4,7 +4,6 @@ Policies decide once for all events of one instant; a decision takes no time. Th
 that policies need: nodes join and are lost, a generation starts, its workers stop, a job finishes.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle, groupby
@@ -23,22 +22,18 @@ from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, pl
 from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState, Occupancy, Training
+from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState, Training
 from elasticflow.simulator.trace.failures_and_speed_noise import (
     FailingNodes,
     Failures,
     SpeedNoise,
     ThroughputReports,
+    starved_after_s,
 )
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.result import JobLog, Result
-from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, submission
+from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, single_gpu_profiles, submission
 from elasticflow.simulator.workload.workload import TraceJob, Workload
-
-# If no job has trained for this long (beside a stop) after the last arrival, waiting jobs will wait forever, and so
-# will jobs that are resized again before each stop ends. Where nodes fail, a pool may be down for many mean outages.
-STARVED_S = 2 * 86_400.0
-LONG_OUTAGES = 20.0  # in means: one exponential time in 500 million is longer
 
 
 class Observer(Protocol):
@@ -48,7 +43,10 @@ class Observer(Protocol):
 
 
 class Simulation:
-    """One workload on one cluster under one set of policies, which decide in their order."""
+    """One workload on one cluster under one set of policies, which decide in their order.
+
+    mix_efficiency: of GPUs of several types in one job; None: jobs have no step times, so that no policy mixes types.
+    """
 
     def __init__(
         self,
@@ -63,6 +61,7 @@ class Simulation:
         confidence: float | None = None,
         noise: SpeedNoise | None = None,
         costs: Mapping[str, ResizeCost] = NO_COSTS,
+        mix_efficiency: float | None = None,
         observers: Sequence[Observer] = (),
         idle_time_meter: IdleTimeMeter | None = None,
     ) -> None:
@@ -73,15 +72,19 @@ class Simulation:
         self._engine = Engine(workload.jobs[0].submitted_at_s)
         self._driver = PolicyDriver(self._engine, (policies or planners()).values(), self._settle)
         self._fold, self._soon = self._driver.fold, self._driver.soon
-        self.cluster_state = ClusterState(cluster, resize_cost, noise.speeds(workload) if noise else NO_SPEEDS, costs)
-        self._reports = noise and ThroughputReports(self._engine, self.cluster_state, fold=self._fold, soon=self._soon)
+        speeds = noise.speeds(workload) if noise else NO_SPEEDS
+        self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency)
+        self._reports = ThroughputReports(
+            self._engine, self.cluster_state, fold=self._fold, soon=self._soon, of_all=noise is not None
+        )
         self._commands: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
-        outage_s = LONG_OUTAGES * failures.mean_down_s if failures is not None else 0.0
-        self._starved_s = STARVED_S + max(resize_cost.seconds_C) + outage_s
+        self._starved_s = starved_after_s(failures) + max(resize_cost.seconds_C)
         self._log = JobLog(cluster.gpu_types[0])
         for node_id in cluster.node_ids:
             self._join(node_id)
+        for profile in single_gpu_profiles(workload, cluster.gpu_types, mix_efficiency, self.now_s):
+            self._fold(profile)
         config = pool_config(
             workload,
             resize_cost,
@@ -128,13 +131,10 @@ class Simulation:
         return self._result(partial=stopped)
 
     def _result(self, *, partial: bool) -> Result:
-        occupancies = defaultdict[str, list[Occupancy]](list)
-        for occupancy in self.cluster_state.occupancies:
-            occupancies[occupancy.job_id].append(occupancy)
         return Result(
             workload=self.workload,
             cluster=self.cluster,
-            fates=tuple(self._log.fate(job, occupancies[job.job_id]) for job in self.workload.jobs),
+            fates=self._log.fates(self.workload, self.cluster_state.occupancies),
             outages=tuple(self.cluster_state.outages),
             num_migrations=self._log.num_migrations,
             ended_at_s=self.now_s,
@@ -161,8 +161,7 @@ class Simulation:
         """The stop ends, unless the job has left these GPUs."""
         if self.cluster_state.is_present(training):
             self._fold(simulated_events.generation_started(training, self.now_s))
-            if self._reports is not None:
-                self._reports.begin(training)
+            self._reports.begin(training)
 
     def _finish(self, training: Training) -> None:
         if not self.cluster_state.is_present(training):
@@ -197,8 +196,7 @@ class Simulation:
     def _settle(self) -> None:
         """Ask the policies in turn, until all others have nothing to decide after the last decision."""
         silent = 0
-        if self._reports is not None:
-            self._reports.report()
+        self._reports.report()
         for policy in cycle(self._driver.policies):
             silent = 1 if self._ask(policy) else silent + 1
             if silent == len(self._driver.policies):
@@ -244,7 +242,9 @@ class Simulation:
 
     def _occupy(self, placed: PlacedJob) -> None:
         job = self._jobs[placed.job_id]
-        training = self.cluster_state.occupy(job, placed.generation, placed.gpus, self.now_s)
+        training = self.cluster_state.occupy(
+            job, placed.generation, placed.gpus, self.now_s, placed.virtual_nodes_by_rank
+        )
         self._engine.at(training.starts_s, lambda: self._start(training))
         if training.done_at_s < NEVER_S:
             self._engine.at(training.done_at_s, lambda: self._finish(training))

@@ -56,9 +56,9 @@ def efficiency(result: Result) -> Pieces:
         (
             occupancy.starts_s,
             occupancy.left_at_s,
-            curve.throughput(occupancy.num_gpus) / rate_alone(curve) / result.cluster.num_gpus,
+            occupancy.iterations_per_s / rate_alone(fate.job, occupancy) / result.cluster.num_gpus,
         )
         for fate in result.fates
         for occupancy in fate.occupancies
-        if occupancy.left_at_s > occupancy.starts_s and (curve := fate.job.curve_on(occupancy.gpu_type)) is not None
+        if occupancy.left_at_s > occupancy.starts_s
     )

@@ -38,8 +38,9 @@ class TraceJob:
     0 = unknown; num_gpus need be neither a power of two nor a level of the curve.
     state_bytes: parameters, optimizer and buffers, which a resize moves; 0 = unknown.
     curve: at all levels where the job makes progress and may run, also beyond the size of the cluster; on the pool's
-    first GPU type. min_gpus, max_gpus: its range of GPUs. measured: the whole curve of its model, if the range excludes
-    a part of it. measured_by_type: the same on each type where it runs; empty for a pool of one type.
+    first GPU type. measured: the whole curve of its model, if the range excludes a part of it. measured_by_type: the
+    same on each type where it runs; empty for a pool of one type.
+    min_gpus, max_gpus: its range of GPUs; on each type, if its user asks for mixed_gpu_types.
     """
 
     job_id: str
@@ -56,6 +57,7 @@ class TraceJob:
     min_gpus: int = 1
     max_gpus: int | None = None
     measured: ScalingCurve | None = None
+    mixed_gpu_types: bool = False
     measured_by_type: Mapping[str, ScalingCurve] = field(default_factory=dict[str, ScalingCurve])
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ from tests.support.real_pool import POOL, RunningPool, job, persistently, runnin
 
 SEED = 0
 TOLD = "_INBOX.told"
-SUBMIT, QUOTE, PLAN = subjects.submit("lab", POOL), subjects.quote(POOL), subjects.plan(POOL)
+SUBMIT, QUOTE, PLAN = subjects.submit("lab", POOL), subjects.quote("lab", POOL), subjects.plan(POOL)
 TELEMETRY = subjects.telemetry(POOL, "node-0")
 JOB, NODE = subjects.job(POOL, "intruder"), subjects.node(POOL, "intruder")
 ENVELOPE = {"id": "hostile", "cause_id": "", "recorded_at_s": 0.0, "version": 1}

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from elasticflow.services.admission.service import answer_quotes
+from elasticflow.services.admission.quote_requests import QuoteRequests
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import DeadlineQuoted, QuoteDeadline
 from elasticflow.shared.messages.envelope import codec
@@ -80,11 +80,11 @@ async def test_quotes_go_to_inboxes_and_to_answer_subjects_only(bus: Bus) -> Non
     log = WarningsLog()
     answers, ledger = await bus.subscribe("ef.answer.>"), await bus.subscribe("ef.ledger.>")
     request = codec.encode(QuoteDeadline(tenant="lab", spec=spec()), id="q", recorded_at_s=0.0)
-    quotes = await bus.subscribe(subjects.quote(POOL), queue="admission")
-    async with running(answer_quotes(bus, POOL, quotes, lambda data: QUOTED, SystemClock(), log)):
+    quotes = await bus.subscribe(subjects.quote("*", POOL), queue="admission")
+    async with running(QuoteRequests(bus, POOL, lambda data, tenant: QUOTED, SystemClock(), log).run(quotes)):
         for subject in (*FOREIGN[:-1], *FOREIGN[:-1], f"ef.answer.{POOL}.j2"):
-            await bus.publish(subjects.quote(POOL), request, reply=subject)
-        answer = codec.decode(await bus.request(subjects.quote(POOL), request, 30.0)).message
+            await bus.publish(subjects.quote("lab", POOL), request, reply=subject)
+        answer = codec.decode(await bus.request(subjects.quote("lab", POOL), request, 30.0)).message
     assert isinstance(answer, DeadlineQuoted)
     assert await received(bus, answers, "ef.answer") == [f"ef.answer.{POOL}.j2"]
     assert await received(bus, ledger, "ef.ledger") == []

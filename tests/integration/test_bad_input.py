@@ -104,7 +104,7 @@ async def test_an_unknown_pool(user: User) -> None:
     with pytest.raises(nats.js.errors.NoStreamResponseError):  # the server replies that no stream stores it
         await client.jetstream().publish("ef.submit.default.mars", b"{}")
     with pytest.raises(nats.errors.NoRespondersError):
-        await client.request("ef.quote.mars", b"{}")
+        await client.request("ef.quote.lab.mars", b"{}")
     await client.close()
 
 
@@ -348,7 +348,7 @@ async def test_a_wrong_token(user: User) -> None:
     service = await user.python("elasticflow.services.admission", NATS_URL=wrong)
     for ran in (looked, submitted, service):
         assert ran.status == 2
-        assert f"NATS at nats://***@{server} rejects the credentials; check the token or user" in ran.err
+        assert f"NATS at nats://***@{server} rejects the credentials; check the token in NATS_URL" in ran.err
         assert "guess" not in ran.err + ran.out
     assert looked.out == submitted.out == ""
 

@@ -2,6 +2,7 @@
 
 from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster
+from benchmarks.pipeline.growth import measure_growth
 from benchmarks.pipeline.latency import measure_latency
 from benchmarks.pipeline.rebuild import measure_rebuild
 
@@ -19,3 +20,9 @@ async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() ->
         assert rebuild["jobs"] == 20
         assert rebuild["events"] == 409, "1 configuration, 8 nodes, 20 lives of 20 messages"
         assert not cluster.processes
+
+
+def test_the_messages_of_training_jobs_are_counted_by_kind() -> None:
+    growth = measure_growth(num_jobs=2, settled_s=10.0, counted_s=20.0)
+    assert growth["by_kind_a_day"].keys() == {"JobProgressed"}
+    assert growth["messages_a_day"] > 0

@@ -12,6 +12,7 @@ from elasticflow.shared.errors import (
     UnknownStream,
     WrongExpectedSequence,
 )
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Bus
@@ -46,6 +47,7 @@ async def test_what_is_appended_is_read_back_in_order(bus: Bus) -> None:
     assert end.sequence == await bus.last_sequence(POOL) == 5
     assert abs(end.at_s - SystemClock().now_s()) < 60
     assert await bus.last_subject_sequence(job(2)) == 3
+    assert await bus.last_subject_sequence(subjects.job(POOL, "*")) == 5
     assert await bus.last_subject_sequence(PLAN) == 0
 
 

@@ -33,6 +33,23 @@ async def test_objects_are_read_back_complete(connect: Connect, bus: Bus) -> Non
         await other.get_object(bucket, "code/train.py", max_bytes=MAX - 1)
 
 
+async def test_old_objects_that_are_not_needed_are_deleted(bus: Bus) -> None:
+    bucket = streams.code_bucket(POOL)
+    for name in ("lab/needed", "lab/old", "alone"):
+        await bus.put_object(bucket, name, name.encode())
+    now_s = (await bus.ledger_end(POOL)).at_s
+    assert await bus.delete_old_objects(bucket, before_s=now_s - 60.0, is_needed=lambda name: False) == 0
+    is_needed = "lab/needed".__eq__
+    assert await bus.delete_old_objects(bucket, before_s=now_s + 60.0, is_needed=is_needed) == 2
+    assert await bus.delete_old_objects(bucket, before_s=now_s + 60.0, is_needed=is_needed) == 0
+    assert await bus.get_object(bucket, "lab/needed", max_bytes=MAX) == b"lab/needed"
+    for name in ("lab/old", "alone"):
+        with pytest.raises(NotFound):
+            await bus.get_object(bucket, name, max_bytes=MAX)
+        await bus.put_object(bucket, name, b"again")
+        assert await bus.get_object(bucket, name, max_bytes=MAX) == b"again"
+
+
 async def test_values_change_only_from_the_revision_that_was_seen(bus: Bus) -> None:
     bucket = streams.state_bucket(POOL)
     assert await bus.get_value(bucket, "profile.cnn") is None

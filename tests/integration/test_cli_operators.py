@@ -6,7 +6,7 @@ from typing import Any
 
 import elasticflow
 from elasticflow.shared.messages import events
-from tests.support.command_line import WAIT_S, CommandLinePool
+from tests.support.command_line import JOB_FILE, WAIT_S, CommandLinePool
 from tests.support.histories import LINEAR
 
 
@@ -71,6 +71,9 @@ async def test_a_curve_is_shown_of_a_job_and_of_a_file(cli: CommandLinePool) -> 
     assert of_file.status == 0, of_file.err
     assert "linear/b64, 64 samples an iteration" in of_file.out
     assert of_file.out.count("not in ..2") == 2
+    (cli.folder / "endless.py").write_text(JOB_FILE.replace("    max_iterations = 100\n", ""))
+    without_end = await cli.eflow("profile", "endless.py")
+    assert without_end.status == 0, without_end.err
     unknown = await cli.eflow("profile", "unknown", "--json")
     assert (unknown.status, "unknown job 'unknown'" in unknown.value["error"]) == (1, True)
     assert [job["job_id"] for job in (await cli.eflow("jobs", "--all", "--json")).value] == ["j1"]

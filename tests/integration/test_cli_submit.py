@@ -29,7 +29,7 @@ async def test_the_code_of_a_file_is_in_the_object_store(cli: CommandLinePool) -
     ran = await cli.eflow("submit", "line.py:Line", "--deadline", "300s", "--json")
     spec = ran.value["spec"]
     assert spec["training_function"] == "line:Line"
-    archive = await cli.bus.get_object("EF_CODE_default", spec["code_digest"], max_bytes=1 << 20)
+    archive = await cli.bus.get_object("EF_CODE_default", f"default/{spec['code_digest']}", max_bytes=1 << 20)
     assert b"class Line(ElasticJob)" in archive
 
 

@@ -14,9 +14,10 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.__main__ import app
 from elasticflow.simulator.report.run_matrix import BEST_EFFORT_SEED, RunMatrix, Runner, loosened, mixed
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace, write_trace
-from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace, throughputs_by_type
 from tests.support.interrupting import interrupt_at
 
 
@@ -53,6 +54,20 @@ def test_one_page_with_all_figures_and_a_file_of_all_numbers(tmp_path: Path) -> 
     ours = next(run for run in whole if run["policy"] == "selective" and run["num_gpus"] == "8")
     assert f"<td>selective</td><td>{float(ours['deadline_satisfactory_ratio']):.3f}</td>" in page
     assert float(ours["met"]) <= float(ours["bound"]) + 1e-6
+
+
+def test_on_a_pool_of_several_types_the_policies_that_know_them_are_compared(tmp_path: Path) -> None:
+    trace, folder, pool = tmp_path / "few.csv", tmp_path / "report", ("--pool", "4xV100,4xP100")
+    tables = read_throughputs(throughputs_by_type(), ("V100", "P100"))
+    write_trace(generate(Recipe(num_jobs=10, num_gpus_weights={1: 1.0}, cluster_gpus=8), tables, 1, "few"), trace)
+    status, _, reported = compare("--trace", str(trace), *pool, "--policy", "edf", "--out", str(folder))
+    assert status == 2
+    assert reported.endswith("policy 'edf' knows no GPU types; on a pool of several choose selective or first-come\n")
+    status, printed, _ = compare("--trace", str(trace), *pool, "--json", "--out", str(folder))
+    assert status == 0
+    runs = json.loads(printed)["runs"]
+    assert {run["policy"] for run in runs} == {"selective", "first-come"}
+    assert all(set(run["by_type"]) == {"V100", "P100"} for run in runs)
 
 
 def test_json_is_one_object_with_the_content_of_the_page(tmp_path: Path) -> None:

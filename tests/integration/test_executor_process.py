@@ -76,7 +76,7 @@ async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
     nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
 ) -> None:
     code = points()
-    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", code.code_digest), code.archive)
     ledger = Ledger(bus)
     with (
         executor(nats_server, tmp_path, "node-0") as first,
@@ -105,7 +105,7 @@ async def test_after_an_executor_was_killed_its_job_continues_from_the_checkpoin
     nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
 ) -> None:
     code = points()
-    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", code.code_digest), code.archive)
     ledger = Ledger(bus)
     job = slow_steps(code, max_iterations=10**6)
     with executor(nats_server, tmp_path, "node-0") as process:
@@ -131,7 +131,7 @@ async def test_hostile_code_fails_its_jobs_and_a_neighbour_trains_on(
     nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
 ) -> None:
     code = points()
-    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", code.code_digest), code.archive)
     ledger = Ledger(bus)
     with executor(nats_server, tmp_path, "node-0") as process:
         await ledger.until_received(events.NodeJoined)
@@ -140,7 +140,7 @@ async def test_hostile_code_fails_its_jobs_and_a_neighbour_trains_on(
         hostile = [*HOSTILE_ARCHIVES.values(), TOO_LARGE]
         for number, data in enumerate(hostile, start=1):
             digest = hashlib.sha256(data).hexdigest()
-            await bus.put_object(streams.code_bucket(POOL), digest, data)
+            await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
             await ledger.place(f"hostile-{number}", 1, "node-0:1", code_digest=digest)
             failed = await ledger.until_received(events.JobFailed, count=number)
             assert failed.job_id == f"hostile-{number}"

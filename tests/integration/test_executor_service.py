@@ -337,13 +337,13 @@ def archive(**files: str) -> tuple[str, bytes]:
 
 async def test_code_is_unpacked_once_for_executors_with_one_folder(bus: Bus, tmp_path: Path) -> None:
     digest, data = archive(mine="ANSWER = 42")
-    await bus.put_object(streams.code_bucket(POOL), digest, data)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
     archives = [CodeArchive(bus, POOL, tmp_path) for _ in range(3)]
-    folders = await asyncio.gather(*(archives[n % 3].folder(digest) for n in range(6)))
+    folders = await asyncio.gather(*(archives[n % 3].folder("lab", digest) for n in range(6)))
     assert set(folders) == {str(tmp_path / "code" / digest)}
     assert (Path(folders[0]) / "mine.py").read_text() == "ANSWER = 42"
     assert [path.name for path in (tmp_path / "code").iterdir()] == [digest]
-    assert await archives[0].folder("") == ""
+    assert await archives[0].folder("lab", "") == ""
 
 
 async def test_a_link_in_an_archive_becomes_a_file(bus: Bus, tmp_path: Path) -> None:
@@ -351,16 +351,16 @@ async def test_a_link_in_an_archive_becomes_a_file(bus: Bus, tmp_path: Path) -> 
     link.external_attr = 0o120777 << 16
     data = packed(lambda to: to.writestr(link, "/etc/passwd"))
     digest = hashlib.sha256(data).hexdigest()
-    await bus.put_object(streams.code_bucket(POOL), digest, data)
-    mine = Path(await CodeArchive(bus, POOL, tmp_path).folder(digest)) / "mine.py"
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
+    mine = Path(await CodeArchive(bus, POOL, tmp_path).folder("lab", digest)) / "mine.py"
     assert (mine.is_symlink(), mine.read_text()) == (False, "/etc/passwd")
 
 
 async def test_the_archive_waits_for_code_that_is_uploaded_late(bus: Bus, tmp_path: Path) -> None:
     digest, data = archive(mine="")
-    fetching = asyncio.create_task(CodeArchive(bus, POOL, tmp_path).folder(digest))
+    fetching = asyncio.create_task(CodeArchive(bus, POOL, tmp_path).folder("lab", digest))
     await asyncio.sleep(0)
-    await bus.put_object(streams.code_bucket(POOL), digest, data)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
     assert await fetching
 
 
@@ -376,16 +376,16 @@ async def test_the_archive_waits_for_code_that_is_uploaded_late(bus: Bus, tmp_pa
 async def test_unusable_code_leaves_no_file_behind(bus: Bus, tmp_path: Path, data: bytes | None, problem: str) -> None:
     digest = hashlib.sha256(b"no archive").hexdigest()
     if data is not None:
-        await bus.put_object(streams.code_bucket(POOL), digest, data)
+        await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
     with pytest.raises(CodeUnusable, match=problem):
-        await CodeArchive(bus, POOL, tmp_path, upload_wait_s=0.0).folder(digest)
+        await CodeArchive(bus, POOL, tmp_path, upload_wait_s=0.0).folder("lab", digest)
     assert not [path for path in tmp_path.rglob("*") if path.parent.name == "code"]  # noqa: ASYNC240
 
 
 async def test_a_job_whose_code_is_not_an_archive_fails(bus: Bus, run: Run) -> None:
     data = b"no archive"
     digest = hashlib.sha256(data).hexdigest()
-    await bus.put_object(streams.code_bucket(POOL), digest, data)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
     _, launcher = await run()
     ledger = Ledger(bus)
     await ledger.until_received(events.NodeJoined)
@@ -401,7 +401,7 @@ async def test_a_job_whose_code_is_not_an_archive_fails(bus: Bus, run: Run) -> N
 async def test_a_hostile_archive_fails_its_job_and_nothing_else(bus: Bus, run: Run, name: str) -> None:
     data = HOSTILE_ARCHIVES[name]
     digest = hashlib.sha256(data).hexdigest()
-    await bus.put_object(streams.code_bucket(POOL), digest, data)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
     task, launcher = await run()
     ledger = Ledger(bus)
     await ledger.until_received(events.NodeJoined)

@@ -1,5 +1,6 @@
 """Two executors of one machine with different shares of a core: idle slots of the slower type join a job."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.engine.sensitive import digest
@@ -54,11 +55,11 @@ def digest_of(data_dir: Path, job_id: str) -> str:
 async def test_idle_slots_of_another_type_join_a_job_and_go_back(tmp_path: Path) -> None:
     """The job ends with the bits of one undisturbed worker."""
     async with running_pool(tmp_path, num_nodes=0, replicas={}, config=CONFIG) as pool:
-        with (
-            executor_process(pool.url, POOL, pool.data_dir, "fast", slots=1, cpu_share="0.4"),
-            executor_process(pool.url, POOL, pool.data_dir, "slow", slots=2, cpu_share="0.15"),
-        ):
-            await pool.when(lambda state: state.num_gpus == 3, "both nodes joined")
+        with ExitStack() as stack:
+            stack.enter_context(executor_process(pool.url, POOL, pool.data_dir, "fast", slots=1, cpu_share="0.4"))
+            await pool.when(lambda state: state.num_gpus == 1, "the fast node joined, which is of the first type")
+            stack.enter_context(executor_process(pool.url, POOL, pool.data_dir, "slow", slots=2, cpu_share="0.15"))
+            await pool.when(lambda state: state.num_gpus == 3, "the slow node joined")
             await admitted(pool, "mixed", spec(LAST))
             job = await until_on(pool, "fast", "slow", "slow")
             fast, *slow = job.virtual_nodes_by_rank

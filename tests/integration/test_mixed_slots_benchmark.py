@@ -4,10 +4,10 @@ from benchmarks.heterogeneous.mixed_slots import measured_mixed_slots, rows
 
 
 async def test_a_mix_is_predicted_and_measured() -> None:
-    measured = await measured_mixed_slots(1, num_sums=0)
+    measured = await measured_mixed_slots(1, sums=())
     (mix,) = measured["mixes"]
     assert (mix["num_fast"], mix["num_slow"]) == (1, 1)
     fast, *slow = mix["virtual_nodes_by_rank"]
     assert fast + sum(slow) == 16
     assert min(mix[name] for name in ("predicted_s", "measured_s", "even_s", "even_predicted_s")) > 0
-    assert len(list(rows(measured))) == 2
+    assert len(list(rows(measured))) == 3

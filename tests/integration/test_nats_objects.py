@@ -1,5 +1,6 @@
 """Objects that another client of NATS damaged, or never wrote in full."""
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -10,7 +11,7 @@ import pytest
 
 from elasticflow.shared.errors import DamagedObject, NotFound
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.nats import jetstream_api
+from elasticflow.shared.runtime.bus.nats import jetstream_api, object_store
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from tests.support.shared_pool import POOL
@@ -86,3 +87,76 @@ async def test_an_object_without_all_chunks_is_not_there_yet(bus: NatsBus) -> No
     await describe(bus, described())
     with pytest.raises(NotFound):
         await bus.get_object(BUCKET, NAME, max_bytes=len(DATA))
+
+
+async def num_messages(bus: NatsBus) -> int:
+    info = await bus._connection.api(f"STREAM.INFO.OBJ_{BUCKET}")
+    return info["state"]["messages"]
+
+
+async def test_chunks_without_a_description_are_deleted_once_they_are_old(bus: NatsBus) -> None:
+    await publish(bus, "C.n1", DATA)
+    await publish(bus, "C.lab.n2", DATA)
+    await bus.put_object(BUCKET, "lab/kept", DATA)
+    now_s = (await bus.ledger_end(POOL)).at_s
+    await bus.delete_old_objects(BUCKET, before_s=now_s - 60.0, is_needed=lambda name: True)
+    assert await num_messages(bus) == 4
+    await bus.delete_old_objects(BUCKET, before_s=now_s + 60.0, is_needed=lambda name: True)
+    assert await num_messages(bus) == 2, "a chunk and its description"
+    assert await bus.get_object(BUCKET, "lab/kept", max_bytes=len(DATA)) == DATA
+
+
+async def test_an_object_that_is_put_again_is_young_again(bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bus.put_object(BUCKET, NAME, DATA)
+    put_s = (await bus.ledger_end(POOL)).at_s
+    monkeypatch.setattr(object_store, "_YOUNG_S", 0.0)
+    await asyncio.sleep(0.01)
+    await bus.put_object(BUCKET, NAME, DATA)
+    assert await bus.delete_old_objects(BUCKET, before_s=put_s, is_needed=lambda name: False) == 0
+    assert await bus.get_object(BUCKET, NAME, max_bytes=len(DATA)) == DATA
+
+
+@pytest.mark.parametrize("calls", range(8))
+async def test_an_object_that_is_put_while_it_is_deleted_is_there_afterwards(
+    bus: NatsBus, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two requests of the deletion."""
+    monkeypatch.setattr(object_store, "_YOUNG_S", 0.0)
+    await bus.put_object(BUCKET, NAME, DATA)
+    before_s = (await bus.ledger_end(POOL)).at_s + 0.001
+    await asyncio.sleep(0.01)
+    api, left = bus._connection.api, calls
+
+    async def interrupted(*request: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            await bus.put_object(BUCKET, NAME, DATA)
+        return await api(*request, **options)
+
+    monkeypatch.setattr(bus._connection, "api", interrupted)
+    await bus.delete_old_objects(BUCKET, before_s=before_s, is_needed=lambda name: False)
+    monkeypatch.undo()
+    if left < 0:
+        assert await bus.get_object(BUCKET, NAME, max_bytes=len(DATA)) == DATA
+
+
+async def test_a_deletion_that_is_killed_goes_on_later(bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the description is gone: the chunks are remains then."""
+    await bus.put_object(BUCKET, NAME, DATA)
+    before_s = (await bus.ledger_end(POOL)).at_s + 60.0
+    api = bus._connection.api
+
+    async def killed(call: str, *rest: Any, **options: Any) -> Any:
+        answer = await api(call, *rest, **options)
+        if call.startswith("STREAM.PURGE"):
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(bus._connection, "api", killed)
+    with pytest.raises(KeyboardInterrupt):
+        await bus.delete_old_objects(BUCKET, before_s=before_s, is_needed=lambda name: False)
+    monkeypatch.undo()
+    assert await num_messages(bus) == 1
+    await bus.delete_old_objects(BUCKET, before_s=before_s, is_needed=lambda name: False)
+    assert await num_messages(bus) == 0

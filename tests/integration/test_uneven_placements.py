@@ -50,7 +50,7 @@ async def test_counts_change_without_a_stop_and_a_loss_divides_evenly(
 ) -> None:
     """The job ends with the bits of one undisturbed worker."""
     code = package(f"{TRAINING_FUNCTIONS}:Stateful")
-    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", code.code_digest), code.archive)
     slow_down = tmp_path / "slow_down"
     slow_down.touch()
     spec = {
@@ -96,7 +96,7 @@ async def test_counts_that_do_not_fit_the_job_fail_it_with_one_sentence(
     nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
 ) -> None:
     code = package(f"{TRAINING_FUNCTIONS}:Points")
-    await bus.put_object(streams.code_bucket(POOL), code.code_digest, code.archive)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", code.code_digest), code.archive)
     ledger = Ledger(bus)
     with executor(nats_server, tmp_path, "node-0"):
         await ledger.until_received(events.NodeJoined)

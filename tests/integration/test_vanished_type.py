@@ -4,15 +4,16 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-from elasticflow.shared.messages.events import GpuTypeChanged, JobAdmitted, JobAtRisk, PlanDecided
+from elasticflow.shared.messages.events import GpuTypeChanged, JobAdmitted, JobAmended, JobAtRisk, PlanDecided
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.state.job import Phase
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState, spec_of
 from tests.support.executor_process import executor_process
 from tests.support.real_pool import POOL, RATES, RunningPool, job, running_pool
 
+SLOW = "cpu-0.25"
 SLOWER = {num_gpus: rate / 4 for num_gpus, rate in RATES.items()}
-CONFIG = PoolConfig(resize_cost_s=1.0, throughput_margin=0.5, curves={"steps/b8": RATES, "steps/b8@cpu-0.25": SLOWER})
+CONFIG = PoolConfig(resize_cost_s=1.0, throughput_margin=0.5, curves={"steps/b8": RATES, f"steps/b8@{SLOW}": SLOWER})
 
 
 class Nodes:
@@ -37,31 +38,37 @@ async def training_on_fast(tmp_path: Path) -> AsyncIterator[tuple[RunningPool, N
             nodes = Nodes(pool, stack)
             fast = nodes.start("fast", "1")
             await pool.when(lambda state: state.num_gpus == 2, "the fast node joined")
-            assert isinstance(await pool.client.submit(job(max_iterations=400), job_id="a"), JobAdmitted)
+            assert isinstance(await pool.client.submit(job(max_iterations=10_000), job_id="a"), JobAdmitted)
             nodes.start("slow", "0.25")
             await pool.when(lambda state: state.num_gpus == 4, "the slow node joined")
             await pool.when(lambda state: state.live_jobs["a"].iteration > 20, "the job trains")
             yield pool, nodes, fast
 
 
-def type_of(state: PoolState) -> str:
-    spec = state.ended_jobs["a"].spec
-    assert spec is not None
-    return spec.gpu_type
+async def ended_on_slow(pool: RunningPool) -> Job:
+    """The job trains on the other type, and is amended to end there soon. It has as many iterations as amended."""
+
+    def trains_there(state: PoolState) -> bool:
+        return state.live_jobs["a"].training and spec_of(state.live_jobs["a"]).gpu_type == SLOW
+
+    state = await pool.when(trains_there, "it trains on the other type")
+    most = state.live_jobs["a"].iteration + 200
+    assert isinstance(await pool.client.amend("a", max_iterations=most), JobAmended)
+    ended = (await pool.ended(["a"])).ended_jobs["a"]
+    assert (ended.phase, ended.iteration, spec_of(ended).gpu_type) == (Phase.FINISHED, most, SLOW)
+    return ended
 
 
 async def test_a_promise_on_a_vanished_type_is_kept_on_another(tmp_path: Path) -> None:
     async with training_on_fast(tmp_path) as (pool, _, fast):
         fast.close()
-        state = await pool.ended(["a"])
+        ended = await ended_on_slow(pool)
         entries = await pool.ledger()
     reported = [entry.message for entry in entries]
     decided = [event for message in reported if isinstance(message, PlanDecided) for event in message.events]
     assert any(isinstance(event, JobAtRisk) for event in reported)
     (changed,) = (event for event in decided if isinstance(event, GpuTypeChanged))
-    assert (changed.gpu_type, changed.explanation) == ("cpu-0.25", "the pool has 0 GPUs of type cpu-1 now")
-    ended = state.ended_jobs["a"]
-    assert (ended.phase, ended.iteration, type_of(state)) == (Phase.FINISHED, 400, "cpu-0.25")
+    assert (changed.gpu_type, changed.explanation) == (SLOW, "the pool has 0 GPUs of type cpu-1 now")
     assert (ended.ended_at_s or 0.0) < (ended.deadline_s or 0.0)
 
 
@@ -69,7 +76,6 @@ async def test_a_node_that_comes_back_with_another_type_keeps_no_promise_of_the_
     async with training_on_fast(tmp_path) as (pool, nodes, fast):
         fast.close()
         nodes.start("fast", "0.25")
-        state = await pool.ended(["a"])
-    ended = state.ended_jobs["a"]
-    assert (ended.phase, ended.iteration, type_of(state)) == (Phase.FINISHED, 400, "cpu-0.25")
-    assert state.gpu_types == ("cpu-1", "cpu-0.25")
+        await pool.when(lambda state: state.nodes["fast"].gpu_type == SLOW, "the node came back with another type")
+        await ended_on_slow(pool)
+        assert (await pool.client.state()).gpu_types == ("cpu-1", SLOW)

@@ -66,6 +66,6 @@ def test_merged_intervals_never_lower_the_bound(
 def test_schedules_with_hindsight_are_kept_to_the_last_bit_and_stay_below_the_bound(
     workload: Workload, num_gpus: int, cost: ResizeCost, seed: int
 ) -> None:
-    made = hindsight_schedule(workload, num_gpus, cost, seed, moves=30)
+    made = hindsight_schedule(workload, {NO_TYPE: num_gpus}, cost, seed, moves=30)
     assert made.met <= clairvoyant_bound(workload, {NO_TYPE: num_gpus}, cost).whole_jobs_met
-    assert problems(made, workload, num_gpus, cost) == []
+    assert problems(made, workload, {NO_TYPE: num_gpus}, cost) == []

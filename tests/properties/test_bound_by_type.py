@@ -18,6 +18,7 @@ from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.typed_pool import TypedPool
 from elasticflow.simulator.workload.workload import Workload
 from tests.support.example_specs import examples
+from tests.support.resize_schedules import problems
 from tests.support.workload_strategies import COSTS, num_gpus_by_type, typed_workloads, workloads
 
 CLOSE = 1e-5
@@ -89,8 +90,18 @@ def test_no_division_of_the_jobs_over_the_types_exceeds_the_bound(
         for gpu_type in set(types):
             jobs = (job.on_type(name) for job, name in zip(workload.jobs, types, strict=True) if name == gpu_type)
             part = Workload.of("part", (job for job in jobs if job is not None))
-            met += hindsight_schedule(part, num_gpus[gpu_type], cost, moves=10).met
+            met += hindsight_schedule(part, {gpu_type: num_gpus[gpu_type]}, cost, moves=10).met
         assert met <= whole_jobs_met
+
+
+@examples(60)
+@given(typed_workloads(), num_gpus_by_type(), COSTS, SEEDS)
+def test_schedules_with_hindsight_are_kept_on_each_type_and_stay_below_the_bound(
+    workload: Workload, num_gpus: Mapping[str, int], cost: ResizeCost, seed: int
+) -> None:
+    made = hindsight_schedule(workload, num_gpus, cost, seed, moves=30)
+    assert made.met <= clairvoyant_bound(workload, num_gpus, cost).whole_jobs_met
+    assert problems(made, workload, num_gpus, cost) == []
 
 
 @examples(30)

@@ -99,7 +99,7 @@ def decided(case: Case) -> Iterator[DecideResult]:
     waiting = [Pending(command=c, envelope_id="", item=item) for c, item in zip(case.commands, items, strict=True)]
     decider = Decider(policy, INSTANCE, lambda max_commands: tuple(waiting[:max_commands]))
     while waiting:
-        result = decider.decide(state, 0.0)
+        result = decider.decide(state, "", 0.0)
         yield result
         assert result.taken or result.decision is not None, "a round without an effect repeats for ever"
         del waiting[: len(result.taken)]

@@ -12,8 +12,11 @@ from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES, UPCASTERS, Undecodable
-from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.messages.events import ProfileCompleted
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.limits import MAX_BATCH, MAX_GPU_TYPE_LENGTH, MAX_GPUS, MAX_MESSAGE_BYTES
 from tests.support.example_specs import examples
+from tests.support.histories import spec
 from tests.support.message_strategies import messages, messages_of
 
 IDS = st.text(st.characters(codec="utf-8"), max_size=100)
@@ -238,3 +241,28 @@ def test_upcasters_are_applied_one_after_another(monkeypatch: pytest.MonkeyPatch
         read(4, job_id="a", tenant="t")
     with pytest.raises(Undecodable, match="version 1"):
         read(1, wrong="a")
+
+
+LONGEST = spec(
+    training_function=f"{'m' * 198}:{'F' * 101}",
+    model_name="",
+    global_batch_size=MAX_BATCH,
+    gpu_type="T" * MAX_GPU_TYPE_LENGTH,
+    min_gpus=MAX_GPUS // 2,
+    max_gpus=MAX_GPUS,
+    shard_optimizer=True,
+)
+
+
+@given(messages_of(SubmitJob).map(lambda submitted: submitted.spec) | st.just(LONGEST))
+def test_each_job_has_a_profile_that_can_be_read(spec: JobSpec) -> None:
+    """Otherwise a job with a long name would stop all planners."""
+    measured = ProfileCompleted(profile_key=spec.profile_key, iterations_per_s={1: 1.0}, at_s=1.0)
+    assert codec.decode(codec.encode(measured, id="id", recorded_at_s=1.0)).message == measured
+
+
+@pytest.mark.parametrize("name", ["m" * 201, "two\nlines"])
+def test_a_model_name_that_could_be_no_part_of_a_profile_key_is_refused(name: str) -> None:
+    submitted = SubmitJob(job_id="a", spec=spec(model_name=name), tenant="t")
+    with pytest.raises(Undecodable, match="model_name"):
+        codec.decode(codec.encode(submitted, id="id", recorded_at_s=1.0))

@@ -52,6 +52,6 @@ def test_hindsight_comes_close_to_the_bound_of_itp_cluster10() -> None:
     workload = published("itp_cluster10")
     for num_gpus, at_least in [(64, 258), (16, 232)]:
         cost = reference_cost(num_gpus)
-        made = hindsight_schedule(workload, num_gpus, cost, moves=500)
+        made = hindsight_schedule(workload, {NO_TYPE: num_gpus}, cost, moves=500)
         assert at_least <= made.met <= clairvoyant_bound(workload, {NO_TYPE: num_gpus}, cost).whole_jobs_met
-        assert problems(made, workload, num_gpus, cost) == []
+        assert problems(made, workload, {NO_TYPE: num_gpus}, cost) == []

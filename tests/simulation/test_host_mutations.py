@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.service.decider import DecideResult
 from elasticflow.shared.runtime.service.host import Host
@@ -42,9 +43,9 @@ class DecidesBeforeFolding(Host[Any]):
         super().__init__(**options)
         own_end, plan_end = 0, self._appender.plan_end
 
-        async def skip_fold(decision: PlanDecided, message_id: str, sequence: int) -> None:
+        async def skip_fold(decision: PlanDecided, own: LedgerRecord) -> None:
             nonlocal own_end
-            own_end = sequence
+            own_end = own.sequence
 
         self._projection.fold_own = skip_fold
         self._appender.plan_end = lambda: max(own_end, plan_end())

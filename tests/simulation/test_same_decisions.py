@@ -161,5 +161,5 @@ def _is_of(message: LedgerMessage, service: str) -> bool:
 
 
 def _without_basis(message: LedgerMessage) -> LedgerMessage:
-    """The sequence numbers of the two ledgers differ by one, and the simulator has no work queue."""
-    return replace(message, based_on=0, queue_positions=()) if isinstance(message, PlanDecided) else message
+    """The sequence numbers of the two ledgers differ by one, and the simulator has neither a work queue nor a chain."""
+    return replace(message, based_on=0, queue_positions=(), chain="") if isinstance(message, PlanDecided) else message

@@ -45,6 +45,7 @@ def test_two_types_keep_more_promises_than_the_better_one(trace: str, policy: st
     assert both.num_late() == 0
     assert both.num_met() >= max(result.num_met() for result in alone)
     assert all(fate.finished_at_s is not None for fate in both.fates if fate.admitted)
+    assert any(len(occupancy.num_gpus_by_type) > 1 for fate in both.fates for occupancy in fate.occupancies)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -156,7 +156,7 @@ async def _beside(serving: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 async def _admission_replies(bus: NatsBus) -> bool:
     """Whether admission replies, even to an invalid request."""
     try:
-        await bus.request(subjects.quote(POOL), b"?", WAIT_S)
+        await bus.request(subjects.quote("default", POOL), b"?", WAIT_S)
     except NoResponder:
         return False
     return True

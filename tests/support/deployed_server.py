@@ -6,8 +6,9 @@ import json
 import os
 import re
 from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from elasticflow.local.child_process import free_port
 from elasticflow.shared.runtime.bus.nats.embedded_server import find_server
@@ -36,22 +37,27 @@ async def serving(*configs: Path, **environment: str) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def deployed(folder: Path, *, num_servers: int = 1) -> AsyncIterator[str]:
-    """The URL of a server with the files of deploy/nats, or of a cluster of them, on other ports and folders."""
+async def deployed(
+    folder: Path, *, num_servers: int = 1, access: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[str]:
+    """The URL of a server with the files of deploy/nats, or of a cluster of them, on other ports and folders.
+
+    access: files that replace those of deploy/nats/access.
+    """
     (store,) = re.findall(r"NATS_MAX_FILE_STORE:-(\w+)}", (DEPLOY / "compose.yaml").read_text())
     routes = [f"nats://route:t@127.0.0.1:{free_port('127.0.0.1')}" for _ in range(num_servers)]
     environment = {f"NATS_ROUTE_{number}": route for number, route in enumerate(routes, start=1)}
     configs: list[Path] = []
     for number, route in enumerate(routes, start=1):
         own = folder / f"nats-{number}"
-        own.mkdir()
+        (own / "access").mkdir(parents=True)
         replaced = {"/data": str(own), "0.0.0.0:6222": route.rpartition("@")[2]}
         replaced |= dict.fromkeys(("0.0.0.0:4222", "0.0.0.0:8222"), "127.0.0.1:-1")
-        for file in (DEPLOY / "nats").iterdir():
-            text = file.read_text()
+        for file in (DEPLOY / "nats").rglob("*.conf"):
+            text = access.get(file.name, file.read_text())
             for old, new in replaced.items():
                 text = text.replace(old, new)
-            (own / file.name).write_text(text)
+            (own / file.relative_to(DEPLOY / "nats")).write_text(text)
         configs.append(own / ("single.conf" if num_servers == 1 else "cluster.conf"))
     async with serving(*configs, NATS_TOKEN="t", NATS_MAX_FILE_STORE=store, **environment) as url:
         yield url.replace("//", "//t@")

@@ -41,10 +41,12 @@ class History:
     """A ledger under construction; every method appends and folds."""
 
     state: PoolState = field(default_factory=PoolState)
+    messages: list[Any] = field(default_factory=list)
 
     def then(self, *messages: Any) -> "History":
         for message in messages:
             self.state = ledger_fold.evolve(self.state, message, self.state.sequence + 1)
+            self.messages.append(message)
         return self
 
     def configured(self, **changes: Any) -> "History":

@@ -1,6 +1,6 @@
-"""Checks hindsight schedules with the independent checker of certificates."""
+"""Checks hindsight schedules with the independent checker of certificates, each GPU type as a pool of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.bound import Hindsight
@@ -9,22 +9,23 @@ from elasticflow.simulator.verification.certificates import CertifiedJob, Level,
 from elasticflow.simulator.workload.workload import Workload
 
 
-def problems(made: Hindsight, workload: Workload, num_gpus: int, cost: ResizeCost) -> list[str]:
+def problems(made: Hindsight, workload: Workload, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> list[str]:
     """One sentence for each violation."""
-    promises = tuple(_promises(made, workload, cost))
     first_s = min((job.submitted_at_s for job in workload.jobs), default=0.0)
-    certificate = PromiseCertificate(now_s=first_s, num_gpus=num_gpus, promises=promises)
-    early = [
+    found = [
         f"{job.job_id} holds GPUs before it is submitted"
         for job in workload.jobs
         if job.job_id in made.schedules and made.schedules[job.job_id][0].start_s < job.submitted_at_s
     ]
-    return early + Checker().check_promises(certificate)
+    for gpu_type, num_gpus in num_gpus_by_type.items():
+        promises = tuple(_promises(made, workload.on_type(gpu_type), gpu_type, cost))
+        found += Checker().check_promises(PromiseCertificate(now_s=first_s, num_gpus=num_gpus, promises=promises))
+    return found
 
 
-def _promises(made: Hindsight, workload: Workload, cost: ResizeCost) -> Iterator[Promise]:
+def _promises(made: Hindsight, workload: Workload, gpu_type: str, cost: ResizeCost) -> Iterator[Promise]:
     for job in workload.jobs:
-        if job.job_id in made.schedules:
+        if made.gpu_types.get(job.job_id) == gpu_type:
             assert job.deadline_s is not None
             rates = zip(job.curve.num_gpus_L, job.curve.iterations_per_s_L, strict=True)
             job_then = CertifiedJob(

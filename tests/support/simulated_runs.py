@@ -12,7 +12,7 @@ from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import START_S, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
 from elasticflow.simulator.pipeline.invariants import acknowledged_early, violations
-from elasticflow.simulator.replay.recorded_ledger import folded
+from elasticflow.simulator.replay.recorded_ledger import checked_chain, folded
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.scenarios import random_scenario, services
 
@@ -73,6 +73,7 @@ def problems(cluster: VirtualCluster) -> Iterator[str]:
     yield from acknowledged_early(cluster.entries, cluster.acknowledged)
     yield from decided_otherwise(cluster)
     yield from differing_replicas(cluster)
+    yield from (found.in_words() for found in checked_chain(cluster.records).breaks)
 
 
 def not_at_rest(cluster: VirtualCluster) -> Iterator[str]:

@@ -77,11 +77,11 @@ class Generation:
 
 
 class Node:
-    """A launcher, and jobs whose code is in `tests/support/user_code`."""
+    """A launcher, and jobs whose code is in `tests/support/user_code`. launching: further settings of the launcher."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **launching: Any) -> None:
         self.folder = folder
-        self.launcher = Launcher(data_dir=folder, node_id="test-node", on_event=self._record)
+        self.launcher = Launcher(data_dir=folder, node_id="test-node", on_event=self._record, **launching)
         self._generations: dict[tuple[str, int], Generation] = {}
         self._job_numbers = count()
 
@@ -206,6 +206,14 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
         await node.launcher.start()  # and starts another fork server where a test kills one
         yield node
         await node.launcher.close()
+
+
+@pytest.fixture
+def slow_down(tmp_path: Path) -> Path:
+    """While it exists, a job that gets its path does not end."""
+    file = tmp_path / "slow_down"
+    file.touch()
+    return file
 
 
 @pytest.fixture(scope="session")

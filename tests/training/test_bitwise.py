@@ -1,15 +1,11 @@
 """The same bits at any number of workers, through resizes and crashes: weights, optimizer, buffers and metrics."""
 
 import signal
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from benchmarks.engine.sensitive import digest
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.worker_protocol.from_worker import (
-    ExitCode,
     Failed,
     Finished,
     Interrupted,
@@ -18,46 +14,23 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
+from tests.support.trained_jobs import Trained, end_of, stateful, train
 from tests.support.user_code.training_functions import NUM_SAMPLES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LAST = 40  # iterations
-UNEVEN = 21  # samples over 8 virtual nodes
-
-
-async def run(node, spec, **launch) -> dict[str, float]:
-    """Run one generation to its end; its metrics."""
-    workers = await node.launch(spec, **launch)
-    finished = await workers.first(Finished)
-    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
-    return dict(finished.metrics)
-
-
-def digest_of(node, job_id: str) -> str:
-    """Of the job's final state."""
-    state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
-    assert state is not None
-    return digest(state)
-
-
-def stateful(spec_of, *, until: int = LAST, **hyperparameters: Any):
-    return spec_of("Stateful", global_batch_size=UNEVEN, max_iterations=until, hyperparameters=hyperparameters)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def one_worker(node, spec_of) -> tuple[str, dict[str, float]]:
+async def one_worker(node, spec_of) -> Trained:
     """The result of one undisturbed worker."""
-    job_id = node.new_job_id()
-    metrics = await run(node, stateful(spec_of), job_id=job_id)
-    return digest_of(node, job_id), metrics
+    return await train(node, stateful(spec_of))
 
 
 async def test_workers_that_share_the_evaluation_get_the_metrics_of_one_worker(node, spec_of):
     spec = spec_of("EvaluatesInParts", global_batch_size=4, max_iterations=12)
-    alone, *together = [
-        await run(node, spec, job_id=node.new_job_id(), num_workers=num_workers) for num_workers in (1, 3, 4)
-    ]
+    alone, *together = [(await train(node, spec, num_workers=num_workers)).metrics for num_workers in (1, 3, 4)]
     assert all(metrics == alone for metrics in together)
     assert alone["samples"] == NUM_SAMPLES
     assert 0 < alone["error"] < 10
@@ -65,29 +38,20 @@ async def test_workers_that_share_the_evaluation_get_the_metrics_of_one_worker(n
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
 async def test_any_number_of_workers_gives_the_same_bits(node, spec_of, one_worker, num_workers):
-    job_id = node.new_job_id()
-    metrics = await run(node, stateful(spec_of), job_id=job_id, num_workers=num_workers)
-    assert (digest_of(node, job_id), metrics) == one_worker
+    assert await train(node, stateful(spec_of), num_workers=num_workers) == one_worker
 
 
 async def test_a_surplus_worker_repeats_a_part_that_counts_elsewhere(node, spec_of, one_worker):
-    job_id = node.new_job_id()
-    metrics = await run(node, stateful(spec_of), job_id=job_id, num_workers=9)
-    assert (digest_of(node, job_id), metrics) == one_worker
+    assert await train(node, stateful(spec_of), num_workers=9) == one_worker
 
 
 async def test_resizes_do_not_change_the_bits(node, spec_of, one_worker):
     job_id = node.new_job_id()
-    metrics = {}
+    end = None
     for generation, (num_workers, until) in enumerate([(1, 11), (4, 23), (2, LAST)], start=1):
-        metrics = await run(
-            node,
-            stateful(spec_of, until=until),
-            job_id=job_id,
-            num_workers=num_workers,
-            generation=generation,
-        )
-    assert (digest_of(node, job_id), metrics) == one_worker
+        spec = stateful(spec_of, until=until)
+        end = await train(node, spec, job_id=job_id, num_workers=num_workers, generation=generation)
+    assert end == one_worker
 
 
 async def test_a_killed_worker_does_not_change_the_bits(node, spec_of, one_worker, tmp_path):
@@ -102,20 +66,14 @@ async def test_a_killed_worker_does_not_change_the_bits(node, spec_of, one_worke
     assert not workers.all_of(Finished)
     workers = await node.launch(stateful(spec_of), job_id=job_id, num_workers=2, generation=2)
     assert (await workers.first(Started)).iteration == 17
-    metrics = dict((await workers.first(Finished)).metrics)
-    await workers.ended()
-    assert (digest_of(node, job_id), metrics) == one_worker
+    assert await end_of(node, workers) == one_worker
 
 
 @pytest.mark.parametrize("job", [Digits(), Text(), Wine()], ids=lambda job: type(job).__name__)
 async def test_examples_with_convolutions_attention_and_noise(node, job):
     spec = job.term_condition(max_iterations=10).set_deadline(within=600).spec()
-    ends = []
-    for num_workers in (1, 3):
-        job_id = node.new_job_id()
-        metrics = await run(node, spec, job_id=job_id, num_workers=num_workers)
-        ends.append((digest_of(node, job_id), metrics))
-    assert ends[0] == ends[1]
+    alone, together = [await train(node, spec, num_workers=num_workers) for num_workers in (1, 3)]
+    assert together == alone
 
 
 async def test_diverging_parts_are_named(node, spec_of):
@@ -142,14 +100,10 @@ async def test_features_without_bitwise_support_are_named(node, spec_of, functio
 
 
 async def test_a_job_without_metrics_ends_normally(node, spec_of):
-    assert await run(node, spec_of("ReturnsNoMetrics"), job_id=node.new_job_id(), num_workers=3) == {}
+    assert (await train(node, spec_of("ReturnsNoMetrics"), num_workers=3)).metrics == {}
 
 
 async def test_two_backward_passes_in_one_step_add_up(node, spec_of):
     """As on one device: the gradient of the sum, from one backward pass or from two."""
-    digests = set()
-    for num_workers in (1, 3):
-        job_id = node.new_job_id()
-        await run(node, spec_of("TwoBackwards"), job_id=job_id, num_workers=num_workers)
-        digests.add(digest_of(node, job_id))
-    assert len(digests) == 1
+    alone, together = [await train(node, spec_of("TwoBackwards"), num_workers=num_workers) for num_workers in (1, 3)]
+    assert together.bits == alone.bits

@@ -8,9 +8,8 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Interrupted,
     Progressed,
 )
+from tests.support.trained_jobs import all_switched, weights_of
 from tests.training.test_failures import failure_of
-from tests.training.test_resize import trained_weights
-from tests.training.test_stop_free import all_switched
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -55,7 +54,7 @@ async def test_each_sample_once_an_epoch_and_the_same_bits_through_a_resize_and_
     alone = node.new_job_id()
     undisturbed = await node.launch(spec_of(f"{function}ReadHere", max_iterations=LAST), job_id=alone)
     await undisturbed.ended()
-    moved, undisturbed = (trained_weights(node.checkpoints_of(each)) for each in (job_id, alone))
+    moved, undisturbed = (weights_of(node, each) for each in (job_id, alone))
     assert moved.equal(undisturbed)
 
 

@@ -1,11 +1,14 @@
 """The examples learn."""
 
+import re
+
 import pytest
 
 from elasticflow.shared.messages.worker_protocol.from_worker import Finished
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
+from tests.support.trained_jobs import script, train
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -25,3 +28,20 @@ async def test_example_learns(node, job, num_workers, metric, at_least):
     assert finished.metrics[metric] >= at_least
     assert finished.metrics["loss"] < 3.5  # a byte costs 5.5 nats before training
     await workers.ended()
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "batch_size", "result", "least", "most"),
+    [
+        ("trainer", "transformers", 32, "held-out loss", 0.0, 3.2),
+        ("accelerate_loop", "accelerate", 150, "accuracy", 0.9, 1.0),
+        ("lightning_module", "pytorch_lightning", 150, "accuracy", 0.9, 1.0),
+    ],
+)
+async def test_example_with_a_library_learns(node, spec_of, name, library, batch_size, result, least, most):
+    pytest.importorskip(library)
+    job_id = node.new_job_id()
+    spec = script(spec_of, name=f"examples.libraries.{name}", global_batch_size=batch_size, until=100)
+    await train(node, spec, job_id=job_id, num_workers=2)
+    (printed,) = re.findall(rf"{result} ([0-9.]+)", node.log_of(job_id))
+    assert least <= float(printed) <= most

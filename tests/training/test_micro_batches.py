@@ -4,28 +4,22 @@ import pytest
 import torch
 
 from elasticflow.shared.messages.worker_protocol.from_worker import (
-    ExitCode,
     Failed,
-    Finished,
     Interrupted,
     Progressed,
     Switched,
 )
-from tests.training.test_bitwise import digest_of, run
-from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end, trained_weights
-from tests.training.test_stop_free import all_switched
+from tests.support.trained_jobs import end_of, switch, train, weights_of
+from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_any_number_of_workers_gives_the_same_bits(node, spec_of):
-    ends = []
-    for num_workers in (1, 3, 4):
-        job_id = node.new_job_id()
-        spec = spec_of("Stateful", global_batch_size=37, max_iterations=20)  # 4 or 5 samples each
-        metrics = await run(node, spec, job_id=job_id, num_workers=num_workers, micro_batch_size=4)
-        ends.append((digest_of(node, job_id), metrics))
-    assert ends[0] == ends[1] == ends[2]
+    spec = spec_of("Stateful", global_batch_size=37, max_iterations=20)  # 4 or 5 samples each
+    alone = await train(node, spec, micro_batch_size=4)
+    assert await train(node, spec, num_workers=3, micro_batch_size=4) == alone
+    assert await train(node, spec, num_workers=4, micro_batch_size=4) == alone
 
 
 async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
@@ -35,13 +29,11 @@ async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4)
     await workers.first(Progressed)
-    for members in ([0, 1, None, None], [2, 0]):
-        workers = await node.switch_generation(workers, members, micro_batch_size=4)
-        await all_switched(workers, members)
+    workers = await switch(node, workers, [0, 1, None, None], [2, 0], micro_batch_size=4)
     await workers.ended()
     plain = spec_of("Points", max_iterations=200, hyperparameters={"learning_rate": 0.01})
     undisturbed = await run_to_the_end(node, plain)
-    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), undisturbed, rtol=5e-3, atol=1e-3)
+    torch.testing.assert_close(weights_of(node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 
@@ -55,11 +47,7 @@ async def test_the_same_processes_retry_with_smaller_micro_batches(node, spec_of
     assert (interrupted.iteration, interrupted.micro_batch_size) == (0, 2)
     workers = await node.switch_generation(workers, range(num_workers), micro_batch_size=1)
     assert (await workers.first(Switched)).iteration == 0
-    metrics = dict((await workers.first(Finished)).metrics)
-    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
-    other = node.new_job_id()
-    assert metrics == await run(node, spec, job_id=other, micro_batch_size=1)
-    assert digest_of(node, job_id) == digest_of(node, other)
+    assert await end_of(node, workers) == await train(node, spec, micro_batch_size=1)
 
 
 @pytest.mark.parametrize("function", ["TooBig", "ErrorOfTheAllocator"])

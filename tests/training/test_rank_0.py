@@ -8,12 +8,10 @@ from elasticflow.services.executor.processes.launcher import Exited
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     ExitCode,
-    Finished,
     Interrupted,
     Progressed,
 )
-from tests.training.test_bitwise import digest_of, run, stateful
-from tests.training.test_stop_free import all_switched
+from tests.support.trained_jobs import all_switched, end_of, stateful, train
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -21,9 +19,9 @@ LAST = 97  # iterations; not one with an evaluation
 ENGINE = "elasticflow.services.executor.worker"
 IN_A_SWITCH = {
     "in a rendezvous": f"{ENGINE}.elastic.rendezvous:require_compatible",
-    "after all have agreed to switch": f"{ENGINE}.steps.training_step:transfer_state",
-    "while it sends the state to a joining worker": f"{ENGINE}.elastic.state_transfer:_concatenated",
-    "before the first step after the switch": f"{ENGINE}.steps.training_step:Trainer.begin_generation",
+    "after all have agreed to switch": f"{ENGINE}.steps.trainer:transfer_state",
+    "while it sends the state to a joining worker": f"{ENGINE}.elastic.state_transfer:_exchange",
+    "before the first step after the switch": f"{ENGINE}.steps.trainer:Trainer.begin_generation",
 }
 ALONE = {
     "while it evaluates": f"{ENGINE}.steps.evaluation:Evaluation.here",
@@ -32,12 +30,10 @@ ALONE = {
 AFTER_THE_LAST_STEP = f"{ENGINE}.checkpoint.writer:CheckpointWriter.write_now"
 
 
-async def test_survivors_of_rank_0_continue_from_their_step(node, spec_of, tmp_path):
+async def test_survivors_of_rank_0_continue_from_their_step(node, spec_of, tmp_path, slow_down):
     """One job, all points: three workers train, rank 0 dies, another becomes rank 0, and a new worker joins."""
-    undisturbed = node.new_job_id()
-    metrics = await run(node, stateful(spec_of, until=LAST), job_id=undisturbed)
-    job_id, victim, slow_down = node.new_job_id(), tmp_path / "victim", tmp_path / "slow_down"
-    slow_down.touch()
+    undisturbed = await train(node, stateful(spec_of, until=LAST))
+    job_id, victim = node.new_job_id(), tmp_path / "victim"
     phases = IN_A_SWITCH | ALONE
     (tmp_path / "points").write_text("\n".join((*phases.values(), AFTER_THE_LAST_STEP)))
     spec = spec_of(
@@ -71,6 +67,4 @@ async def test_survivors_of_rank_0_continue_from_their_step(node, spec_of, tmp_p
     kept = CheckpointStore(node.checkpoints_of(job_id), generation=generation)
     assert 0 < kept.newest_iteration() < LAST
     again = await node.launch(spec, job_id=job_id, generation=generation + 1, num_workers=2)
-    finished = await again.first(Finished)
-    await again.ended()
-    assert (digest_of(node, job_id), dict(finished.metrics)) == (digest_of(node, undisturbed), metrics)
+    assert await end_of(node, again) == undisturbed

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.job_spec import MetricCondition
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     Alive,
@@ -19,6 +18,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import WriteCheckpoint
+from tests.support.trained_jobs import checkpoint_of, weights_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -26,18 +26,12 @@ STEP_S = {"Points": 0.004, "Fast": 0.016}  # of each part of a batch: a worker h
 TOLERANCE = {"Points": {"rtol": 0.0, "atol": 0.0}, "Fast": {"rtol": 5e-3, "atol": 1e-3}}
 
 
-def trained_weights(folder: Path) -> torch.Tensor:
-    state = CheckpointStore(folder, generation=1000).newest()
-    assert state is not None
-    return torch.cat([value.flatten().float() for value in state["model"].values()])
-
-
 async def run_to_the_end(node, spec, **launch) -> torch.Tensor:
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, **launch)
     exits = await workers.ended()
     assert {exit_.code for exit_ in exits.values()} == {ExitCode.DONE}, node.log_of(job_id)
-    return trained_weights(node.checkpoints_of(job_id))
+    return weights_of(node, job_id)
 
 
 @pytest.mark.parametrize("function", ["Points", "Fast"])
@@ -60,7 +54,7 @@ async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(
     await workers.ended()
 
     undisturbed = await run_to_the_end(node, spec_of("Points", max_iterations=200))
-    moved = trained_weights(node.checkpoints_of(job_id))
+    moved = weights_of(node, job_id)
     torch.testing.assert_close(moved, undisturbed, **TOLERANCE[function])
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
@@ -156,7 +150,7 @@ async def test_a_requested_checkpoint_is_complete_while_the_training_continues(n
     written = await workers.first(CheckpointWritten, 0)
     assert written.request == 7
     assert written.file.startswith(str(node.checkpoints_of(job_id)))
-    state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
+    state = checkpoint_of(node, job_id)
     assert state is not None
     assert os.stat(written.file).st_size == written.num_bytes
     assert state["iteration"] == written.iteration

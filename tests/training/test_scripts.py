@@ -1,12 +1,9 @@
 """An elastic script: the same bits as the class, while workers join, leave and die."""
 
-from pathlib import Path
-
 import pytest
 import pytest_asyncio
 
 from benchmarks.engine.sensitive import digest
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     ExitCode,
     Failed,
@@ -16,71 +13,61 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Progressed,
     Started,
 )
-from tests.training.test_bitwise import digest_of, run, stateful
-from tests.training.test_stop_free import all_switched
+from tests.support.trained_jobs import (
+    all_switched,
+    checkpoint_of,
+    end_of,
+    files_of,
+    script,
+    slow_down_script,
+    stateful,
+    switch,
+    train,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-LAST = 40  # iterations
-
-
-def script(spec_of, *words: str, name: str = "scripts", entry: str = "__main__", until: int = LAST, **fields):
-    settings = {str(number): word for number, word in enumerate(words, start=1)}
-    return spec_of(f"{name}:{entry}", max_iterations=until, hyperparameters=settings, **fields)
 
 
 def example(spec_of, *, epochs: int = 4):
     return script(spec_of, "--epochs", str(epochs), name="examples.ddp.elastic", global_batch_size=150)
 
 
-def files_of(node, job_id: str) -> Path:
-    return node.checkpoints_of(job_id) / "files"
-
-
 def digest_of_what_was_trained(node, job_id: str) -> str:
-    state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
+    state = checkpoint_of(node, job_id)
     return digest([state["model"], state["optimizer"], state["iteration"], state["metrics"]["loss"]])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def alone(node, spec_of):
     """The result of one worker on the example."""
-    job_id = node.new_job_id()
-    metrics = await run(node, example(spec_of), job_id=job_id)
-    return digest_of(node, job_id), metrics
+    return await train(node, example(spec_of))
 
 
 async def test_the_example_learns_the_same_on_three_workers_and_saves_it(node, spec_of, alone):
     job_id = node.new_job_id()
-    metrics = await run(node, example(spec_of), job_id=job_id, num_workers=3)
-    assert (digest_of(node, job_id), metrics) == alone
-    assert metrics["accuracy"] > 0.9
+    assert await train(node, example(spec_of), job_id=job_id, num_workers=3) == alone
+    assert alone.metrics["accuracy"] > 0.9
     assert (files_of(node, job_id) / "digits.pt").is_file()
 
 
 async def test_a_script_and_a_class_give_the_same_bits_through_switches_and_a_crash(node, spec_of):
     job_id = node.new_job_id()
-    await run(node, stateful(spec_of, until=60), job_id=job_id)
+    await train(node, stateful(spec_of, until=60), job_id=job_id)
     expected = digest_of_what_was_trained(node, job_id)
 
     job_id = node.new_job_id()
     spec = script(spec_of, "stateful", global_batch_size=21, until=60)
-    slow_down = files_of(node, job_id) / "slow_down"
-    slow_down.parent.mkdir(parents=True)
-    slow_down.touch()
+    slow_down = slow_down_script(node, job_id)
     workers = await node.launch(spec, job_id=job_id, num_workers=2)
-    for members in ([0, 1, None], [2, 0]):
-        await workers.first(Progressed)
-        workers = await node.switch_generation(workers, members)
-        await all_switched(workers, members)
+    await workers.first(Progressed)
+    workers = await switch(node, workers, [0, 1, None], [2, 0])
     (files_of(node, job_id) / "die").touch()
     await workers.first(Interrupted)
     (survivor,) = (rank for rank, event in workers.events if isinstance(event, Interrupted))
     workers = await node.switch_generation(workers, [survivor, None], lost=[1 - survivor])
     await all_switched(workers, [survivor, None])
     slow_down.unlink()
-    await workers.first(Finished)
-    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    await end_of(node, workers)
     assert digest_of_what_was_trained(node, job_id) == expected
 
 
@@ -88,7 +75,7 @@ async def test_a_schedule_follows_the_steps_and_outlives_a_restart(node, spec_of
     job_id = node.new_job_id()
     for generation, until in enumerate((10, 30), start=1):
         spec = script(spec_of, "schedule_by_steps", until=until)
-        await run(node, spec, job_id=job_id, num_workers=generation, generation=generation)
+        await train(node, spec, job_id=job_id, num_workers=generation, generation=generation)
         assert f"last epoch of the schedule: {until}" in node.log_of(job_id, generation=generation)
 
 
@@ -116,7 +103,7 @@ async def test_a_script_that_exceeds_the_memory_restarts_with_smaller_micro_batc
 
 
 async def test_a_script_with_its_own_counter_ends_with_the_job(node, spec_of):
-    assert "loss" in await run(node, script(spec_of, "counts_by_itself"), job_id=node.new_job_id())
+    assert "loss" in (await train(node, script(spec_of, "counts_by_itself"))).metrics
 
 
 async def test_a_profiling_run_leaves_nothing_behind(node, spec_of):

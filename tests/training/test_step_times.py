@@ -1,4 +1,4 @@
-"""A profiling run on one GPU also measures steps with fewer virtual nodes than the job has."""
+"""A profiling run also measures steps with fewer virtual nodes than the job has: on several GPUs with one on each."""
 
 from pathlib import Path
 
@@ -54,12 +54,35 @@ async def test_an_error_on_few_samples_ends_the_measurement_and_not_the_job(node
     assert list(measured.single_gpu.step_s_by_virtual_nodes) == [16]
 
 
+async def test_several_gpus_measure_one_virtual_node_on_each(node, spec_of, tmp_path):
+    spec = spec_of("Points", max_iterations=3, hyperparameters={"step_s": 0.005, "record": str(tmp_path)})
+    measured = await profiled(node, spec, num_workers=2)
+    assert measured.single_gpu is None
+    assert measured.one_virtual_node_s >= 0.005
+    for record in tmp_path.iterdir():
+        iterations = [line.split()[0] for line in record.read_text().splitlines()]
+        # each worker computes half of the batch twice, then one virtual node in each step, from the warm-up on
+        assert iterations.count("0") == 4 + 4 + 1
+        last = int(iterations[-1])
+        assert iterations[-last - 1 :] == [str(iteration) for iteration in range(last + 1)]
+
+
 @pytest.mark.parametrize(
     ("function", "run"),
-    [("Points", {"num_workers": 2}), ("Points", {"measures_step_times": False})],
+    [
+        ("Points", {"measures_step_times": False}),
+        ("Points", {"measures_step_times": False, "num_workers": 2}),
+        ("Fast", {"num_workers": 2}),
+    ],
 )
-async def test_runs_on_several_gpus_or_in_a_pool_of_one_type_measure_no_parts(node, spec_of, function, run):
-    assert (await profiled(node, spec_of(function), **run)).single_gpu is None
+async def test_a_pool_of_one_type_and_a_fast_job_on_several_gpus_measure_no_parts(node, spec_of, function, run):
+    measured = await profiled(node, spec_of(function), **run)
+    assert (measured.single_gpu, measured.one_virtual_node_s) == (None, None)
+
+
+async def test_an_error_on_few_samples_on_several_gpus_does_not_end_the_job(node, spec_of):
+    measured = await profiled(node, spec_of("NeedsTwoSamples"), num_workers=2)
+    assert measured.one_virtual_node_s is None
 
 
 async def test_one_virtual_node_is_measured_with_the_whole_batch(node, spec_of):

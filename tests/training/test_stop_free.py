@@ -9,7 +9,6 @@ import pytest_asyncio
 import torch
 
 from elasticflow.services.executor.processes.launcher import Exited
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     Alive,
     CheckpointWritten,
@@ -22,8 +21,8 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Switched,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import PeersLost
-from tests.training.test_bitwise import digest_of, run, stateful
-from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end, trained_weights
+from tests.support.trained_jobs import all_switched, checkpoint_of, end_of, stateful, switch, train, weights_of
+from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -33,26 +32,7 @@ LAST = 40  # iterations
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def undisturbed(node, spec_of):
     """The result of one undisturbed worker."""
-    job_id = node.new_job_id()
-    metrics = await run(node, stateful(spec_of, until=LAST), job_id=job_id)
-    return digest_of(node, job_id), metrics
-
-
-@pytest.fixture
-def slow_down(tmp_path):
-    """While it exists, the job does not end: see `Stateful`."""
-    file = tmp_path / "slow_down"
-    file.touch()
-    return file
-
-
-async def all_switched(workers, members):
-    """The event of one worker, once all workers have switched."""
-    switched_events = [
-        await workers.first(Started if known is None else Switched, rank) for rank, known in enumerate(members)
-    ]
-    assert len({switched.iteration for switched in switched_events}) == 1
-    return switched_events[0]
+    return await train(node, stateful(spec_of, until=LAST))
 
 
 @pytest.mark.parametrize(
@@ -80,9 +60,7 @@ async def test_switches_do_not_change_the_bits(node, spec_of, undisturbed, slow_
         assert (switched.resize.bytes_moved > 0) == (None in members)
         iteration = switched.iteration
     slow_down.unlink()
-    finished = await workers.first(Finished)
-    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
-    assert (digest_of(node, job_id), dict(finished.metrics)) == undisturbed
+    assert await end_of(node, workers) == undisturbed
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.029])
@@ -104,10 +82,8 @@ async def test_survivors_continue_from_the_interrupted_step(node, spec_of, undis
         after = await node.switch_generation(after, members)
         assert (await all_switched(after, members)).iteration > switched.iteration, "the others trained meanwhile"
     slow_down.unlink()
-    finished = await after.first(Finished)
-    assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
+    assert await end_of(node, after) == undisturbed
     assert not before.all_of(CheckpointWritten), "no worker needed a checkpoint"
-    assert (digest_of(node, job_id), dict(finished.metrics)) == undisturbed
 
 
 async def test_of_overlapping_switches_the_last_one_happens(node, spec_of, undisturbed, slow_down):
@@ -123,9 +99,7 @@ async def test_of_overlapping_switches_the_last_one_happens(node, spec_of, undis
     assert not superseded.all_of(Started)
     assert not [*superseded.all_of(Switched), *aborted.all_of(Switched)]
     slow_down.unlink()
-    finished = await after.first(Finished)
-    await after.ended()
-    assert (digest_of(node, job_id), dict(finished.metrics)) == undisturbed
+    assert await end_of(node, after) == undisturbed
 
 
 async def test_a_second_loss_during_a_switch_leaves_one_worker_that_continues_alone(
@@ -143,9 +117,7 @@ async def test_a_second_loss_during_a_switch_leaves_one_worker_that_continues_al
     after = await node.switch_generation(before, [2], lost=[0, 1], generation=3)
     assert (await all_switched(after, [2])).iteration >= interrupted.iteration
     slow_down.unlink()
-    finished = await after.first(Finished)
-    assert (await after.ended())[0].code == ExitCode.DONE
-    assert (digest_of(node, job_id), dict(finished.metrics)) == undisturbed
+    assert await end_of(node, after) == undisturbed
 
 
 async def test_peers_continue_without_a_stopped_process(node, spec_of, undisturbed, slow_down):
@@ -158,9 +130,7 @@ async def test_peers_continue_without_a_stopped_process(node, spec_of, undisturb
     after = await node.switch_generation(before, [1, None], lost=[0])
     await all_switched(after, [1, None])
     slow_down.unlink()
-    finished = await after.first(Finished)
-    await after.ended()
-    assert (digest_of(node, job_id), dict(finished.metrics)) == undisturbed
+    assert await end_of(node, after) == undisturbed
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -169,10 +139,8 @@ async def test_a_wait_for_a_silent_peer_ends_when_its_loss_is_reported(node, spe
     """As when a machine vanishes from the network: no connection breaks. A transfer that has partly arrived waits for
     the rest, so its thread is abandoned."""
     spec = spec_of(name, max_iterations=30, hyperparameters={"learning_rate": 1e-7}, global_batch_size=15)
-    alone = node.new_job_id()
-    metrics = await run(node, spec, job_id=alone)
-    job_id = node.new_job_id()
-    before = await node.launch(spec, job_id=job_id, num_workers=3)
+    alone = await train(node, spec)
+    before = await node.launch(spec, job_id=node.new_job_id(), num_workers=3)
     await before.first(Progressed)
     silent = before.workers[lost]
     os.kill(silent.pid, signal.SIGSTOP)
@@ -184,12 +152,11 @@ async def test_a_wait_for_a_silent_peer_ends_when_its_loss_is_reported(node, spe
     after = await node.switch_generation(before, [survivors[1], None, survivors[0]], lost=[lost])
     switched = await all_switched(after, [survivors[1], None, survivors[0]])
     assert switched.iteration == max(each.iteration for each in interrupted) > 0
-    finished = await after.first(Finished)
-    assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
+    end = await end_of(node, after)
     silent.kill()
     if name == "Wide":
-        assert (digest_of(node, job_id), dict(finished.metrics)) == (digest_of(node, alone), metrics)
-    assert dict(finished.metrics) == pytest.approx(metrics, rel=1e-3)
+        assert end == alone
+    assert end.metrics == pytest.approx(alone.metrics, rel=1e-3)
 
 
 async def test_stopped_survivors_save_their_progress(node, spec_of):
@@ -203,7 +170,7 @@ async def test_stopped_survivors_save_their_progress(node, spec_of):
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {None, ExitCode.DONE}
     # a worker that is one step behind may write first
     assert max(written.iteration for written in workers.all_of(CheckpointWritten)) == done
-    state = CheckpointStore(node.checkpoints_of(job_id), generation=1000).newest()
+    state = checkpoint_of(node, job_id)
     assert state["iteration"] == done
 
 
@@ -213,14 +180,12 @@ async def test_the_fast_mode_switches_too_and_sees_each_sample_once_an_epoch(nod
     spec = spec_of("Fast", max_iterations=200, hyperparameters=settings)
     workers = await node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Progressed)
-    for members in ([0, 1, None], [2, 0]):
-        workers = await node.switch_generation(workers, members)
-        await all_switched(workers, members)
+    workers = await switch(node, workers, [0, 1, None], [2, 0])
     await workers.first(Finished)
     await workers.ended()
     undisturbed = await run_to_the_end(node, spec_of("Points", max_iterations=200))
     # over some hundred steps, rounding differences grow to up to 3e-4, depending on the time of the switch
-    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), undisturbed, rtol=5e-3, atol=1e-3)
+    torch.testing.assert_close(weights_of(node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 

@@ -10,7 +10,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Profiled,
     Started,
 )
-from tests.training.test_scripts import files_of, script
+from tests.support.trained_jobs import files_of, script
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

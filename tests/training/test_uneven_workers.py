@@ -5,15 +5,12 @@ import pytest_asyncio
 import torch
 
 from elasticflow.shared.messages.worker_protocol.from_worker import (
-    ExitCode,
     Failed,
-    Finished,
     Interrupted,
     Progressed,
 )
-from tests.training.test_bitwise import digest_of, run
-from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end, trained_weights
-from tests.training.test_stop_free import all_switched
+from tests.support.trained_jobs import all_switched, end_of, train, weights_of
+from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -28,29 +25,17 @@ def stateful(spec_of, slow_down=""):
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def one_worker(node, spec_of):
     """The result of one undisturbed worker."""
-    job_id = node.new_job_id()
-    metrics = await run(node, stateful(spec_of), job_id=job_id, micro_batch_size=4)
-    return digest_of(node, job_id), metrics
+    return await train(node, stateful(spec_of), micro_batch_size=4)
 
 
 @pytest.mark.parametrize("counts", [(7, 1), (1, 5, 2), (0, 8), (3, 0, 5)], ids=str)
 async def test_any_numbers_of_virtual_nodes_give_the_same_bits(node, spec_of, one_worker, counts):
-    job_id = node.new_job_id()
-    metrics = await run(
-        node,
-        stateful(spec_of),
-        job_id=job_id,
-        num_workers=len(counts),
-        micro_batch_size=4,
-        virtual_nodes_by_rank=counts,
-    )
-    assert (digest_of(node, job_id), metrics) == one_worker
+    cut = {"micro_batch_size": 4, "virtual_nodes_by_rank": counts}
+    assert await train(node, stateful(spec_of), num_workers=len(counts), **cut) == one_worker
 
 
-async def test_switches_between_counts_and_a_loss_do_not_change_the_bits(node, spec_of, one_worker, tmp_path):
+async def test_switches_between_counts_and_a_loss_do_not_change_the_bits(node, spec_of, one_worker, slow_down):
     """The same workers with other counts, then one more worker; then the survivors of a kill divide evenly."""
-    slow_down = tmp_path / "slow_down"
-    slow_down.touch()
     job_id = node.new_job_id()
     spec = stateful(spec_of, str(slow_down))
     workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4, virtual_nodes_by_rank=(6, 2))
@@ -66,9 +51,7 @@ async def test_switches_between_counts_and_a_loss_do_not_change_the_bits(node, s
     workers = await node.switch_generation(workers, [0, 2], lost=[1], micro_batch_size=4)
     await all_switched(workers, [0, 2])
     slow_down.unlink()
-    finished = await workers.first(Finished)
-    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
-    assert (digest_of(node, job_id), dict(finished.metrics)) == one_worker
+    assert await end_of(node, workers) == one_worker
 
 
 async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
@@ -86,7 +69,7 @@ async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_
     await workers.ended()
     plain = spec_of("Points", max_iterations=200, hyperparameters={"learning_rate": 0.01})
     undisturbed = await run_to_the_end(node, plain)
-    torch.testing.assert_close(trained_weights(node.checkpoints_of(job_id)), undisturbed, rtol=5e-3, atol=1e-3)
+    torch.testing.assert_close(weights_of(node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 

@@ -11,7 +11,7 @@ from elasticflow.services.admission.commands.submission import (
     request_of,
 )
 from elasticflow.services.admission.quota_rules import counts_as_demand
-from elasticflow.services.admission.rejection.counteroffers import rejection_of
+from elasticflow.services.admission.rejection.counteroffers import Refusal, refusal_of
 from elasticflow.services.admission.rejection.text import why_unrunnable
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.events import JobProfiled
@@ -23,7 +23,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, know
 
 def admit(session: AdmissionSession, submission: Submission) -> AdmissionSession:
     """Decide on it beside all promises of the session; without an event if the deadline or the price is a reason to
-    `reject` it. Counteroffers take longer than a promise, and another GPU type may admit it."""
+    `refuse` it. Counteroffers take longer than a promise, and another GPU type may admit it."""
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)
     if curve is None:
@@ -58,8 +58,8 @@ def _promise(session: AdmissionSession, submission: Submission, job: Schedulable
     return admitted(session, submission, needed, proposal, least)
 
 
-def reject(session: AdmissionSession, submission: Submission) -> AdmissionSession:
-    """After `admit` without an event: why, and counteroffers."""
+def refuse(session: AdmissionSession, submission: Submission) -> Refusal:
+    """After `admit` without an event: the earliest deadline that could be promised instead."""
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)
     assert curve is not None, "else `admit` has rejected it"
@@ -68,6 +68,11 @@ def reject(session: AdmissionSession, submission: Submission) -> AdmissionSessio
     is_possible = math.isfinite(least)
     is_demand = is_possible and counts_as_demand(state, request_of(session, submission, least))
     is_overpriced = is_possible and session.is_overpriced(job)
-    session, rejection = rejection_of(session, job, spec, is_overpriced=is_overpriced, is_demand=is_demand)
-    why = why_not_taken(session, job) + rejection.explanation
-    return rejected(session, submission, rejection.reason, why, rejection, least if is_demand else 0.0)
+    return refusal_of(session, job, spec, is_overpriced=is_overpriced, is_demand=is_demand)
+
+
+def reject(submission: Submission, refusal: Refusal) -> AdmissionSession:
+    """With the reason and counteroffers."""
+    rejection = refusal.rejection()
+    why = why_not_taken(refusal.decided, refusal.job) + rejection.explanation
+    return rejected(refusal.decided, submission, refusal.reason, why, refusal, rejection)

@@ -25,23 +25,28 @@ from elasticflow.shared.state.pool import spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Terms:
+class Terms:
     """What the job becomes. deadline_s: promised; max_iterations: in all."""
 
     deadline_s: float | None
     max_iterations: int
 
+    @staticmethod
+    def of(job: Job, command: AmendJob) -> "Terms":
+        """What the command leaves open stays."""
+        return Terms(
+            deadline_s=job.deadline_s if command.deadline_s is None else command.deadline_s,
+            max_iterations=command.max_iterations or spec_of(job).max_iterations,
+        )
+
 
 def amend(session: AdmissionSession, command: AmendJob) -> AdmissionSession:
     """Grant the amendment if it can be kept beside all other promises. Resending it grants it again."""
     job, now_s = session.state.job(command.job_id), session.now_s
-    why = _obstacle(job, command, now_s)
+    why = obstacle(job, command, now_s)
     if why is not None or job is None:
         return session.with_event(AmendRejected(job_id=command.job_id, explanation=why or "", at_s=now_s))
-    terms = _Terms(
-        deadline_s=job.deadline_s if command.deadline_s is None else command.deadline_s,
-        max_iterations=command.max_iterations or spec_of(job).max_iterations,
-    )
+    terms = Terms.of(job, command)
     if job.promised:
         return _amend_promise(session, job, terms)
     amended = JobAmended(
@@ -55,7 +60,7 @@ def amend(session: AdmissionSession, command: AmendJob) -> AdmissionSession:
     return session.with_event(amended).replanned()
 
 
-def _obstacle(job: Job | None, command: AmendJob, now_s: float) -> str | None:
+def obstacle(job: Job | None, command: AmendJob, now_s: float) -> str | None:
     """What speaks against it before anything is planned."""
     if job is None or job.tenant != command.tenant:
         return no_such_job(command.tenant)
@@ -74,7 +79,7 @@ def _obstacle(job: Job | None, command: AmendJob, now_s: float) -> str | None:
     return None
 
 
-def _amend_promise(session: AdmissionSession, job: Job, terms: _Terms) -> AdmissionSession:
+def _amend_promise(session: AdmissionSession, job: Job, terms: Terms) -> AdmissionSession:
     now_s = session.now_s
     replanning = Replanning.of(session, job)
     if replanning is None:
@@ -107,12 +112,12 @@ class _Amendment:
         session = self.replanning.session.with_pricing()
         return _Amendment(replace(self.replanning, session=session))
 
-    def schedule(self, terms: _Terms) -> Found | None:
+    def schedule(self, terms: Terms) -> Found | None:
         """What keeps the terms."""
         after = self._on(terms)
         return None if self._is_overpriced(after) else self.replanning.found(after)
 
-    def granted(self, terms: _Terms, found: Found) -> JobAmended:
+    def granted(self, terms: Terms, found: Found) -> JobAmended:
         return JobAmended(
             job_id=self.replanning.job.job_id,
             deadline_s=terms.deadline_s,
@@ -123,7 +128,7 @@ class _Amendment:
             at_s=self.replanning.session.now_s,
         )
 
-    def offers(self, terms: _Terms) -> tuple[Offer, ...]:
+    def offers(self, terms: Terms) -> tuple[Offer, ...]:
         """Terms that would be granted now: the earliest deadline, and the most iterations by the one asked for."""
         return tuple(
             Offer(
@@ -138,7 +143,7 @@ class _Amendment:
             and self.replanning.objection(found) is None
         )
 
-    def why_not(self, terms: _Terms, offers: tuple[Offer, ...]) -> str:
+    def why_not(self, terms: Terms, offers: tuple[Offer, ...]) -> str:
         after, now_s = self._on(terms), self.replanning.session.now_s
         cannot = (
             "would displace more than the job is worth"
@@ -151,7 +156,7 @@ class _Amendment:
             f"possible instead: {possible or 'nothing'}; the existing promise is unchanged"
         )
 
-    def _later(self, terms: _Terms) -> _Terms | None:
+    def _later(self, terms: Terms) -> Terms | None:
         after, session = self._on(terms), self.replanning.session
         earliest_s = self.replanning.earliest_deadline_s(after)
         if earliest_s is not None:
@@ -160,7 +165,7 @@ class _Amendment:
             return None
         return replace(terms, deadline_s=promised_deadline_s(session.state, earliest_s))
 
-    def _fewer(self, terms: _Terms) -> _Terms | None:
+    def _fewer(self, terms: Terms) -> Terms | None:
         """None if the job could not do one iteration more than it has done."""
         after = self._stopped(self._on(terms))
         fitting = most_iterations_by(self.replanning.others.plan, after)
@@ -174,7 +179,7 @@ class _Amendment:
             return None
         return replace(terms, max_iterations=in_all)
 
-    def _on(self, terms: _Terms) -> SchedulableJob:
+    def _on(self, terms: Terms) -> SchedulableJob:
         """The job on new terms."""
         before = self.replanning.before
         more = terms.max_iterations - spec_of(self.replanning.job).max_iterations
@@ -189,7 +194,7 @@ class _Amendment:
         """Workers learn of another number of iterations in a new generation, so the job stops once."""
         return replace(job, current_num_gpus=0, stalled_until_s=-math.inf)
 
-    def needs_price(self, terms: _Terms) -> bool:
+    def needs_price(self, terms: Terms) -> bool:
         """Whether the terms ask for more than the promise that the job has."""
         return not self.replanning.before.asks_no_less_than(self._on(terms))
 

@@ -6,24 +6,16 @@ Nothing moves back by itself, and a job whose user named its type stays (docs/ad
 """
 
 import math
-from dataclasses import dataclass, replace
 
-from elasticflow.services.admission.commands.decide_on_types import cost_on_type
-from elasticflow.services.admission.commands.submission import Submission
+from elasticflow.services.admission.commands.rest_on_type import Alternative, rest_on_type
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
-from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import GpuTypeChanged, GpuTypeKept
-from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.admission.proposal import Proposal
-from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.planned_pool import flat
-from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
 from elasticflow.shared.state.gpu_types import (
     accepted_types,
     num_gpus_by_recorded_type,
     possible_types,
-    spec_on,
     submitted_spec,
     type_name,
 )
@@ -32,15 +24,6 @@ from elasticflow.shared.state.pool import PoolState, spec_of
 
 WAIT_S = 60.0  # for a node that restarts, before jobs without a promise move
 RETRY_S = 60.0  # between two decisions that a job stays
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alternative:
-    """The job on another type: the session that plans it there, what it costs others, and what keeps its promise."""
-
-    session: AdmissionSession
-    cost: tuple[float, float]
-    proposal: Proposal | None = None  # None: nothing is promised
 
 
 def next_due_s(state: PoolState) -> float | None:
@@ -98,12 +81,15 @@ def change_gpu_type(sessions: SessionsByType, job_id: str) -> SessionsByType:
         if not is_promised or _is_kept(sessions.by_type[own], job):
             return _stays(sessions, job, f"the GPUs of type {type_name(sessions.state, own)} suffice for it")
     found = {
-        gpu_type: _on_type(sessions, job, gpu_type, is_promised=is_promised) for gpu_type in types if gpu_type != own
+        gpu_type: rest_on_type(sessions, job, gpu_type, is_promised=is_promised, is_displaced=True)
+        for gpu_type in types
+        if gpu_type != own
     }
-    possible = {gpu_type: each for gpu_type, each in found.items() if isinstance(each, _Alternative)}
+    possible = {gpu_type: each for gpu_type, each in found.items() if isinstance(each, Alternative)}
     lack = _lack(sessions.state, own)
     if not possible:
-        return _stays(sessions, job, "; ".join([lack, *(why for why in found.values() if isinstance(why, str))]))
+        reasons = [why for why in found.values() if isinstance(why, str)] or ["no other type has GPUs for it"]
+        return _stays(sessions, job, "; ".join([lack, *reasons]))
     chosen = min(possible, key=lambda gpu_type: possible[gpu_type].cost)
     sessions = _moved(sessions, job, chosen, possible[chosen], lack)
     for gpu_type in (own, chosen):
@@ -116,7 +102,7 @@ def _stays(sessions: SessionsByType, job: Job, why: str) -> SessionsByType:
     return sessions.after_whole(sessions.whole.with_event(kept))
 
 
-def _moved(sessions: SessionsByType, job: Job, gpu_type: str, found: _Alternative, lack: str) -> SessionsByType:
+def _moved(sessions: SessionsByType, job: Job, gpu_type: str, found: Alternative, lack: str) -> SessionsByType:
     session, replanned = found.session.accept(found.proposal) if found.proposal else (found.session, {})
     changed = GpuTypeChanged(
         job_id=job.job_id,
@@ -133,38 +119,6 @@ def _is_kept(session: AdmissionSession, job: Job) -> bool:
     """Whether the plan of its type keeps the promise."""
     planned = session.planned_pool
     return job.job_id not in planned.plan.late_jobs and any(job.job_id == each.job_id for each in planned.listed)
-
-
-def _on_type(sessions: SessionsByType, job: Job, gpu_type: str, *, is_promised: bool) -> _Alternative | str:
-    """The rest of the job on another type, or why it cannot be there."""
-    session, name = sessions.ready(gpu_type, spec_of(job)), type_name(sessions.state, gpu_type)
-    spec = replace(
-        spec_on(sessions.state, spec_of(job), gpu_type),
-        max_iterations=max(spec_of(job).max_iterations - job.iteration, 1),
-        job_class=JobClass.SLO if is_promised else JobClass.BEST_EFFORT,
-    )
-    curve = known_curve(session.state, spec, curves=session.cache.curves)
-    if curve is None:
-        return f"its speed on {name} is unknown"
-    rest = Submission(job_id=job.job_id, tenant=job.tenant, spec=spec, deadline_s=job.deadline_s)
-    session, cost = cost_on_type(session, rest)
-    if not is_promised:
-        return _Alternative(session=session, cost=cost)
-    for planned in (session.with_plan(), _on_the_reserve(session)):
-        arriving = arriving_job(planned.planned_state, job.job_id, spec, curve, job.deadline_s)
-        planned, proposal = planned.propose(arriving)
-        if proposal is not None:
-            return _Alternative(session=planned, cost=cost, proposal=proposal)
-    ends_s = earliest_deadline_around_s(planned.plan, arriving)
-    when = "never" if ends_s is None else f"in {ends_s - session.now_s:.0f} s at the earliest"
-    return f"beside the promises on {name} it would end {when}"
-
-
-def _on_the_reserve(session: AdmissionSession) -> AdmissionSession:
-    """The session with the GPUs of the type that are kept for failures: what has failed is of another type."""
-    state = session.planned_state
-    without_reserve = fast_replace(state, config=replace(state.config, reserve_nodes=0))
-    return fast_replace(session, planned_state=without_reserve, planned=None, search=None, rejected=())
 
 
 def _lack(state: PoolState, gpu_type: str) -> str:

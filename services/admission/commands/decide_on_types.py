@@ -8,19 +8,21 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from elasticflow.services.admission.commands.admit_or_reject import admit, reject
+from elasticflow.services.admission.commands.admit_or_reject import admit, refuse, reject
 from elasticflow.services.admission.commands.submission import Submission, on_type
+from elasticflow.services.admission.rejection.counteroffers import Refusal
 from elasticflow.services.admission.rejection.text import why_not_elsewhere
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.events import AdmissionEvent, JobAdmitted, JobRejected
+from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
 from elasticflow.shared.state.gpu_types import type_name
 from elasticflow.shared.state.pool import spec_of
 
-Decisions = Mapping[str, AdmissionSession]  # by type: the session after the decision on it
+Refusals = Mapping[str, Refusal | JobRejected]  # by type
 
 
 def decide_on_types(sessions: SessionsByType, submission: Submission, possible: list[str]) -> SessionsByType:
@@ -36,21 +38,31 @@ def decide_on_types(sessions: SessionsByType, submission: Submission, possible: 
     for gpu_type in possible:
         ready[gpu_type] = admit(ready[gpu_type], there[gpu_type])
         if ready[gpu_type].events and not isinstance(_answer(ready[gpu_type]), JobRejected):
-            return _decided(sessions, submission, gpu_type, ready)
-    after = {
-        gpu_type: session if session.events else reject(session, there[gpu_type]) for gpu_type, session in ready.items()
+            return _decided(sessions, submission, gpu_type, ready, {})
+    refused = {
+        gpu_type: _rejection(session) if session.events else refuse(session, there[gpu_type])
+        for gpu_type, session in ready.items()
     }
-    return _decided(sessions, submission, min(possible, key=lambda gpu_type: _offer_order(after[gpu_type])), after)
+    chosen = min(possible, key=lambda gpu_type: _offer_order(refused[gpu_type]))
+    for gpu_type, refusal in refused.items():
+        if isinstance(refusal, Refusal):
+            ready[gpu_type] = reject(there[gpu_type], refusal) if gpu_type == chosen else refusal.decided
+    return _decided(sessions, submission, chosen, ready, refused)
 
 
 def _decided(
-    sessions: SessionsByType, submission: Submission, chosen: str, after: Mapping[str, AdmissionSession]
+    sessions: SessionsByType,
+    submission: Submission,
+    chosen: str,
+    after: Mapping[str, AdmissionSession],
+    refused: Refusals,
 ) -> SessionsByType:
     """The types that are not chosen keep their plans."""
     for gpu_type, session in after.items():
         if gpu_type != chosen:
             sessions = sessions.with_session(gpu_type, session)
-    return sessions.after_type(chosen, after[chosen], (_as_submitted(sessions, submission, chosen, after),))
+    answer = _as_submitted(sessions, submission, chosen, _answer(after[chosen]), refused)
+    return sessions.after_type(chosen, after[chosen], (answer,))
 
 
 def _answer(session: AdmissionSession) -> AdmissionEvent:
@@ -58,18 +70,23 @@ def _answer(session: AdmissionSession) -> AdmissionEvent:
     return event
 
 
-def _as_submitted(sessions: SessionsByType, submission: Submission, chosen: str, after: Decisions) -> AdmissionEvent:
+def _rejection(session: AdmissionSession) -> JobRejected:
+    answer = _answer(session)
+    assert isinstance(answer, JobRejected), "else its type would have been chosen"
+    return answer
+
+
+def _as_submitted(
+    sessions: SessionsByType, submission: Submission, chosen: str, answer: AdmissionEvent, refused: Refusals
+) -> AdmissionEvent:
     """The decision for the ledger: the user's spec and the type; of a rejection also the demand on the other types."""
-    answer = _answer(after[chosen])
     if isinstance(answer, JobAdmitted):
         return replace(answer, spec=submission.spec, gpu_type=chosen)
     if not isinstance(answer, JobRejected):
         return answer
-    others = {gpu_type: _answer(session) for gpu_type, session in after.items() if gpu_type != chosen}
+    others = {gpu_type: refusal for gpu_type, refusal in refused.items() if gpu_type != chosen}
     elsewhere = {
-        gpu_type: event.least_gpu_seconds
-        for gpu_type, event in others.items()
-        if isinstance(event, JobRejected) and event.least_gpu_seconds
+        gpu_type: refusal.least_gpu_seconds for gpu_type, refusal in others.items() if refusal.least_gpu_seconds
     }
     answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
     why_not = (*_offered_elsewhere(sessions, others), *why_not_elsewhere(sessions.state, submission.spec))
@@ -79,25 +96,20 @@ def _as_submitted(sessions: SessionsByType, submission: Submission, chosen: str,
     return replace(answer, explanation=explanation)
 
 
-def _offered_elsewhere(sessions: SessionsByType, others: Mapping[str, AdmissionEvent]) -> Iterator[str]:
+def _offered_elsewhere(sessions: SessionsByType, others: Refusals) -> Iterator[str]:
     """The earliest deadline on each of the types that are not chosen."""
-    for gpu_type, event in others.items():
-        if isinstance(event, JobRejected) and event.reason in ("deadline", "price"):
-            yield f"on {type_name(sessions.state, gpu_type)} {_offered(event)}"
+    now_s = sessions.whole.now_s
+    for gpu_type, refusal in others.items():
+        if refusal.reason in ("deadline", "price"):
+            earliest_s = refusal.earliest_deadline_s
+            offered = "no deadline is possible" if earliest_s is None else f"one in {earliest_s - now_s:.0f} s"
+            yield f"on {type_name(sessions.state, gpu_type)} {offered}"
 
 
-def _offered(event: JobRejected) -> str:
-    if event.earliest_deadline_s is None:
-        return "no deadline is possible"
-    return f"one in {event.earliest_deadline_s - event.at_s:.0f} s"
-
-
-def _offer_order(session: AdmissionSession) -> tuple[float, bool]:
-    """Of rejections: the earliest deadline that is offered first."""
-    answer = _answer(session)
-    assert isinstance(answer, JobRejected), "else it would have been chosen"
-    earliest_s = math.inf if answer.earliest_deadline_s is None else answer.earliest_deadline_s
-    return earliest_s, answer.reason == "unrunnable"
+def _offer_order(refusal: Refusal | JobRejected) -> tuple[float, bool]:
+    """The earliest deadline that is offered first."""
+    earliest_s = math.inf if refusal.earliest_deadline_s is None else refusal.earliest_deadline_s
+    return earliest_s, refusal.reason == "unrunnable"
 
 
 def cost_on_type(session: AdmissionSession, submission: Submission) -> tuple[AdmissionSession, tuple[float, float]]:
@@ -110,8 +122,12 @@ def cost_on_type(session: AdmissionSession, submission: Submission) -> tuple[Adm
         return session, (math.inf, 0.0)
     if spec.job_class is not JobClass.SLO:
         iterations = float(spec.max_iterations)
-        rates = (rate for num_gpus, rate in curve.rate_by_num_gpus.items() if num_gpus <= state.num_gpus)
-        alone_s = iterations / max(rates, default=curve.throughput(spec.gpu_range.least))
+        usable = spec.gpu_range.intersection(GpuRange(1, state.num_gpus))
+        rates = (rate for num_gpus, rate in curve.rate_by_num_gpus.items() if usable.allows(num_gpus))
+        fastest = max(rates, default=0.0)
+        if not fastest:
+            return session, (math.inf, 0.0)
+        alone_s = iterations / fastest
         asked = curve.least_gpu_seconds(iterations, math.inf) + _left_gpu_seconds(session, submission.job_id)
         return session, (alone_s + asked / state.num_gpus, 0.0)
     job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)

@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from elasticflow.services.admission.commands.amend import amend
+from elasticflow.services.admission.commands.amend_on_types import amend_on_types
 from elasticflow.services.admission.commands.cancel_and_checkpoint import cancel, checkpoint
 from elasticflow.services.admission.commands.gpu_limits import set_gpu_limits
 from elasticflow.services.admission.commands.loads import cancel_load, open_load, seal_load
@@ -35,7 +35,9 @@ def answered(sessions: SessionsByType, command: Command) -> SessionsByType:
             return reserve(sessions, command)
         case OpenLoad() | SealLoad() | CancelLoad():
             return sessions.after_whole(_of_load(sessions.whole, command))
-        case CancelJob() | AmendJob() | SetGpuLimits() | RequestCheckpoint():
+        case AmendJob():
+            return amend_on_types(sessions, command)
+        case CancelJob() | SetGpuLimits() | RequestCheckpoint():
             return sessions.on_job(command.job_id, lambda session: _of_job(session, command))
         case _:
             assert_never(command)
@@ -51,14 +53,10 @@ def _of_load(whole: AdmissionSession, command: LoadCommand) -> AdmissionSession:
             return cancel_load(whole, command)
 
 
-def _of_job(
-    session: AdmissionSession, command: CancelJob | AmendJob | SetGpuLimits | RequestCheckpoint
-) -> AdmissionSession:
+def _of_job(session: AdmissionSession, command: CancelJob | SetGpuLimits | RequestCheckpoint) -> AdmissionSession:
     match command:
         case CancelJob():
             return cancel(session, command)
-        case AmendJob():
-            return amend(session, command)
         case SetGpuLimits():
             return set_gpu_limits(session, command)
         case RequestCheckpoint():

@@ -1,7 +1,8 @@
 """Operators' GPU limits: for a while a job holds at least, or at most, so many GPUs.
 
 No promise is broken for one: a promised job is replanned on the sizes that are left, beside all other promises, and
-where that fails the limits are rejected. Where a promise is at risk later, limits on promised jobs end.
+where that fails the limits are rejected. Where a promise is at risk later, limits on promised jobs end. The job stays
+on its GPU type, because the same number is another speed on another type (docs/adr/0047).
 Source: Amoeba, section 3, Table 1 (scale_in, scale_out), under promises.
 """
 
@@ -23,8 +24,9 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
 from elasticflow.shared.state.fold.job_changes import submitted_range, with_gpu_range
 from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.gpu_types import shown_type
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 AT_ONCE_S = 1.0  # a schedule that begins within so long begins now
 
@@ -120,10 +122,14 @@ class _Request:
         offer = "no other number is possible" if possible is None else f"{possible} would be possible"
         return GpuLimitsRejected(
             job_id=self.job.job_id,
-            explanation=f"{why}; {offer}",
+            explanation=f"{why}; {offer}{self._own_type_only()}",
             num_gpus=possible,
             at_s=self.session.now_s,
         )
+
+    def _own_type_only(self) -> str:
+        own = shown_type(self.session.pool, spec_of(self.job).gpu_type)
+        return f"; only GPUs of its type {own} count, because GPU limits do not change the type" if own else ""
 
     def _replanned(self, limits: GpuLimits, curve: ScalingCurve) -> GpuLimitsSet | str:
         replanning = Replanning.of(self.session, self.job)

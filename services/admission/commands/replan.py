@@ -65,15 +65,7 @@ class Replanning:
 
     def objection(self, found: Found) -> str | None:
         """What a quota rule says against the GPU-seconds beyond those that the job has."""
-        more = self.added_gpu_seconds(found)
-        request = Request(
-            job_id=self.job.job_id,
-            tenant=self.job.tenant,
-            gpu_seconds=more,
-            num_new_jobs=0,
-            at_s=self.session.now_s,
-        )
-        return objection(self.session.pool, request) if more else None
+        return objection_to_more(self.session, self.job, self.added_gpu_seconds(found))
 
     @property
     def held(self) -> Schedule:
@@ -91,6 +83,18 @@ class Replanning:
         for row, schedule in found.moved.items():
             replanned[table.job_ids[row]] = flat(schedule)
         return replanned
+
+
+def objection_to_more(session: AdmissionSession, job: Job, added_gpu_seconds: float) -> str | None:
+    """What a quota rule says against so many more GPU-seconds for an admitted job."""
+    request = Request(
+        job_id=job.job_id,
+        tenant=job.tenant,
+        gpu_seconds=added_gpu_seconds,
+        num_new_jobs=0,
+        at_s=session.now_s,
+    )
+    return objection(session.pool, request) if added_gpu_seconds else None
 
 
 def own(found: Found) -> Schedule:

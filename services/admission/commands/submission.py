@@ -3,14 +3,13 @@
 from dataclasses import dataclass, replace
 
 from elasticflow.services.admission.quota_rules import Request, objection
-from elasticflow.services.admission.rejection.counteroffers import Rejection
+from elasticflow.services.admission.rejection.counteroffers import Refusal, Rejection
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, ProfileRequested, RejectionReason
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.jobs.planned_pool import flat
-from elasticflow.shared.scheduling.jobs.scheduler_view import promised_deadline_s
 from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.idempotent_replies import waits_for
 from elasticflow.shared.state.job import Job
@@ -103,10 +102,9 @@ def rejected(
     submission: Submission,
     reason: RejectionReason,
     explanation: str,
+    refusal: Refusal | None = None,
     rejection: Rejection | None = None,
-    least_gpu_seconds: float = 0.0,
 ) -> AdmissionSession:
-    earliest_s = rejection.earliest_deadline_s if rejection else None
     return session.with_event(
         JobRejected(
             job_id=submission.job_id,
@@ -115,8 +113,8 @@ def rejected(
             reason=reason,
             explanation=explanation,
             deadline_s=submission.deadline_s,
-            earliest_deadline_s=(None if earliest_s is None else promised_deadline_s(session.state, earliest_s)),
-            least_gpu_seconds=least_gpu_seconds,
+            earliest_deadline_s=refusal.earliest_deadline_s if refusal else None,
+            least_gpu_seconds=refusal.least_gpu_seconds if refusal else 0.0,
             offers=rejection.offers if rejection else (),
             infeasibility_certificate=rejection.infeasibility_certificate if rejection else None,
             at_s=session.now_s,

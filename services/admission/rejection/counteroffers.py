@@ -1,14 +1,15 @@
-"""The rejection of a deadline: why, a certificate that it is infeasible, and what would be promised instead now."""
+"""The rejection of a deadline: why, and what would be promised instead now."""
 
 import math
 from dataclasses import dataclass, replace
 
+from elasticflow.services.admission.rejection.certificates import infeasibility_certificate, overpriced
 from elasticflow.services.admission.rejection.text import why_late, why_overpriced
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import RejectionReason
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.rejection import InfeasibilityCertificate, Offer, Overpriced, Unproven
+from elasticflow.shared.messages.rejection import InfeasibilityCertificate, Offer
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
 from elasticflow.shared.scheduling.availability.earliest_completion import (
     earliest_deadline_around_s,
@@ -17,107 +18,96 @@ from elasticflow.shared.scheduling.availability.earliest_completion import (
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, promised_deadline_s
-from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
 from elasticflow.shared.state.fold.profiles import with_range
 
-MAX_PROGRAM_VARIABLES = 600  # of the linear program that may prove a rejection
 FEWEST_OFFERS = 3  # with each rejection, where any deadline is possible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """No promise, and what could be promised instead."""
+    """What the user reads: why there is no promise, and what could be promised instead."""
 
-    reason: RejectionReason
     explanation: str
     infeasibility_certificate: InfeasibilityCertificate
     offers: tuple[Offer, ...]
-    earliest_deadline_s: PlannedTime | None
 
 
-def rejection_of(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A job that is not promised on a GPU type, and the earliest deadline there.
+
+    `rejection` takes longer, so it is made for one type only.
+
+    decided: the session that counts the rejection. least_gpu_seconds: as demand; 0 if the submission is none.
+    """
+
+    decided: AdmissionSession
+    job: SchedulableJob
+    spec: JobSpec
+    reason: RejectionReason
+    earliest_s: PlannedTime | None
+    least_gpu_seconds: float
+    is_thorough: bool
+
+    @property
+    def earliest_deadline_s(self) -> float | None:
+        """As it could be promised."""
+        state = self.decided.state
+        return None if self.earliest_s is None else promised_deadline_s(state, self.earliest_s)
+
+    def rejection(self) -> Rejection:
+        """The explanation, the certificate and the counteroffers."""
+        session, job, spec, earliest_s = self.decided.priced_afterwards(), self.job, self.spec, self.earliest_s
+        state, now_s = session.planned_state, session.now_s
+        fitting = most_iterations_by(session.plan, job)
+        if self.reason == "price":
+            least = least_gpu_seconds(job, now_s)
+            most = self.decided.price_limit_gpu_seconds(job)
+            crowded = self.decided.most_displaced_within_s(job)
+            why = why_overpriced(state, least, most, crowded, earliest_s, now_s)
+            certificate: InfeasibilityCertificate = overpriced(least, most, crowded)
+        else:
+            if self.is_thorough:
+                fitting = max(fitting, session.admission_search.most_iterations(job))
+            why = why_late(state, spec, job, earliest_s, now_s)
+            certificate = infeasibility_certificate(session, job, earliest_s, is_thorough=self.is_thorough)
+        return Rejection(
+            explanation=why,
+            infeasibility_certificate=certificate,
+            offers=_offers(session, job, spec, earliest_s, _affordable(session, job, fitting)),
+        )
+
+
+def refusal_of(
     session: AdmissionSession, job: SchedulableJob, spec: JobSpec, *, is_overpriced: bool, is_demand: bool
-) -> tuple[AdmissionSession, Rejection]:
-    """Why a job is rejected, and offers. is_overpriced: it would displace more than it is worth, even if it fits.
-    is_demand: the submission counts when an offer is taken.
+) -> Refusal:
+    """is_overpriced: it would displace more than it is worth, even if it fits. is_demand: the submission counts when an
+    offer is taken.
     """
     is_thorough = session.is_thorough and not is_overpriced
     session = fast_replace(session, num_rejections=session.num_rejections + 1)
     session = session.expecting_another().with_pricing()
     if is_thorough:
         session = session.with_search()
-    state, now_s = session.planned_state, session.now_s
+    now_s = session.now_s
     least = least_gpu_seconds(job, now_s)
     decided = session.with_pricing_afterwards((least if is_demand else math.inf, job.deadline_s - now_s))
     session = decided.priced_afterwards()
-    fitting = most_iterations_by(session.plan, job)
     if is_overpriced:
         fits_s = earliest_deadline_around_s(session.plan, job)
         asked_s = math.ceil(job.deadline_s)
         earliest_s = None if fits_s is None else session.first_affordable_s(job, max(asked_s, fits_s), 1.0)
-        most = decided.price_limit_gpu_seconds(job)
-        crowded = decided.most_displaced_within_s(job)
-        why = why_overpriced(state, least, most, crowded, earliest_s, now_s)
-        certificate: InfeasibilityCertificate = _overpriced(least, most, crowded)
     else:
         earliest_s = session.earliest_deadline_s(job, tight=is_thorough)
-        if is_thorough:
-            fitting = max(fitting, session.admission_search.most_iterations(job))
-        why = why_late(state, spec, job, earliest_s, now_s)
-        certificate = _infeasibility_certificate(session, job, earliest_s, is_thorough=is_thorough)
-    return decided, Rejection(
+    return Refusal(
+        decided=decided,
+        job=job,
+        spec=spec,
         reason="price" if is_overpriced else "deadline",
-        explanation=why,
-        infeasibility_certificate=certificate,
-        offers=_offers(session, job, spec, earliest_s, _affordable(session, job, fitting)),
-        earliest_deadline_s=earliest_s,
+        earliest_s=earliest_s,
+        least_gpu_seconds=least if is_demand else 0.0,
+        is_thorough=is_thorough,
     )
-
-
-def _overpriced(gpu_seconds: float, most_gpu_seconds: float, crowded: tuple[float, float]) -> Overpriced:
-    price, (from_s, until_s) = 1.0 / max(most_gpu_seconds, 1e-9), crowded
-    return Overpriced(
-        gpu_seconds=gpu_seconds,
-        price=price,
-        value=1.0,
-        price_limit=min(1.0 / gpu_seconds, price),
-        crowded_from_s=from_s,
-        crowded_until_s=until_s,
-    )
-
-
-def _infeasibility_certificate(
-    session: AdmissionSession, job: SchedulableJob, earliest_s: PlannedTime | None, *, is_thorough: bool
-) -> InfeasibilityCertificate:
-    if not is_thorough and math.isfinite(least_gpu_seconds(job, session.now_s)):
-        return Unproven(earliest_deadline_s=earliest_s)
-    return find_infeasibility_certificate(
-        job,
-        _promised_jobs(session) if is_thorough else [],
-        session.plan.num_gpus,
-        session.now_s,
-        job.resize_cost,
-        earliest_deadline_s=earliest_s,
-        max_variables=MAX_PROGRAM_VARIABLES,
-    )
-
-
-def _promised_jobs(session: AdmissionSession) -> list[SchedulableJob]:
-    plan, curves = session.plan, session.planned_pool.curves
-    jobs, found = plan.table.jobs, list[SchedulableJob]()
-    for row in map(int, plan.promised):
-        newly = plan.accepted.get(row)
-        found.append(
-            SchedulableJob(
-                job_id=plan.table.job_ids[row],
-                curve=newly.curve if newly else curves[row],
-                remaining_iterations=float(jobs.remaining_J[row]),
-                deadline_s=float(jobs.deadline_J[row]),
-                current_num_gpus=int(jobs.held_J[row]),
-                stalled_until_s=float(jobs.stalled_until_J[row]),
-            )
-        )
-    return found
 
 
 def _offers(
@@ -199,7 +189,7 @@ def _affordable(session: AdmissionSession, job: SchedulableJob, iterations: int)
 def _other_batch_sizes(session: AdmissionSession, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
     if not spec.model_name:
         return []
-    prefix, state = f"{spec.model_name}/b", session.planned_state
+    prefix, state = f"{spec.model_key}/b", session.planned_state
     found = list[tuple[int, ScalingCurve]]()
     for key in state.curves:
         size = key.removeprefix(prefix)

@@ -1,6 +1,7 @@
 """Rejection texts: what is wrong with a command, and why a deadline cannot be promised, in sentences with numbers."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from elasticflow.shared.messages.event_summary import memory_in_words
@@ -14,6 +15,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promised_deadline_s,
 )
 from elasticflow.shared.state.gpu_types import (
+    accepted_types,
     large_enough_types,
     possible_types,
     profiling_failure,
@@ -95,7 +97,8 @@ def why_no_type(state: PoolState, spec: JobSpec) -> str:
     named = (spec.gpu_type, *spec.other_gpu_types)
     wanted = f"type {' or '.join(named)}" if spec.gpu_type else "one type"
     memory = f" with {memory_in_words(spec.gpu_memory_bytes)} of memory each" if spec.gpu_memory_bytes else ""
-    field = "gpu_type" if spec.gpu_type else "gpu_memory_bytes" if spec.gpu_memory_bytes else "min_gpus"
+    lacks_memory = not accepted_types(state, spec) and accepted_types(state, replace(spec, gpu_memory_bytes=0))
+    field = "gpu_memory_bytes" if lacks_memory else "gpu_type" if spec.gpu_type else "min_gpus"
     least = spec.gpu_range.least
     needed = f"at least {least} GPU{'s' if least > 1 else ''} of {wanted}{memory}"
     return f"{field}: it needs {needed}, and the pool has {_gpus_there(state, with_memory=bool(memory))}"

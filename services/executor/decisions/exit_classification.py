@@ -9,9 +9,10 @@ from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages.events import JobFailed, JobFinished, MemoryExceeded, ProfilingFailed, WorkerCrashed
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
+from elasticflow.shared.state.failure_on_type import failure_on_type
 from elasticflow.shared.state.fold.jobs import is_outdated_finish, may_report_end
 from elasticflow.shared.state.fold.workers import halved, has_micro_batches_of
-from elasticflow.shared.state.gpu_types import as_recorded, may_run_elsewhere
+from elasticflow.shared.state.gpu_types import as_recorded
 from elasticflow.shared.state.job import Job, Phase
 
 
@@ -51,6 +52,7 @@ def _outcome(
             condition=outcome.condition,
             metrics=outcome.metrics,
             at_s=now_s,
+            node_id=state.node_id,
         )
         return None if job.submitted_spec is not None and is_outdated_finish(job, finished) else finished
     error, traceback = "", ""
@@ -65,18 +67,7 @@ def _outcome(
 def _failed(
     state: State, job: Job, generation: int, error: str, now_s: float, traceback: str = ""
 ) -> JobFailed | ProfilingFailed:
-    gpu_type = as_recorded(state.pool, state.node_specification.gpu_type)
-    if may_run_elsewhere(state.pool, job, gpu_type):
-        return ProfilingFailed(
-            job_id=job.job_id,
-            generation=generation,
-            gpu_type=gpu_type,
-            error=error,
-            node_id=state.node_id,
-            incarnation=state.incarnation,
-            at_s=now_s,
-        )
-    return JobFailed(
+    failed = JobFailed(
         job_id=job.job_id,
         generation=generation,
         error=error,
@@ -85,6 +76,7 @@ def _failed(
         incarnation=state.incarnation,
         at_s=now_s,
     )
+    return failure_on_type(state.pool, job, as_recorded(state.pool, state.node_specification.gpu_type), failed)
 
 
 def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float | None:

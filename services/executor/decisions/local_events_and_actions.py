@@ -77,9 +77,10 @@ class ShutDownRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Start a process with this assignment, once the code of its job is on this node."""
+    """Start a process with this assignment, once the code of its job is on this node. tenant: of the job."""
 
     assignment: Assignment
+    tenant: str
 
     @property
     def worker(self) -> WorkerId:
@@ -103,12 +104,11 @@ class KillWorker:
 class UsePaddingSlots:
     """Execute tasks of these padding loads on these GPUs of the node, and on no other one: end runners there now.
 
-    weights: of tenants, where not 1. live_load_ids: also of loads that need other GPUs.
+    weights: of tenants, where not 1.
     """
 
     gpus: tuple[int, ...] = ()
     loads: tuple[Load, ...] = ()
-    live_load_ids: tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

@@ -13,7 +13,8 @@ def padding_slots(state: State) -> UsePaddingSlots:
     """What padding loads may use. Nothing outside the pool, without contact, or while the executor shuts down."""
     if state.membership is not PoolMembership.MEMBER or state.cut_off or state.shutting_down:
         return NO_PADDING_SLOTS
-    live, node = [load for _, load in sorted(state.pool.loads.items()) if load.live], state.node_specification
+    node = state.node_specification
+    live = (load for _, load in sorted(state.pool.loads.items()) if load.live)
     loads = tuple(load for load in live if load.spec.fits(node.gpu_type, node.gpu_memory_bytes))
     if not loads:
         return NO_PADDING_SLOTS
@@ -23,6 +24,5 @@ def padding_slots(state: State) -> UsePaddingSlots:
     return UsePaddingSlots(
         gpus=tuple(idle),
         loads=loads,
-        live_load_ids=tuple(load.load_id for load in live),
         weights=state.pool.config.padding_weights,
     )

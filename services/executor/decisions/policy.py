@@ -114,6 +114,7 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         rack=state.node_specification.rack,
         gpu_type=state.node_specification.gpu_type,
         gpu_memory_bytes=state.node_specification.gpu_memory_bytes,
+        isolation=state.node_specification.isolation,
         at_s=now_s,
     )
     return (joined,)
@@ -137,7 +138,7 @@ def _for_job(state: State, job_id: str, now_s: float) -> list[Output]:
     outputs += peers_lost(state, job)
     if can_train(job):
         outputs += _milestones(state, job, now_s)
-    outputs += requested_checkpoint(job, workers, now_s)
+    outputs += requested_checkpoint(job, workers, state.node_id, now_s)
     if (end := end_of_job(state, job, workers, now_s)) is not None:
         outputs.append(end)
     still_here = {generation for worker in workers if worker.runs for generation in worker.generations}
@@ -166,7 +167,9 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
     events: list[Output] = []
     address = _rendezvous_address(state, job)
     if address and not job.rendezvous:
-        events.append(RendezvousOpened(job_id=job.job_id, generation=job.generation, address=address))
+        events.append(
+            RendezvousOpened(job_id=job.job_id, generation=job.generation, address=address, node_id=state.node_id)
+        )
     rank0 = state.workers.get(WorkerId(job.job_id, job.generation, 0))
     if rank0 is None:
         return events
@@ -179,6 +182,7 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 iteration=rank0.first_iteration,  # later iterations are not yet on disk
                 resize=rank0.resize,
                 at_s=now_s,
+                node_id=state.node_id,
             )
         )
     if rank0.lagged is not None and is_new_slow_gpu(state.pool, job, rank0.lagged.rank, rank0.lagged_at_s):
@@ -189,10 +193,11 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 rank=rank0.lagged.rank,
                 slowdown=rank0.lagged.slowdown,
                 at_s=rank0.lagged_at_s,
+                node_id=state.node_id,
             )
         )
     if isinstance(rank0.outcome, from_worker.Profiled) and not _is_measured(state, job):
-        events.append(_measured(job, rank0.outcome, now_s))
+        events.append(_measured(job, rank0.outcome, state.node_id, now_s))
     return events
 
 
@@ -212,15 +217,17 @@ def _is_measured(state: State, job: Job) -> bool:
     return known or job.phase is not Phase.PROFILING
 
 
-def _measured(job: Job, profiled: from_worker.Profiled, now_s: float) -> ThroughputMeasured:
+def _measured(job: Job, profiled: from_worker.Profiled, node_id: str, now_s: float) -> ThroughputMeasured:
     return ThroughputMeasured(
         profile_key=spec_of(job).measured_key,
         num_gpus=len(job.gpus),
         iterations_per_s=profiled.iterations_per_s,
         dataset_size=profiled.dataset_size,
         single_gpu=profiled.single_gpu,
+        one_virtual_node_s=profiled.one_virtual_node_s,
         job_id=job.job_id,
         generation=job.generation,
         source="profile",
         at_s=now_s,
+        node_id=node_id,
     )

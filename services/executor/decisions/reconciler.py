@@ -92,7 +92,7 @@ def starts(state: State) -> list[StartWorker | SendToWorker]:
         for worker_id, gpu in _due_here(state, job):
             if worker_id not in state.workers and gpu not in occupied:
                 occupied.add(gpu)
-                outputs.append(StartWorker(assignment=_assignment(state, job, worker_id, gpu)))
+                outputs.append(StartWorker(assignment=_assignment(state, job, worker_id, gpu), tenant=job.tenant))
         if job.rendezvous:
             join = JoinRendezvous(generation=job.generation, address=job.rendezvous)
             waiting = (w for w in state.workers_of(job_id) if _waits_for_address(job, w))
@@ -159,7 +159,7 @@ def _waits_for_address(job: Job, worker: WorkerRecord) -> bool:
 
 
 def requested_checkpoint(
-    job: Job, workers: tuple[WorkerRecord, ...], now_s: float
+    job: Job, workers: tuple[WorkerRecord, ...], node_id: str, now_s: float
 ) -> list[SendToWorker | CheckpointWritten | CheckpointFailed]:
     """The order, or the result, for the newest checkpoint request of the job.
 
@@ -167,7 +167,7 @@ def requested_checkpoint(
     """
     if not job.checkpoint_request or job.phase is not Phase.ADMITTED:
         return []
-    result = next((r for worker in workers if (r := _result(job, worker, now_s)) is not None), None)
+    result = next((r for worker in workers if (r := _result(job, worker, node_id, now_s)) is not None), None)
     if result is not None:
         return [result]
     if job.training_generation is None:
@@ -185,12 +185,18 @@ def _needs_request(worker: WorkerRecord, request: int) -> bool:
     return can_write and worker.checkpoint_request < request
 
 
-def _result(job: Job, worker: WorkerRecord, now_s: float) -> CheckpointWritten | CheckpointFailed | None:
+def _result(job: Job, worker: WorkerRecord, node_id: str, now_s: float) -> CheckpointWritten | CheckpointFailed | None:
     result = worker.checkpoint_result
     if result is None or result.request != job.checkpoint_request:
         return None
     if isinstance(result, from_worker.CheckpointFailed):
-        return CheckpointFailed(job_id=job.job_id, request=result.request, explanation=result.reason, at_s=now_s)
+        return CheckpointFailed(
+            job_id=job.job_id,
+            request=result.request,
+            explanation=result.reason,
+            at_s=now_s,
+            node_id=node_id,
+        )
     return CheckpointWritten(
         job_id=job.job_id,
         request=result.request,
@@ -198,4 +204,5 @@ def _result(job: Job, worker: WorkerRecord, now_s: float) -> CheckpointWritten |
         num_bytes=result.num_bytes,
         file=result.file,
         at_s=now_s,
+        node_id=node_id,
     )

@@ -48,6 +48,7 @@ class NodeSpecification:
     rack: str = ""
     gpu_type: str = ""
     gpu_memory_bytes: int = 0  # of each GPU; 0: unknown
+    isolation: Literal["", "none", "limits", "namespaces"] = ""  # of its workers
     cpu_share: float = 1.0  # cores that one CPU slot may use
     data_dir: str = ""
     stop_grace_s: float = 10.0  # from the request to stop at a step boundary to the kill

@@ -12,7 +12,6 @@ from elasticflow.services.executor.decisions.local_events_and_actions import NO_
 from elasticflow.services.executor.loads.bundle_queue import BundleQueue, PulledBundle, keep_unsettled
 from elasticflow.services.executor.loads.bundle_settlement import BundleSettlement
 from elasticflow.services.executor.loads.padding_slot import RETRY_S, PaddingSlot, RunnerSettings
-from elasticflow.services.executor.loads.result_files import delete_old_results
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.work_queue import WorkItem
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
@@ -97,10 +96,7 @@ class LoadRunners:
             self._shares = after_closing(self._shares, load_id)
             pulling.cancel()
             await asyncio.wait({pulling})
-        if opened := sorted(set(loads).difference(self._queues)):  # without contact, nothing is known of any load
-            now_s = self._settings.clock.now_s()
-            await asyncio.to_thread(delete_old_results, self._settings.results, self._ordered.live_load_ids, now_s)
-        for load_id in opened:
+        for load_id in sorted(set(loads).difference(self._queues)):
             self._open(loads[load_id])
         if not self._ordered.gpus:
             for queue, _ in tuple(self._queues.values()):

@@ -15,7 +15,6 @@ from elasticflow.services.executor.processes.task_runner import TaskRunner
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone, TaskFailed
-from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
 from elasticflow.shared.state.load import Load
 
@@ -37,7 +36,6 @@ class RunnerSettings:
     fork: Callable[[], Awaitable[ForkedProcess]]
     logs: Path
     results: Path
-    clock: Clock
     log: Any
 
 
@@ -143,7 +141,7 @@ class PaddingSlot:
             load_id=load.load_id,
             function=spec.task_function,
             log_file=str(settings.logs / load.load_id / f"{settings.node_id}-{self.gpu_index}.log"),
-            code_path=await settings.code.folder(spec.code_digest),
+            code_path=await settings.code.folder(load.tenant, spec.code_digest),
             device=settings.device,
             gpu_index=self.gpu_index,
             cpu_share=settings.cpu_share if settings.device == "cpu" else 1.0,

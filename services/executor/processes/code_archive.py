@@ -4,6 +4,7 @@ import asyncio
 import errno
 import hashlib
 import io
+import os
 import shutil
 import tempfile
 import time
@@ -40,22 +41,24 @@ class CodeArchive:
         self._upload_wait_s = upload_wait_s
         self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def folder(self, digest: str) -> str:
-        """The folder with this code; "" for an empty digest. Raises CodeUnusable."""
+    async def folder(self, tenant: str, digest: str) -> str:
+        """The folder with this code, which the tenant has uploaded; "" for an empty digest. Raises CodeUnusable."""
         if not digest:
             return ""
         folder = self._root / digest
         async with self._fetching[digest]:
             if not await asyncio.to_thread(folder.is_dir):
-                data = await self._fetch(digest)
+                data = await self._fetch(tenant, digest)
                 await asyncio.to_thread(_unpack, data, folder)
+            await asyncio.to_thread(os.utime, folder)  # in use, so it is not deleted as old
         return str(folder)
 
-    async def _fetch(self, digest: str) -> bytes:
+    async def _fetch(self, tenant: str, digest: str) -> bytes:
+        name = streams.code_name(tenant, digest)
         give_up_s = time.monotonic() + self._upload_wait_s
         while True:
             try:
-                data = await self._bus.get_object(self._bucket, digest, max_bytes=MAX_ARCHIVE_BYTES)
+                data = await self._bus.get_object(self._bucket, name, max_bytes=MAX_ARCHIVE_BYTES)
                 break
             except NotFound:
                 if time.monotonic() > give_up_s:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, get_args
 
 from elasticflow.services.executor.processes.reaper import wait_until_gone
+from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.worker_protocol.forking import (
     ForkFailed,
     ForkServerReady,
     ForkWorker,
     FromForkServer,
+    Isolation,
     WorkerForked,
     WorkerReaped,
 )
@@ -26,6 +28,13 @@ from elasticflow.shared.runtime.process.run_module import module_command
 
 _LOAD_TIMEOUT_S = 120.0  # importing torch from a cold disk
 _END_TIMEOUT_S = 5.0
+_NEEDED = {  # by workers, in their environment
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",  # a process with threads must not fork
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # nor one that touched CUDA: torch.cuda.is_available() would
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, which named the type of each GPU
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it, sums of products differ from call to call
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +63,11 @@ class Fork(NamedTuple):
 class ForkServer:
     """The process that forks workers."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, control: socket.socket, isolation: Isolation | None
+    ) -> None:
         self._process = process
+        self._isolation = isolation
         self._control = control
         self._ready = asyncio.get_running_loop().create_future()
         self._requests = itertools.count()
@@ -64,7 +76,9 @@ class ForkServer:
         self._reading = asyncio.create_task(self._read(), name="fork server control")
 
     @classmethod
-    async def start(cls, marks: dict[str, str], log_file: Path, preload: Sequence[str]) -> "ForkServer":
+    async def start(
+        cls, marks: dict[str, str], log_file: Path, preload: Sequence[str], isolation: WorkerIsolation
+    ) -> "ForkServer":
         """Return once the fork server has loaded its libraries. Raises LaunchFailed."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -76,10 +90,10 @@ class ForkServer:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=_environment() | marks,
+                env=isolation.environment(os.environ) | _NEEDED | marks,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches only the executor
             )
-        server = cls(process, ours)
+        server = cls(process, ours, isolation.isolation)
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 await server._ready
@@ -97,7 +111,7 @@ class ForkServer:
         request = next(self._requests)
         reply = self._replies[request] = asyncio.get_running_loop().create_future()
         try:
-            frame = encode_frame(ForkWorker(request=request))
+            frame = encode_frame(ForkWorker(request=request, isolation=self._isolation))
             socket.send_fds(self._control, [frame], [channel.fileno()])
             return await reply
         finally:  # after a late reply, the worker ends with its channel
@@ -150,16 +164,3 @@ class ForkServer:
                 self._exits.pop(pid).set_result(Exited(code=code, signal=signal))
             case _:
                 raise AssertionError(f"unexpected message of the fork server: {type(message).__name__}")
-
-
-def _environment() -> dict[str, str]:
-    """The environment of workers. It has no address or secret of the bus: users' code runs in it."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "EF_"))}
-    needed = {
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",  # a process with threads must not fork
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # nor one that touched CUDA: torch.cuda.is_available() would
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, which named the type of each GPU
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it, sums of products differ from call to call
-    }
-    return inherited | needed

@@ -18,6 +18,7 @@ from elasticflow.services.executor.processes.fork_server_client import Exited, F
 from elasticflow.services.executor.processes.forked_process import ForkedProcess, fork_process
 from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped, kill_marked
 from elasticflow.services.executor.processes.warm_pool import WarmPool
+from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED, WorkerIsolation
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
@@ -61,6 +62,8 @@ class Launcher:
     preload: modules that many training functions import, e.g. sklearn.datasets; imported once for all workers.
     gpu_names: of the GPU of each slot, for CUDA_VISIBLE_DEVICES; a GPU that slots share occurs several times.
     warm_workers: the first so many GPUs have a warm worker.
+    isolation: of each worker.
+    data_interface: by which gloo and NCCL connect workers; "": workers choose it.
     """
 
     def __init__(
@@ -73,10 +76,16 @@ class Launcher:
         device: Literal["cpu", "cuda"] = "cpu",
         gpu_names: Sequence[str] = (),
         warm_workers: int = 0,
+        data_interface: str = "",
+        isolation: WorkerIsolation = NOT_ISOLATED,
     ) -> None:
         self._logs = data_dir.resolve() / "logs"
         self._marks = {"EF_WORKER": "1", "EF_NODE_ID": node_id, "EF_DATA_DIR": str(data_dir.resolve())}
         self._gpus = {"CUDA_VISIBLE_DEVICES": ",".join(gpu_names)} if gpu_names else {}
+        self._network = (  # NCCL matches prefixes of names, unless "=" precedes
+            {"GLOO_SOCKET_IFNAME": data_interface, "NCCL_SOCKET_IFNAME": f"={data_interface}"} if data_interface else {}
+        )
+        self._isolation = isolation
         self._on_event = on_event
         self._preload = preload
         self._server: ForkServer | None = None
@@ -155,7 +164,8 @@ class Launcher:
         return self._logs / "fork-server.log"
 
     async def _start_server(self) -> None:
-        self._server = await ForkServer.start(self._marks | self._gpus, self._server_log, self._preload)
+        environment = self._marks | self._gpus | self._network
+        self._server = await ForkServer.start(environment, self._server_log, self._preload, self._isolation)
         self._server_ready.set()
 
     async def _keep_server(self) -> None:

@@ -143,7 +143,7 @@ class WorkerManager:
     async def _start(self, action: StartWorker, slot: _WorkerSlot) -> None:
         worker, assignment = action.worker, action.assignment
         try:
-            code_path = await self._code.folder(assignment.spec.code_digest)
+            code_path = await self._code.folder(action.tenant, assignment.spec.code_digest)
             await self._gpu_left(assignment.gpu_index)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(assignment, code_path=code_path, lease_until_s=self._lease_until_s)

@@ -12,6 +12,9 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         users_module.py         imports a module of the user's code
         log_file.py             where output goes
         device.py               the CPU slot or GPU: memory, errors, timing
+        device_numbers.py       numbers that a device computes, on their way to the host
+        numa_binding.py         the cores next to its GPU
+        compiled_models.py      what torch.compile must do for equal bits
         cpu_throttle.py         limits a CPU slot to a share of a core
         telemetry.py            reports progress, speed and lack of progress
     elastic/      workers that find, lose and join each other
@@ -20,20 +23,26 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         full_mesh.py            gloo's connections between them, made in attempts
         tcp_connections.py      finds and shuts down this process's connections
         groups.py               collectives between connected workers
+        release.py              drops references to groups and reader processes in a thread
         transport.py            what moves a group's tensors: an interface, and a transfer
         device_transport.py     which of these a group needs for its device
         gloo_transport.py       between hosts
         nccl_transport.py       between GPUs
         staged_transport.py     between workers that share a GPU, by way of the host
+        data_interface.py       the network interface of all of them
         peer_loss.py            detects the loss of a peer; the peer-loss watchdog
         compatibility_digest.py what workers must have in common
         switch.py               to another generation, without a stop
         state_transfer.py       the job's state from memory to memory
         nested_tensors.py       a state as its structure and its tensors (pure)
+        plain_values.py         values between workers, which run no code in their reader
     steps/        training
         training_loop.py        from the assignment to the end of the job
         worker_setup.py         from the assignment to a worker that can train
-        training_step.py        one step: compute, agree, switch
+        restored_state.py       the state with which all workers start, from a checkpoint
+        trainer.py              steps, evaluations, and the way from generation to generation
+        training_step.py        one step: compute, agree
+        step_metrics.py         what train() returned, agreed on one step late
         evaluation.py           the user's evaluation, by rank 0 or in parts on all workers
         step_agreement.py       what all workers agree on in each step; whether their states differ
         job_state.py            what a checkpoint or a state transfer carries; the step boundary to roll back to
@@ -46,11 +55,17 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         random_seeds.py         seeds by phase, iteration and virtual node
         bitwise.py              a step with the same bits at any number of workers
         fast.py                 a step with plain all-reduces
+        dry_step.py             of a joining worker, before it counts as ready
         virtual_node_scheduler.py  synchronizes the calls of one step
         cooperative_thread.py   a call that can be suspended
         summation_tree.py       the order of every sum (pure)
-        tree_reduce.py          sums of tensors along the tree, within and between workers
+        tree_reduce.py          sums of tensors along the tree within a worker
+        shared_sum.py           its last part, with other workers, from within the last pass on
+        tree_exchange.py        what they exchange and add, segment by segment
+        flat_layout.py          where tensors lie in a flat buffer (pure)
+        backward_pass.py        how a micro-batch's pass is weighted, and its gradients announced
         gradients_and_buffers.py   what the calls of one step share
+        layer_statistics.py     which statistics of normalization layers a step has changed
     tasks/        a runner instead of a worker
         run_tasks.py            from the first message to the end: bundles one after another
         task_function.py        the function's import, and one call of it

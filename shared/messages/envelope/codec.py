@@ -27,6 +27,7 @@ from elasticflow.shared.messages.limits import (
     MAX_TIME_S,
     PATTERNS_IN_WORDS,
     TOKEN_PATTERN,
+    ChainDigest,
     Sequence,
     TimeS,
     Token,
@@ -154,6 +155,7 @@ def _plan_payload(decision: PlanDecided) -> Fields:
         "now_s": decision.now_s,
         "commands": [_tagged(command) for command in decision.commands],
         "queue_positions": decision.queue_positions,
+        "chain": decision.chain,
         "events": [_tagged(event) for event in decision.events],
     }
 
@@ -225,6 +227,7 @@ class _PlanHeader:
     based_on: Sequence
     now_s: TimeS
     queue_positions: tuple[QueuePosition, ...] = ()
+    chain: ChainDigest = ""
 
 
 _PLAN_HEADER = TypeAdapter(_PlanHeader)
@@ -238,6 +241,7 @@ def _plan(payload: Fields) -> PlanDecided:
         now_s=header.now_s,
         commands=_each(payload, "commands", _COMMANDS),
         queue_positions=header.queue_positions,
+        chain=header.chain,
         events=_each(payload, "events", _PLAN_EVENTS),
     )
 

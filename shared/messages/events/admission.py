@@ -66,7 +66,6 @@ class JobAdmitted:
     # New schedules of promised jobs that were replanned for this job and are still in time.
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     gpu_type: GpuType = ""  # on which it is promised; "": the pool's first type
-    least_elsewhere: Mapping[GpuType, DurationS] = field(default_factory=dict[str, float])  # GPU-seconds on other types
     at_s: TimeS
 
 

@@ -25,12 +25,14 @@ class JobAmended:
     """The new promise of the job, with a schedule that keeps it. From admission.
 
     gpu_seconds: of the new schedule beyond the old one. replanned: as in `JobAdmitted`.
+    gpu_type: to which the job moves, because its own keeps no such promise; None: it stays on its type.
     """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
     deadline_s: TimeS | None
     max_iterations: PositiveIterations
+    gpu_type: GpuType | None = None  # "": the pool's first type
     minimum_satisfactory_share: ShareSchedule
     gpu_seconds: DurationS
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])

@@ -1,4 +1,7 @@
-"""Reports of executors and of the monitor about jobs that train."""
+"""Reports of executors and of the monitor about jobs that train.
+
+node_id: the executor that reports; its subject proves it. None: a service reports, or an executor of an older version.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +35,7 @@ class RendezvousOpened:
     job_id: Token
     generation: Generation
     address: Name  # host:port
+    node_id: Token | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,7 @@ class GenerationStarted:
     iteration: Iterations
     resize: ResizeTimeline | None = None
     at_s: TimeS
+    node_id: Token | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,7 @@ class WorkerLagged:
     rank: Index
     slowdown: Rate
     at_s: TimeS
+    node_id: Token | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,7 @@ class CheckpointWritten:
     num_bytes: NumBytes
     file: Text
     at_s: TimeS
+    node_id: Token | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +154,7 @@ class CheckpointFailed:
     request: Sequence
     explanation: Text
     at_s: TimeS
+    node_id: Token | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +168,7 @@ class JobFinished:
     condition: Literal["max_iterations", "metric"]
     metrics: Annotated[Mapping[Name, Finite], FewItems] = field(default_factory=dict[str, float])
     at_s: TimeS
+    node_id: Token | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

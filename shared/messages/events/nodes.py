@@ -37,6 +37,8 @@ class NodeJoined:
     rack: Rack = ""
     gpu_type: GpuType = ""  # "": the type of all nodes that name none
     gpu_memory_bytes: NumBytes = 0  # of each GPU; 0: unknown
+    # of its workers: by namespaces of their own, by limits alone, or none; "": unknown (docs/adr/0058)
+    isolation: Literal["", "none", "limits", "namespaces"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,11 @@ from annotated_types import Len
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.limits import (
+    ChainDigest,
     Generation,
     GpuType,
-    Name,
     NumGpus,
+    ProfileKey,
     Rate,
     Sequence,
     TimeS,
@@ -56,7 +57,7 @@ class ProfileCompleted:
     """
 
     VERSION: ClassVar[int] = 1
-    profile_key: Name
+    profile_key: ProfileKey
     iterations_per_s: Mapping[NumGpus, Rate]
     measured_to: NumGpus | None = None
     at_s: TimeS
@@ -123,6 +124,7 @@ class PlanDecided:
     A replay folds to based_on, decides again at now_s and compares the events.
     queue_positions: of each command, in order: a command that is delivered again is not decided again. Empty if the
         commands come from no work queue.
+    chain: the digest of all messages up to based_on (shared/state/ledger_chain.py); empty in decisions of operators.
     """
 
     VERSION: ClassVar[int] = 1
@@ -131,4 +133,5 @@ class PlanDecided:
     now_s: TimeS
     commands: tuple[Command, ...] = ()
     queue_positions: tuple[QueuePosition, ...] = ()
+    chain: ChainDigest = ""
     events: tuple[PlanEvent, ...]

@@ -7,8 +7,9 @@ from elasticflow.shared.messages.limits import (
     Generation,
     GpuType,
     Iterations,
-    Name,
     NumGpus,
+    PositiveDurationS,
+    ProfileKey,
     Rate,
     Text,
     TimeS,
@@ -41,15 +42,18 @@ class ThroughputMeasured:
 
     dataset_size: samples; known after a profiling run.
     single_gpu: of a profiling run on one GPU, in a pool with several GPU types.
+    one_virtual_node_s: of one on several GPUs there: the median step with one virtual node on each; None: not measured.
     """
 
     VERSION: ClassVar[int] = 1
-    profile_key: Name
+    profile_key: ProfileKey
     num_gpus: NumGpus
     iterations_per_s: Rate
     dataset_size: Iterations | None = None
     single_gpu: SingleGpuStepTimes | None = None
+    one_virtual_node_s: PositiveDurationS | None = None
     job_id: Token
     generation: Generation
     source: Literal["profile", "training"]
     at_s: TimeS
+    node_id: Token | None = None  # of the executor

@@ -12,6 +12,21 @@ Pid = Annotated[int, Strict(), Gt(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """What separates a worker from its node (shared/runtime/process/isolation).
+
+    namespaces: it sees its own processes and folders only; otherwise it just gains no rights.
+    shares_memory: it sees the machine's shared memory, with which NCCL connects GPUs.
+    readable: folders and files beside those of the system and of its job. hidden: those that it never sees.
+    """
+
+    namespaces: bool
+    shares_memory: bool = False
+    readable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkServerReady:
     """The libraries are loaded: a fork takes milliseconds now."""
 
@@ -21,6 +36,7 @@ class ForkWorker:
     """Fork a worker. A file descriptor comes with this message: the worker's end of its channel."""
 
     request: Annotated[int, Strict(), Ge(0)]  # repeated in the reply
+    isolation: Isolation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

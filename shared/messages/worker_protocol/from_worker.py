@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Literal
 
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import Strict
 
 from elasticflow.shared.messages.limits import (
@@ -18,6 +18,7 @@ from elasticflow.shared.messages.limits import (
     Name,
     NumBytes,
     NumSamples,
+    PositiveDurationS,
     Rate,
     Sequence,
     Text,
@@ -26,6 +27,7 @@ from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
+SLOWEST_PROFILE = 1e-9  # iterations per second; planners divide by the speed
 Metrics = Annotated[Mapping[Name, Finite], FewItems]
 
 
@@ -89,7 +91,10 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
-    """At most every 0.5 s. iterations_per_s: over recent steps, without the start; None: too few steps so far."""
+    """At most every 0.5 s. iterations_per_s: over recent steps, without the start; None: too few steps so far.
+
+    metrics: those known at this iteration, of the step before if no condition of the job needs them.
+    """
 
     iteration: Iterations  # steps done
     iterations_per_s: Rate | None
@@ -122,7 +127,7 @@ class CheckpointWritten:
     iteration: Iterations
     request: Sequence = 0
     num_bytes: NumBytes = 0
-    file: str = ""
+    file: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +142,14 @@ class CheckpointFailed:
 class Profiled:
     """Median throughput of a profiling run with this number of workers. From rank 0.
 
-    dataset_size: samples; None: unknown, in a script. single_gpu: if the assignment asked for it.
+    dataset_size: samples; None: unknown, in a script.
+    single_gpu, one_virtual_node_s: as in `ThroughputMeasured`, if the assignment asked for them.
     """
 
-    iterations_per_s: Rate
+    iterations_per_s: Annotated[Rate, Ge(SLOWEST_PROFILE)]
     dataset_size: Iterations | None
     single_gpu: SingleGpuStepTimes | None = None
+    one_virtual_node_s: PositiveDurationS | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class Assignment:
     micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
     virtual_nodes_by_rank: virtual nodes of each worker of the generation.
     gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
-    measures_step_times: a profiling run on one GPU also measures steps with fewer virtual nodes.
+    measures_step_times: a profiling run also measures steps with fewer virtual nodes.
     lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
 

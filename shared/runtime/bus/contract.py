@@ -5,7 +5,7 @@ Two adapters keep this contract, and one test suite holds them to it: `nats_bus.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -14,6 +14,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 
 MAX_BATCH = 512  # messages in one batch of `follow`
+MAX_INBOX = 10_000  # messages of a subscription that wait
 DEFAULT_TIMEOUT_S = 5.0
 REVISION_HEADER = "Nats-Sequence"  # of a stored value that is published too
 ACK_WAIT_S = 30.0  # a message that is not settled within it goes to another replica
@@ -136,7 +137,7 @@ class Bus(Protocol):
         return (await self.ledger_end(pool)).sequence
 
     async def last_subject_sequence(self, subject: str) -> int:
-        """Of one subject of a ledger; 0 if it has none."""
+        """Of one subject of a ledger, or of all that match one with wildcards; 0 if it has none."""
         ...
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
@@ -186,7 +187,10 @@ class Bus(Protocol):
         ...
 
     async def subscribe(self, subject: str, queue: str = "") -> Subscription:
-        """queue: each message goes to one subscriber of those that name the same queue."""
+        """queue: each message goes to one subscriber of those that name the same queue.
+
+        Of more than MAX_INBOX messages that were not taken, the newest stay.
+        """
         ...
 
     async def request(self, subject: str, data: bytes, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
@@ -201,6 +205,14 @@ class Bus(Protocol):
 
     async def get_object(self, bucket: str, name: str, *, max_bytes: int) -> bytes:
         """Raises NotFound (also for an incomplete object), DamagedObject (also for a larger one), Unavailable."""
+        ...
+
+    async def delete_old_objects(self, bucket: str, *, before_s: float, is_needed: Callable[[str], bool]) -> int:
+        """Delete what was last put before this time of the server: objects that are not needed, and remains of others.
+
+        is_needed: asked by name. A `put_object` at the same time, also of the same bytes, leaves the object there.
+        Returns the number of deleted objects. Raises Unavailable.
+        """
         ...
 
     async def get_value(self, bucket: str, key: str) -> Value | None: ...

@@ -66,6 +66,17 @@ def check_replicas(found: Mapping[str, int], wanted: int) -> None:
         raise TooFewReplicas(tuple(lacking), min(lacking.values()), wanted)
 
 
+def protection_problems(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Where a stream lets its writers delete what they may not: of an older version, or changed since."""
+    name = wanted["name"]
+    return [
+        f"stream {name} has {setting}: {str(found.get(setting, False)).lower()}, so its writers may delete messages of "
+        f"others: run `nats stream edit {name}` and change it"
+        for setting in ("allow_rollup_hdrs", "deny_delete", "deny_purge")
+        if found.get(setting, False) != wanted.get(setting, False)
+    ]
+
+
 def ledger_stream(pool: str) -> str:
     return f"{LEDGER_PREFIX}{pool}"
 
@@ -94,6 +105,11 @@ def padding_streams(pool: str) -> tuple[str, ...]:
 def code_bucket(pool: str) -> str:
     """Objects: the code of jobs."""
     return f"EF_CODE_{pool}"
+
+
+def code_name(tenant: str, digest: str) -> str:
+    """The name of an object with code: only its tenant writes it."""
+    return f"{tenant}/{digest}"
 
 
 def snapshot_bucket(pool: str) -> str:
@@ -230,6 +246,5 @@ def _object_bucket(bucket: str, limits: StreamLimits) -> dict[str, Any]:
         f"OBJ_{bucket}",
         [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
         limits,
-        discard="new",
-        allow_rollup_hdrs=True,
+        discard="new",  # without rollups: with one, each writer could delete the objects of all
     )

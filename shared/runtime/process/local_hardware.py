@@ -5,6 +5,7 @@ users. A GPU that is partitioned (MIG) counts as its instances.
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from elasticflow.shared.messages.limits import MAX_GPU_TYPE_LENGTH
@@ -28,6 +29,31 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Memory that this process and its children may use: the machine's, or less by a limit of its cgroup."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine, cgroup_limit_bytes() or machine)
+
+
+def cgroup_limit_bytes(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """The least limit of the cgroup (v2) of this process and those around it; 0 without one.
+
+    In a container the own cgroup is the root of the file system.
+    """
+    path = next((line[3:] for line in _lines(own) if line.startswith("0::")), "/")
+    folder = cgroups / path.strip("/")
+    around = [folder, *(parent for parent in folder.parents if parent.is_relative_to(cgroups))]
+    limits = (line for each in around for line in _lines(each / "memory.max") if line.isdigit())
+    return min(map(int, limits), default=0)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[LocalGpu, ...]:

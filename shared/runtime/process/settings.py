@@ -9,6 +9,7 @@ from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.limits import PATTERNS_IN_WORDS, TOKEN_PATTERN
+from elasticflow.shared.runtime.process.nats_access import NatsAccess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,9 @@ class Settings:
     """Every service reads these; the executor adds its own (services/executor/settings.py)."""
 
     nats_url: str  # NATS_URL, credentials included
+    # EF_NATS_CREDS: key of this process, from `eflow keys`; EF_NATS_CA: certificates that sign the server's, for TLS;
+    # EF_NATS_CERT and EF_NATS_KEY: certificate of this process, if the server asks for one
+    nats_access: NatsAccess
     pool: str  # EF_POOL
     replicas: int  # EF_REPLICAS: copies of each stream: 1, 3 or 5, at most one for each server of the cluster
     data_dir: Path  # EF_DATA_DIR: logs, code, checkpoints
@@ -31,6 +35,7 @@ class Settings:
         read = Reader(os.environ if environment is None else environment)
         settings = cls(
             nats_url=read.text("NATS_URL", "nats://127.0.0.1:4222"),
+            nats_access=NatsAccess.from_environment(os.environ if environment is None else environment),
             pool=read.token("EF_POOL", "default"),
             # JetStream accepts 2 and 4 too, but they tolerate no more lost servers than 1 and 3.
             replicas=int(read.choice("EF_REPLICAS", "1", ("1", "3", "5"))),
@@ -41,6 +46,8 @@ class Settings:
             metrics_host=read.text("EF_METRICS_HOST", "127.0.0.1"),
             instance=read.token("EF_INSTANCE", _default_instance()),
         )
+        for problem in settings.nats_access.problems():
+            read.reject(problem)
         read.check()
         return settings
 

@@ -186,7 +186,8 @@ class CommandQueue:
         folded = self._folded()
         if not folded.num_forgotten or folded.job(job_id) is not None:
             return False
-        last = await self._bus.last_subject_sequence(subjects.job(self._pool, job_id))
+        of_services = await self._bus.last_subject_sequence(subjects.job(self._pool, job_id))
+        last = of_services or await self._bus.last_subject_sequence(subjects.job(self._pool, job_id, "*"))
         return 0 < last <= folded.sequence and self._folded().job(job_id) is None
 
     def _command_in(self, envelope: Envelope, item: WorkItem) -> Command:

@@ -41,24 +41,27 @@ class Decider(Generic[State]):
         self._policy, self._instance, self._waiting = policy, instance, waiting
         self._max_commands = MAX_COMMANDS
 
-    def decide(self, state: State, now_s: float) -> DecideResult:
-        """Raises TooLarge if one message cannot hold what is due without a command, however much it is shortened."""
+    def decide(self, state: State, chain: str, now_s: float) -> DecideResult:
+        """chain: of the ledger up to the state.
+
+        Raises TooLarge if one message cannot hold what is due without a command, however much it is shortened.
+        """
         while True:
             taken = self._waiting(self._max_commands)
             try:
-                result = self._decided(state, taken, now_s)
+                result = self._decided(state, chain, taken, now_s)
             except TooLarge as error:
                 if not taken:
                     raise
                 if len(taken) == 1:
-                    others = self._decided(state, (), now_s)
+                    others = self._decided(state, chain, (), now_s)
                     return others if others.decision is not None else DecideResult(taken=taken, too_large=error)
                 self._max_commands = len(taken) // 2
             else:
                 self._max_commands = min(MAX_COMMANDS, self._max_commands + self._max_commands // 4 + 1)
                 return result
 
-    def _decided(self, state: State, taken: tuple[Pending, ...], now_s: float) -> DecideResult:
+    def _decided(self, state: State, chain: str, taken: tuple[Pending, ...], now_s: float) -> DecideResult:
         commands = tuple(pending.command for pending in taken)
         plan, reported, actions = split(self._policy.decide(state, commands, now_s))
         decision, message_id = None, ""
@@ -69,6 +72,7 @@ class Decider(Generic[State]):
                 now_s=now_s,
                 commands=commands,
                 queue_positions=tuple(pending.position for pending in taken),
+                chain=chain,
                 events=plan,
             )
             decision, message_id = fitted(decision, self._instance, self._policy)

@@ -1,4 +1,5 @@
-"""What keeps a planner from deciding: a plan that it cannot read, a wrong clock, a decision that no message can hold.
+"""What keeps a planner from deciding: a plan that it cannot read, a changed ledger, a wrong clock, a decision that no
+message can hold.
 
 The planner goes on folding, and decides again by itself once the cause is gone. Meanwhile it says why: in its log, on
 its health page (`unwell`) and as a metric.
@@ -8,15 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticflow.shared.errors import TooLarge
-from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
+from elasticflow.shared.runtime.service.decision_problems import (
+    chain_problem,
+    clock_problem,
+    plan_problem,
+    version_problem,
+)
+from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import PoolState
 
 FIRST_WAIT_S = 1.0  # between two attempts of a planner that must not decide
 LONGEST_WAIT_S = 8.0
 
-READER_VERSION_REASON, PLAN_REASON = "reader_version", "unreadable_plan"
+READER_VERSION_REASON, PLAN_REASON, CHAIN_REASON = "reader_version", "unreadable_plan", "changed_ledger"
 CLOCK_REASON, SIZE_REASON = "clock", "decision_size"
 
 
@@ -44,39 +51,24 @@ class DecisionGuard:
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
         return wait_s
 
-    async def may_decide(self, folded: Callable[[], PoolState]) -> bool:
-        """Whether this planner knows the time, and reads all of the plan that is folded by then. Raises Retry."""
+    async def may_decide(self, folded: Callable[[], PoolState], chain: LedgerChain) -> bool:
+        """Whether this planner knows the time, and reads all of the plan that is folded by then, unchanged.
+
+        Raises Retry.
+        """
         await self._check_clock(folded().config.deadline_slack_s)
-        self._check_plan(folded())  # without another wait before the decision: the state changes meanwhile
+        self._check_plan(folded(), chain)  # without another wait before the decision: the state changes meanwhile
         return self.is_fit  # only an attempt shows whether a decision has become smaller
 
     async def _check_clock(self, slack_s: float) -> None:
         await self._clock_check.refresh(slack_s)
-        offset_s = self._clock_check.offset_s
-        self._metrics.clock_offset.set(offset_s)
-        self._note(
-            CLOCK_REASON,
-            f"its clock is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} that of NATS, more than "
-            f"deadline_slack_s = {slack_s:g} s: correct the clock of this machine, or of the NATS server"
-            if self._clock_check.is_wrong(slack_s)
-            else None,
-        )
+        self._metrics.clock_offset.set(self._clock_check.offset_s)
+        self._note(CLOCK_REASON, clock_problem(self._clock_check, slack_s))
 
-    def _check_plan(self, pool: PoolState) -> None:
-        minimum, unreadable = pool.config.minimum_reader_version, pool.unreadable_plan_sequence
-        self._note(
-            READER_VERSION_REASON,
-            f"it reads messages up to version {READER_VERSION}, the pool asks for {minimum}: upgrade this service"
-            if minimum > READER_VERSION
-            else None,
-        )
-        self._note(
-            PLAN_REASON,
-            f"it cannot read message {unreadable} of the plan: upgrade this service if a newer version wrote it; "
-            f"to decide without it, run `eflow configure --skip-plan-up-to {unreadable}`"
-            if unreadable
-            else None,
-        )
+    def _check_plan(self, pool: PoolState, chain: LedgerChain) -> None:
+        self._note(READER_VERSION_REASON, version_problem(pool))
+        self._note(PLAN_REASON, plan_problem(pool))
+        self._note(CHAIN_REASON, chain_problem(chain, pool))
 
     def too_large(self, error: TooLarge) -> None:
         """The decision was not stored."""

@@ -25,6 +25,7 @@ from elasticflow.shared.runtime.service.decision_guard import DecisionGuard
 from elasticflow.shared.runtime.service.ledger_appender import LedgerAppender
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.runtime.service.reply_publisher import ReplyPublisher
+from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.policy import Policy, State
 from elasticflow.shared.state.pool import PoolState
 
@@ -52,7 +53,7 @@ class Host(Generic[State]):
         takes_commands: bool = False,
         act: Callable[[Any], None] | None = None,
         leads: Callable[[], bool] = lambda: True,
-        snapshot: PoolState | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
         self._bus, self._pool, self._policy, self._clock = bus, pool, policy, clock
         self._log, self._metrics = log, metrics
@@ -95,6 +96,9 @@ class Host(Generic[State]):
     @property
     def folded(self) -> PoolState:
         return self._projection.folded
+
+    def snapshot(self) -> Snapshot | None:
+        return self._projection.snapshot()
 
     def unwell(self) -> str | None:
         """Why the service is not healthy; None if it is."""
@@ -181,14 +185,14 @@ class Host(Generic[State]):
 
     async def _decide(self) -> None:
         """Decide at one instant, then append, act and settle."""
-        if self._policy.plans and not await self._guard.may_decide(lambda: self.folded):
+        if self._policy.plans and not await self._guard.may_decide(lambda: self.folded, self._projection.chain):
             return
         if not self._leads():
             return
         now_s = self._clock.now_s()
         try:
             with self._metrics.decide_seconds.time():
-                result = self._decider.decide(self.state, now_s)
+                result = self._decider.decide(self.state, self._projection.chain.digest, now_s)
         except TooLarge as error:
             self._guard.too_large(error)
             return

@@ -9,6 +9,7 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.event_summary import summary
 from elasticflow.shared.messages.events import Event, PlanDecided
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
@@ -46,11 +47,12 @@ class LedgerAppender(Generic[State]):
         folded = self._projection.folded
         assert decision.based_on == folded.sequence, "the state has changed since the decision"
         data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=decision.now_s)
+        subject = subjects.plan(self._pool)
         self._clock_check.sent(message_id)
         try:
             with self._metrics.append_seconds.time():
                 sequence = await self._bus.append(
-                    subjects.plan(self._pool),
+                    subject,
                     data,
                     message_id=message_id,
                     expected_last_subject_sequence=self.plan_end(),
@@ -63,7 +65,10 @@ class LedgerAppender(Generic[State]):
             if not await self._was_stored(message_id):
                 return False
             sequence = self._projection.folded.sequence
-        await self._projection.fold_own(decision, message_id, sequence)
+        own = LedgerRecord(
+            sequence=sequence, subject=subject, message_id=message_id, stored_at_s=decision.now_s, data=data
+        )
+        await self._projection.fold_own(decision, own)
         self._metrics.decisions_total.inc()
         for event in decision.events:
             self._log_event(event, cause_id, sequence)

@@ -39,7 +39,7 @@ def ledger_message(subject: str, data: bytes) -> Event | PlanDecided:
     pool = "".join(subject.split(".")[2:3])
     if isinstance(message, PlanDecided) and subject == subjects.plan(pool):
         return message
-    if isinstance(message, REPORTED_EVENTS) and subject == subject_of(pool, cast(Event, message)):
+    if isinstance(message, REPORTED_EVENTS) and subject in _subjects_of(pool, cast(Event, message)):
         return cast(Event, message)
     raise codec.Undecodable(f"type: {type(message).__name__} has no place on {subject}")
 
@@ -60,7 +60,13 @@ def subject_of(pool: str, event: Event) -> str:
     if isinstance(event, LOAD_REPORTS):
         return subjects.load(pool, cast(LoadReport, event).load_id)
     assert isinstance(event, JOB_EVENTS), type(event)
-    return subjects.job(pool, cast(JobEvent, event).job_id)
+    return subjects.job(pool, cast(JobEvent, event).job_id, getattr(event, "node_id", None) or "")
+
+
+def _subjects_of(pool: str, event: Event) -> tuple[str, ...]:
+    """Where readers accept it: also on the job's own subject, which only services may use, and older executors did."""
+    own = subject_of(pool, event)
+    return (own, subjects.job(pool, cast(JobEvent, event).job_id)) if isinstance(event, JOB_EVENTS) else (own,)
 
 
 def dead_letter_headers(subject: str, problems: tuple[str, ...]) -> dict[str, str]:

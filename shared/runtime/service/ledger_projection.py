@@ -10,8 +10,11 @@ from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.decision_problems import chain_problem
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
-from elasticflow.shared.state.fold.ledger_fold import Unreadable
+from elasticflow.shared.runtime.service.snapshot_store import Snapshot
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
+from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.policy import Policy, State
 from elasticflow.shared.state.pool import PoolState
 
@@ -28,17 +31,24 @@ class LedgerProjection(Generic[State]):
         metrics: Metrics,
         on_news: Callable[[], None],
         on_message: Callable[[LedgerRecord], None],
-        snapshot: PoolState | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
         self._bus, self._pool, self._policy = bus, pool, policy
         self._log, self._metrics, self._on_news, self._on_message = log, metrics, on_news, on_message
-        self.state: State = policy.start(snapshot or PoolState())
+        self.state: State = policy.start(PoolState() if snapshot is None else snapshot.state)
+        self.chain = LedgerChain() if snapshot is None else snapshot.ledger_chain()
         self.last_decision_id = ""
         self._grown = asyncio.Condition()
 
     @property
     def folded(self) -> PoolState:
         return self._policy.pool(self.state)
+
+    def snapshot(self) -> Snapshot | None:
+        """The state, for other readers to start from; None if the ledger was changed."""
+        if chain_problem(self.chain, self.folded) is not None:
+            return None
+        return Snapshot(state=self.folded, chain=self.chain.digest)
 
     async def follow(self) -> None:
         """Fold all messages, until cancelled."""
@@ -69,13 +79,12 @@ class LedgerProjection(Generic[State]):
         message = read_message(stored)
         return message if isinstance(message, PlanDecided) else None
 
-    async def fold_own(self, decision: PlanDecided, message_id: str, sequence: int) -> None:
+    async def fold_own(self, decision: PlanDecided, own: LedgerRecord) -> None:
         """Fold the host's own decision before the next one; the follower then skips it."""
-        if self.folded.sequence == sequence - 1:
-            self.last_decision_id = message_id
-            self.state = self._policy.evolve(self.state, decision, sequence)
+        if self.folded.sequence == own.sequence - 1:
+            self._evolve(own, decision)
         else:
-            await self.up_to(sequence)
+            await self.up_to(own.sequence)
 
     def _fold(self, stored: LedgerRecord) -> None:
         sequence = self.folded.sequence
@@ -86,6 +95,11 @@ class LedgerProjection(Generic[State]):
         if isinstance(message, Unreadable):
             self._metrics.refused_total.inc()
             self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=message.problems)
+        self._evolve(stored, message)
+
+    def _evolve(self, stored: LedgerRecord, message: LedgerMessage) -> None:
+        if (found := self.chain.add(stored, message)) is not None:
+            self._log.error("LedgerChanged", problem=found.in_words())
         if isinstance(message, PlanDecided):
             self.last_decision_id = stored.message_id
         self.state = self._policy.evolve(self.state, message, stored.sequence)

@@ -66,7 +66,9 @@ def run_service(service: str, configured: Callable[[Settings], Callable[[Process
 
 
 def _shown(settings: Settings) -> dict[str, Any]:
-    return asdict(settings) | {"nats_url": masked(settings.nats_url), "data_dir": str(settings.data_dir)}
+    hidden = {"nats_url": masked(settings.nats_url)}
+    shown = {name: str(getattr(settings, name)) for name in ("data_dir", "nats_access")}
+    return asdict(settings) | hidden | shown
 
 
 def _expected(error: BaseException) -> ElasticFlowError | None:
@@ -110,6 +112,7 @@ async def _connected(service: str, settings: Settings, log: Any, metrics: Metric
                 settings.nats_url,
                 name=f"ef-{service}-{settings.instance}",
                 limits=StreamLimits(replicas=settings.replicas),
+                access=settings.nats_access,
                 on_state=on_state,
             )
             await bus.ensure_pool(settings.pool)

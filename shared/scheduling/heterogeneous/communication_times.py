@@ -6,7 +6,7 @@ Axis: P = points. Source: VirtualFlow, section 5.1.2.
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 
@@ -40,6 +40,10 @@ class CommunicationTimes:
         differences_s = (steps_s[num_workers][0] - steps_s[num_workers][1] for num_workers in num_workers_P)
         at_least_0_P = tuple(accumulate((max(difference_s, 0.0) for difference_s in differences_s), max))
         return cls(num_workers_P, at_least_0_P)
+
+    def times(self, factor: float) -> "CommunicationTimes":
+        """On GPUs that communicate for so many times as long."""
+        return replace(self, communication_s_P=tuple(factor * s for s in self.communication_s_P))
 
     def at(self, num_workers: int) -> float:
         """Linear in the logarithm of the number: from (1 worker, 0 s) through the points, and beyond the last two."""

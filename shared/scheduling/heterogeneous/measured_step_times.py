@@ -3,7 +3,6 @@
 A type without step times of its own is predicted from a measured one, by the ratio of their speeds on one GPU.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +11,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
 from elasticflow.shared.scheduling.heterogeneous.step_times import StepTime, StepTimes, predicted_from
+from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import GpusOfType
 from elasticflow.shared.state.gpu_types import possible_types, spec_on, type_name
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState
@@ -23,13 +23,14 @@ class JobStepTimes:
 
     reproducible: how the job adds these up.
     by_type: by recorded type, the first type first; those without a known speed on one GPU are missing.
+    communication: by recorded type, of the same types.
     """
 
     num_virtual_nodes: int
     global_batch_size: int
     reproducible: Literal["bitwise", "fast"]
     by_type: Mapping[str, StepTimes]
-    communication: CommunicationTimes
+    communication: Mapping[str, CommunicationTimes]
 
     def at(self, recorded_type: str, count: int) -> StepTime:
         """The step of one GPU of this type with so many virtual nodes."""
@@ -39,6 +40,15 @@ class JobStepTimes:
     def step_s_V(self, recorded_type: str) -> tuple[float, ...]:
         """The step time of one GPU of this type with 1, 2, ... virtual nodes, as far as they fit its memory."""
         return self.by_type[recorded_type].of_virtual_nodes(self.global_batch_size, self.num_virtual_nodes)
+
+    def gpus(self, recorded_type: str, num_gpus: int, name: str = "") -> GpusOfType:
+        """What the solver needs of so many GPUs of this type. name: of the type; "": as recorded."""
+        return GpusOfType(
+            name=name or recorded_type,
+            num_gpus=num_gpus,
+            step_s_V=self.step_s_V(recorded_type),
+            communication=self.communication[recorded_type],
+        )
 
 
 def job_step_times(state: PoolState, spec: JobSpec) -> JobStepTimes | None:
@@ -67,9 +77,7 @@ def job_step_times(state: PoolState, spec: JobSpec) -> JobStepTimes | None:
         global_batch_size=spec.global_batch_size,
         reproducible=next(single.reproducible for each in curves.values() if (single := each.single_gpu) is not None),
         by_type=by_type,
-        communication=_communication(
-            spec.global_batch_size, [(curves[recorded], times) for recorded, times in measured.items()]
-        ),
+        communication=_communication_by_type(curves, measured, base, spec.global_batch_size),
     )
 
 
@@ -92,22 +100,38 @@ def _measured(
     )
 
 
-def _communication(global_batch_size: int, measured: list[tuple[MeasuredCurve, StepTimes]]) -> CommunicationTimes:
-    """A step on several GPUs of one type less the step of its largest part on one; of several types the shortest.
+def _communication_by_type(
+    curves: Mapping[str, MeasuredCurve], measured: Mapping[str, StepTimes], base: str, global_batch_size: int
+) -> dict[str, CommunicationTimes]:
+    """As measured on each type. On the others it is that of the base, and longer if they are slower."""
+    known = {
+        recorded: _communication(curves[recorded], times, global_batch_size) for recorded, times in measured.items()
+    }
+    slowness = {
+        recorded: curves[base].iterations_per_s[1] / curve.iterations_per_s[1] for recorded, curve in curves.items()
+    }
+    return {
+        recorded: known[recorded] if known.get(recorded) else known[base].times(max(slowness[recorded], 1.0))
+        for recorded in curves
+    }
 
-    Slow workers that wait for each other make it longer, and in a mix the slow ones get parts for which none waits.
+
+def _communication(curve: MeasuredCurve, times: StepTimes, global_batch_size: int) -> CommunicationTimes:
+    """A step on several GPUs of one type less the step of its largest part on one of them.
+
+    With one virtual node on each, communication is most of the step: then errors of the two measurements count less.
     """
+    assert curve.single_gpu is not None
+    num_virtual_nodes = curve.single_gpu.num_virtual_nodes
+    one_alone_s = curve.single_gpu.step_s_by_virtual_nodes.get(1)
     steps_s = dict[int, tuple[float, float]]()
-    for curve, times in measured:
-        num_virtual_nodes = _num_virtual_nodes(curve)
-        for num_gpus, rate in curve.iterations_per_s.items():
-            if num_gpus == 1 or not rate:
-                continue
+    for num_gpus, rate in curve.iterations_per_s.items():
+        one_each_s = curve.one_virtual_node_s.get(num_gpus)
+        if one_each_s is not None and one_alone_s is not None:
+            steps_s[num_gpus] = one_each_s, one_alone_s
+        elif num_gpus > 1 and rate:
             largest = -(-num_virtual_nodes // num_gpus)
-            alone_s = times.at(_samples(largest, num_virtual_nodes, global_batch_size)).step_s
-            shortest_s, shortest_alone_s = steps_s.get(num_gpus, (math.inf, 0.0))
-            if 1.0 / rate - alone_s < shortest_s - shortest_alone_s:
-                steps_s[num_gpus] = 1.0 / rate, alone_s
+            steps_s[num_gpus] = 1.0 / rate, times.at(_samples(largest, num_virtual_nodes, global_batch_size)).step_s
     return CommunicationTimes.of_measurements(steps_s)
 
 

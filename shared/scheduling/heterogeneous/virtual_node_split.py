@@ -1,24 +1,25 @@
 """How many virtual nodes each GPU carries, so that a step on GPUs of several types is as short as possible. Exact.
 
-A GPU of type i that carries v virtual nodes computes for t_i(v) seconds. The slowest GPU and the communication make the
-step: max t_i(v) + communication. So the bound of the computation is one of the values t_i(v). GPUs of one type need not
-carry the same number, and some may carry none.
+A GPU of type i that carries v virtual nodes computes for t_i(v) seconds, and among n workers communicates for c_i(n).
+The slowest GPU makes the step: max t_i(v) + c_i(n). GPUs of one type need not carry the same number, and some may carry
+none.
 
 Axis: V = virtual nodes on one GPU, from 1. Source: VirtualFlow, section 5.1.2, where the objective is printed with a
-factor too many (docs/explanation/gpu-types.md).
+factor too many, and all types communicate for the same time (docs/explanation/gpu-types.md).
 """
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
 
 DEFAULT_LEAST_GAIN = 0.05
 _FREE = CommunicationTimes()
+_CLOSE = 1e-3  # relative: between a step that is possible and one that is not, few steps are left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,14 @@ class GpusOfType:
     """GPUs of one type that a job may use.
 
     step_s_V: step time of one of them with 1, 2, ... virtual nodes, as many as fit its memory (`of_virtual_nodes`).
+    communication: what a step with several workers takes longer on one of them.
     Raises ValueError if there is no GPU, or if a time is not positive or decreases.
     """
 
     name: str
     num_gpus: int
     step_s_V: tuple[float, ...]
+    communication: CommunicationTimes = _FREE
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1:
@@ -41,9 +44,9 @@ class GpusOfType:
         if not all(low <= high for low, high in pairwise(self.step_s_V)):
             raise ValueError(f"more virtual nodes on {self.name} must not take less time: {self.step_s_V}")
 
-    def most_within(self, bound_s: float) -> int:
-        """The most virtual nodes of one GPU whose step takes at most `bound_s`."""
-        return bisect_right(self.step_s_V, bound_s)
+    def step_s(self, count: int, num_workers: int) -> float:
+        """Of one GPU with so many virtual nodes among so many workers."""
+        return self.step_s_V[count - 1] + self.communication.at(num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +86,7 @@ class TooLittleMemory:
 
 
 def split_virtual_nodes(
-    types: Iterable[GpusOfType],
-    num_virtual_nodes: int,
-    communication: CommunicationTimes = _FREE,
-    least_gain: float = DEFAULT_LEAST_GAIN,
+    types: Iterable[GpusOfType], num_virtual_nodes: int, least_gain: float = DEFAULT_LEAST_GAIN
 ) -> VirtualNodeSplit | TooLittleMemory:
     """The shortest step; on one type, if all types together are not faster than that by more than `least_gain`.
 
@@ -99,11 +99,11 @@ def split_virtual_nodes(
         raise ValueError(f"a split needs GPUs of one type or more, each named once: {names}")
     if num_virtual_nodes < 1 or not least_gain >= 0:
         raise ValueError(f"no split of {num_virtual_nodes} virtual nodes for a gain of {least_gain} or more")
-    mixed = _fastest(ranked, num_virtual_nodes, communication)
+    mixed = _Search(ranked, num_virtual_nodes).shortest()
     if mixed is None:
         most_per_gpu = {gpus.name: (len(gpus.step_s_V), gpus.num_gpus) for gpus in ranked}
         return TooLittleMemory(num_virtual_nodes=num_virtual_nodes, most_per_gpu=most_per_gpu)
-    alone = {gpus.name: _fastest([gpus], num_virtual_nodes, communication) for gpus in ranked}
+    alone = {gpus.name: _Search([gpus], num_virtual_nodes).shortest() for gpus in ranked}
     best_alone = min(filter(None, alone.values()), key=lambda fastest: fastest.step_s, default=mixed)
     chosen = best_alone if best_alone.step_s <= mixed.step_s * (1.0 + least_gain) else mixed
     return VirtualNodeSplit(
@@ -122,56 +122,81 @@ class _Part(NamedTuple):
     num_virtual_nodes: int
 
     @property
+    def most(self) -> int:
+        """On one of them."""
+        return -(-self.num_virtual_nodes // self.num_used)
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """As equal as possible, descending."""
         each, rest = divmod(self.num_virtual_nodes, self.num_used)
         return (each + 1,) * rest + (each,) * (self.num_used - rest)
 
 
-class _Fastest(NamedTuple):
+class _Found(NamedTuple):
     step_s: float
+    num_workers: int
     parts: list[_Part]
 
 
-def _fastest(types: Sequence[GpusOfType], num_virtual_nodes: int, communication: CommunicationTimes) -> _Fastest | None:
-    """The shortest step; None if the memory of all GPUs together is too small.
+class _Search:
+    """For the shortest step of all virtual nodes on these GPUs.
 
-    A longer bound of the computation never needs more GPUs, so the communication is never longer. The shortest possible
-    bound is tried first, then longer ones as long as they could be better with the fewest GPUs of all.
+    types: of several whose GPUs carry as many, the first is filled first.
     """
-    bounds_s = sorted(chain.from_iterable(gpus.step_s_V[:num_virtual_nodes] for gpus in types))
-    shortest = bisect_left(
-        bounds_s, num_virtual_nodes, key=lambda bound_s: sum(g.num_gpus * g.most_within(bound_s) for g in types)
-    )
-    if shortest == len(bounds_s):
+
+    def __init__(self, types: Sequence[GpusOfType], num_virtual_nodes: int) -> None:
+        self._types, self._num_virtual_nodes = types, num_virtual_nodes
+        self._communication_s = dict[int, list[float]]()  # of each type, by number of workers
+
+    def shortest(self) -> _Found | None:
+        """None if the memory of all GPUs together is too small.
+
+        A bound of the step is halved between what is possible and what is not. Once these are close, each possible step
+        is followed by the next shorter one, until none is possible. So the result does not depend on a precision.
+        """
+        best = self._within(math.inf)
+        impossible_s = min((gpus.step_s_V[0] for gpus in self._types if gpus.step_s_V), default=0.0)
+        while best is not None:
+            is_close = best.step_s - impossible_s <= _CLOSE * best.step_s
+            bound_s = math.nextafter(best.step_s, 0.0) if is_close else math.sqrt(impossible_s * best.step_s)
+            found = self._within(bound_s, best.num_workers)
+            if found is not None:
+                best = found
+            elif is_close:
+                return self._within(best.step_s, best.num_workers)
+            else:
+                impossible_s = bound_s
         return None
-    least_communication_s = communication.at(_num_used(_fill(types, num_virtual_nodes, bounds_s[-1])))
-    best: _Fastest | None = None
-    for bound_s in bounds_s[shortest:]:
-        if best is not None and bound_s + least_communication_s > best.step_s:
-            break
-        parts = _fill(types, num_virtual_nodes, bound_s)
-        step_s = bound_s + communication.at(_num_used(parts))
-        if best is None or step_s <= best.step_s:
-            best = _Fastest(step_s, parts)
-    return best
 
+    def _within(self, bound_s: float, num_workers: int = 1) -> _Found | None:
+        """With the fewest GPUs whose steps take at most `bound_s`; None if there are too few.
 
-def _fill(types: Sequence[GpusOfType], num_virtual_nodes: int, bound_s: float) -> list[_Part]:
-    """The fewest GPUs whose steps take at most `bound_s`: those that carry the most are filled first.
+        More workers communicate for longer, so each carries less, and more of them may be needed: their number grows
+        until it suffices. num_workers: fewer do not suffice.
+        """
+        while (parts := self._fill(bound_s, num_workers)) is not None:
+            num_used = sum(part.num_used for part in parts)
+            if num_used <= num_workers:
+                return _Found(max(part.gpus.step_s(part.most, num_used) for part in parts), num_used, parts)
+            num_workers = num_used
+        return None
 
-    types: those to prefer of several that carry the same number are first.
-    """
-    parts = list[_Part]()
-    for gpus in sorted(types, key=lambda gpus: -gpus.most_within(bound_s)):
-        if num_virtual_nodes == 0:
-            break
-        most = gpus.most_within(bound_s)
-        num_used = min(gpus.num_gpus, -(-num_virtual_nodes // most))
-        parts.append(_Part(gpus, num_used, min(num_virtual_nodes, num_used * most)))
-        num_virtual_nodes -= parts[-1].num_virtual_nodes
-    return parts
-
-
-def _num_used(parts: Iterable[_Part]) -> int:
-    return sum(part.num_used for part in parts)
+    def _fill(self, bound_s: float, num_workers: int) -> list[_Part] | None:
+        """The fewest GPUs, if so many workers communicate: those that carry the most are filled first."""
+        if num_workers not in self._communication_s:
+            self._communication_s[num_workers] = [gpus.communication.at(num_workers) for gpus in self._types]
+        carried = [
+            (bisect_right(gpus.step_s_V, bound_s, key=communication_s.__add__), gpus)
+            for gpus, communication_s in zip(self._types, self._communication_s[num_workers], strict=True)
+        ]
+        parts, left = list[_Part](), self._num_virtual_nodes
+        for most, gpus in sorted(carried, key=lambda each: -each[0]):
+            if most == 0:
+                break
+            num_used = min(gpus.num_gpus, -(-left // most))
+            parts.append(_Part(gpus, num_used, min(left, num_used * most)))
+            left -= parts[-1].num_virtual_nodes
+            if left == 0:
+                return parts
+        return None

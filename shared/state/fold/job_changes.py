@@ -29,6 +29,8 @@ def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int)
             submitted_spec=job.submitted_spec or spec,
             has_outdated_spec=bool(job.gpus),
         )
+    if event.gpu_type is not None:
+        state, job = _moved(state, job, event.gpu_type, sequence)
     job = fast_replace(
         job,
         deadline_s=event.deadline_s,
@@ -112,26 +114,35 @@ def gpu_limits_cleared(state: PoolState, job: Job, sequence: int) -> PoolState:
 
 
 def gpu_type_changed(state: PoolState, job: Job, event: events.GpuTypeChanged, sequence: int) -> PoolState:
-    """The next generation has GPUs of the other type. Workers on the present ones must stop."""
-    spec = spec_on(state, spec_of(job), event.gpu_type)
-    if job.phase is not Phase.ADMITTED or spec is job.spec:
+    """The next generation has GPUs of the other type. Until it is placed, the workers train on those that they have."""
+    if job.phase is not Phase.ADMITTED or spec_on(state, spec_of(job), event.gpu_type) is job.spec:
         return state
+    state, job = _moved(with_replanned(state, event), job, event.gpu_type, sequence)
     job = fast_replace(
+        job,
+        minimum_satisfactory_share=event.minimum_satisfactory_share,
+        planned_share=event.minimum_satisfactory_share,
+        at_risk=False,
+        earliest_deadline_s=None,
+    )
+    return scheduling_event(with_job(state, job), sequence)
+
+
+def _moved(state: PoolState, job: Job, gpu_type: str, sequence: int) -> tuple[PoolState, Job]:
+    """The job on another type, without a share there. The GPUs on which it trains are of another type now."""
+    spec = spec_on(state, spec_of(job), gpu_type)
+    moved = fast_replace(
         job,
         spec=spec,
         submitted_spec=submitted_spec(job),
-        minimum_satisfactory_share=event.minimum_satisfactory_share,
-        planned_share=event.minimum_satisfactory_share,
+        decided_sequence=sequence,
         num_gpus=0,
+        num_added_gpus=len(job.gpus),
         reserved_gpus=(),
-        broken=job.broken or bool(job.gpus),
-        at_risk=False,
-        earliest_deadline_s=None,
         gpu_type_kept_at_s=None,
         gpu_type_kept_sequence=0,
     )
-    state = without_share(with_range(with_replanned(state, event), spec), job.job_id)
-    return scheduling_event(with_job(state, job), sequence)
+    return without_share(with_range(state, spec), job.job_id), moved
 
 
 def gpu_type_kept(state: PoolState, job: Job, event: events.GpuTypeKept, sequence: int) -> PoolState:

@@ -29,6 +29,7 @@ from elasticflow.shared.state.fold.jobs import (
     with_job,
 )
 from elasticflow.shared.state.fold.loads import with_load_event
+from elasticflow.shared.state.fold.mixed_speeds import with_measured_mix, with_slower_mix
 from elasticflow.shared.state.fold.nodes import node_joined, node_lost
 from elasticflow.shared.state.fold.plan import allocated, commands_decided, placed
 from elasticflow.shared.state.fold.profiles import profile_completed, throughput_measured
@@ -39,7 +40,6 @@ from elasticflow.shared.state.fold.workers import (
     gpu_limits_yield,
     memory_exceeded,
     progressed,
-    with_slower_mix,
     with_speed_ratio,
     with_start_cost,
     worker_crashed,
@@ -48,11 +48,17 @@ from elasticflow.shared.state.fold.workers import (
     workers_stopped,
 )
 from elasticflow.shared.state.gpu_types import submitted_spec
-from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.job import Phase, has_workers_on
 from elasticflow.shared.state.node_speeds import with_speed_on_node
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 21  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 24  # raise it when the same messages fold to another state: older snapshots are then not read
+
+_BY_SERVICES = (  # executors report the others, each on the jobs that have workers on its node
+    *(events.JobCancelled, events.JobProfiled, events.JobAmended, events.JobProgressed, events.JobAtRisk),
+    *(events.GpuLimitsSet, events.GpuLimitsCleared, events.GpuTypeChanged, events.GpuTypeKept),
+    events.CheckpointRequested,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +172,8 @@ def _of_a_job(
     job = state.live_jobs.get(event.job_id)
     if job is None:
         return workers_gone_after_the_end(state, event)
+    if not isinstance(event, _BY_SERVICES) and event.node_id is not None and not has_workers_on(job, event.node_id):
+        return state
     match event:
         case events.JobCancelled():
             return ended(state, job, Phase.CANCELLED, event.at_s, sequence, explanation=event.reason)
@@ -223,7 +231,7 @@ def _of_a_job(
                 return state
             state = with_speed_on_node(with_job(state, after), after, event)
             state = with_speed_ratio(state, after, event, sequence)
-            return with_slower_mix(state, after, event, sequence)
+            return with_slower_mix(with_measured_mix(state, after, event), after, event, sequence)
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:
                 return state

@@ -1,5 +1,7 @@
 """The fold of allocations and placements, and of which commands are decided. Part of `ledger_fold`."""
 
+from collections.abc import Iterator
+
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.share_schedule import GpuId
@@ -98,7 +100,8 @@ def _switches(state: PoolState, job: Job, placement: events.PlacedJob, decided: 
     Joining workers wait for GPUs that other jobs leave; leaving workers keep theirs until all joining ones are ready.
     So a job that both takes and leaves GPUs must leave none to another job of this decision. Then jobs that take
     GPUs wait for jobs that only leave some, these wait for none, and no cycle arises. Across decisions, later
-    ones wait for earlier ones.
+    ones wait for earlier ones. A job that leaves GPUs of another type may leave them to any job if no job has
+    those that it takes: then it waits for none.
     """
     previous = state_holders(state, job)
     if previous is None or job.has_outdated_spec or not (job.training or job.broken):
@@ -107,8 +110,17 @@ def _switches(state: PoolState, job: Job, placement: events.PlacedJob, decided: 
     taken = set(placement.gpus).difference(previous.surviving)
     others = (other for other in decided.placements if other.job_id != job.job_id)
     if left and taken and any(not left.isdisjoint(other.gpus) for other in others):
-        return False
+        return job.num_added_gpus > 0 and taken.isdisjoint(_held_by_others(state, job))
     return bool(placement.gpus) and bool(previous.surviving)
+
+
+def _held_by_others(state: PoolState, job: Job) -> Iterator[GpuId]:
+    """GPUs that workers of other jobs have."""
+    for other in state.live_jobs.values():
+        if other.job_id != job.job_id:
+            yield from other.gpus
+            if other.previous_generation is not None:
+                yield from other.previous_generation.gpus
 
 
 def _micro_batch_size(state: PoolState, job: Job) -> int:

@@ -12,7 +12,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.job import Job, has_workers_on
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -30,6 +30,8 @@ def configured_curves(state: PoolState, event: events.PoolConfigured) -> PoolSta
 
 
 def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
+    if event.node_id is not None and not _measures_own_job(state, event, event.node_id):
+        return state
     curve = state.curves.get(event.profile_key, NO_CURVE)
     if event.at_s <= curve.measured_at_s.get(event.num_gpus, -1.0):
         return state
@@ -39,9 +41,23 @@ def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequ
         measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
         dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
         single_gpu=event.single_gpu or curve.single_gpu,
+        one_virtual_node_s=(
+            curve.one_virtual_node_s
+            if event.one_virtual_node_s is None
+            else {**curve.one_virtual_node_s, event.num_gpus: event.one_virtual_node_s}
+        ),
         failure="",
     )
     return fast_replace(with_curve(state, event.profile_key, curve), scheduling_event_sequence=sequence)
+
+
+def _measures_own_job(state: PoolState, event: events.ThroughputMeasured, node_id: str) -> bool:
+    """Whether a job that runs on this node has this profile, on any GPU type."""
+    job = state.job(event.job_id)
+    if job is None or not has_workers_on(job, node_id):
+        return False
+    own_key = replace(spec_of(job), gpu_type="", other_gpu_types=()).measured_key
+    return event.profile_key == own_key or event.profile_key.startswith(f"{own_key}@")
 
 
 def profile_completed(state: PoolState, event: events.ProfileCompleted) -> PoolState:

@@ -38,7 +38,10 @@ def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected
     if event.deadline_s is None:
         return state
     window_s = max(event.deadline_s - state.config.deadline_slack_s - event.at_s, 0.0)
-    for gpu_type, least_gpu_seconds in {**event.least_elsewhere, event.gpu_type: event.least_gpu_seconds}.items():
+    least = {event.gpu_type: event.least_gpu_seconds}
+    if isinstance(event, events.JobRejected):
+        least = {**event.least_elsewhere, **least}
+    for gpu_type, least_gpu_seconds in least.items():
         if least_gpu_seconds:
             state = _with_demand_on(state, gpu_type, event.at_s, least_gpu_seconds, window_s)
     return state

@@ -19,7 +19,6 @@ from elasticflow.shared.state.pool import PoolState, SlowGpu, slow_gpu, spec_of
 
 MAX_START_COST_S = 120.0
 FASTER_START_WEIGHT = 0.2
-SETTLED_S = 5.0  # after its start the speed of a generation counts
 
 
 def with_start_cost(state: PoolState, job: Job, event: events.GenerationStarted) -> PoolState:
@@ -70,22 +69,11 @@ def with_speed_ratio(state: PoolState, job: Job, event: events.JobProgressed, se
     expected = curve.iterations_per_s.get(len(job.gpus)) if curve is not None and curve.complete else None
     if state.config.confidence is None or not expected or not event.iterations_per_s:
         return state
-    if not job.training or job.virtual_nodes_by_rank:
+    if not job.trains_as_profiled:
         return state
     speed = job.speed.with_ratio(event.iterations_per_s / expected)
     state = with_job(state, fast_replace(job, speed=speed))
     return scheduling_event(state, sequence) if speed.count.bit_count() == 1 else state
-
-
-def with_slower_mix(state: PoolState, job: Job, event: events.JobProgressed, sequence: int) -> PoolState:
-    """Mark a job that GPUs of other types slow down, by its curve on its own GPUs; the allocator takes them away."""
-    curve = state.curves.get(spec_of(job).profile_key)
-    alone = curve.iterations_per_s.get(len(job.own_gpus)) if curve is not None else None
-    if not job.num_added_gpus or job.started_at_s is None or not alone or event.iterations_per_s is None:
-        return state
-    if event.at_s - job.started_at_s < SETTLED_S or event.iterations_per_s >= alone:
-        return state
-    return scheduling_event(with_job(state, fast_replace(job, slower_when_mixed=True)), sequence)
 
 
 def progressed(job: Job, event: events.JobProgressed) -> Job:

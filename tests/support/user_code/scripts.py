@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
-from training_functions import SLOW_DOWN_S, Branching, Noisy, Points
+from training_functions import SLOW_DOWN_S, Branching, Counter, Noisy, Points
 
 import elasticflow
 
@@ -39,6 +40,29 @@ def stateful() -> None:
                 if parameter.grad is not None:
                     parameter.grad += 1e-4 * torch.randn_like(parameter)
             optimizer.step()
+
+
+def additional_state() -> None:
+    """Like training_functions.WithAdditionalState."""
+    model = Branching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    steps_begun = Counter()
+    loader = elasticflow.elastic(DataLoader(Noisy(), num_workers=1), model, optimizer, schedule, average, steps_begun)
+    for _ in loader.epochs(1000):
+        for _, points, targets in loader:
+            steps_begun.count += 1
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(points), targets)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            average.update_parameters(model)
+
+
+def cannot_load() -> None:
+    elasticflow.elastic(DataLoader(Noisy()), Branching(), None, object())
 
 
 class Short:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from elasticflow import ElasticJob, Scalar
@@ -321,6 +322,72 @@ class Stateful(Points):
 
     def evaluate(self, model):
         return {"evaluated": model(torch.randn(5, 4)).sum().item()}
+
+
+class Counter:
+    """The simplest object with a state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+class WithAdditionalState(Stateful):
+    """Its learning rate follows a schedule that multiplies it. hyperparameters: grows: a worker's own calls count."""
+
+    def init_optimizer(self, model):
+        optimizer = super().init_optimizer(model)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.steps_begun = Counter()
+        self.num_calls = 0
+        return optimizer
+
+    def stateful(self):
+        return {"schedule": self.schedule, "average": self.average, "steps_begun": self.steps_begun}
+
+    def train(self, batch, model, optimizer):
+        _, points, targets = batch
+        if (slow_down := self.hyperparameters["slow_down"]) and Path(slow_down).exists():
+            time.sleep(SLOW_DOWN_S * self.iteration)
+        self.steps_begun.count += 1
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        if self.iteration == self.hyperparameters["dies_at"]:
+            self.die_unless_another_has()
+        optimizer.step()
+        self.schedule.step()
+        self.average.update_parameters(model)
+        self.num_calls += 1
+        if self.hyperparameters.get("grows"):
+            self.steps_begun.count += self.num_calls
+        return {"loss": loss, "begun": self.steps_begun.count, "averaged": int(self.average.n_averaged)}
+
+
+class Factored(Points):
+    def init_optimizer(self, model):
+        return torch.optim.Adafactor(model.parameters())
+
+
+class Unloadable:
+    def state_dict(self):
+        return {}
+
+
+class StatefulWithoutLoading(Points):
+    def stateful(self):
+        return {"average": Unloadable()}
+
+
+class StatefulNamedAsTheModel(Points):
+    def stateful(self):
+        return {"model": Counter()}
 
 
 class Noisy(Numbered):

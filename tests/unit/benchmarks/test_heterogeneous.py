@@ -24,23 +24,28 @@ def test_completion_times_are_reported_for_each_rate_with_and_without_mixed_type
     measured = measure_completion_times(typed_pool("4xV100,8xP100,16xK80"), num_jobs=6)
     for by_rate in measured["completion"].values():
         for runs in by_rate.values():
-            names = (*MIX_EFFICIENCIES, *(f"{name}, short rounds" for name in MIX_EFFICIENCIES), OWN)
+            forms = ("{}", "{}, short rounds", OWN)
+            names = [form.format(name) for form in forms for name in MIX_EFFICIENCIES]
             assert {name: len(outcomes) for name, outcomes in runs.items()} == dict.fromkeys(names, 3)
     first = measured["completion"]["elastic"]["1"]
     one_type, mixed = (first[name][0]["mean_completion_s"] for name in ("one type", "mixed"))
     assert mixed < one_type
     assert first["one type, short rounds"][0]["mean_completion_s"] < one_type
-    assert all(by_type["late"] == 0 for run in measured["own_deadlines"] for by_type in run["by_type"].values())
-    assert len(list(completion_rows(measured))) == 4 * len(measured["completion"]["elastic"]) + 3
+    own = {name: first[OWN.format(name)][0]["mean_completion_s"] for name in MIX_EFFICIENCIES}
+    assert own["mixed at 0.9"] < own["mixed"] < own["one type"]
+    own_runs = [run for runs in measured["own_deadlines"].values() for run in runs]
+    assert all(by_type["late"] == 0 for run in own_runs for by_type in run["by_type"].values())
+    assert len(list(completion_rows(measured))) == 8 * len(measured["completion"]["elastic"]) + 5
 
 
 def test_deadlines_stand_beside_the_bound_and_each_type_alone() -> None:
     cases = measure_deadlines(share_of_cases=0.08, num_jobs=8)["cases"]
     assert {case["policy"] for case in cases} == {"selective", "first-come"}
     assert all(0 <= case["met"] <= case["bound"] + 1e-6 for case in cases)
+    assert all(0 < case["hindsight"] <= case["feasible_on_one_type"] <= case["feasible_alone"] for case in cases)
     assert all(set(case["alone"]) < {"V100", "P100", "K80"} for case in cases)
     assert all(case["late"] == case["certificate_failures"] == 0 for case in cases)
-    assert len(list(deadline_rows({"cases": cases}))) == 8
+    assert len(list(deadline_rows({"cases": cases}))) == 10
 
 
 def test_one_named_type_is_compared_decision_by_decision() -> None:

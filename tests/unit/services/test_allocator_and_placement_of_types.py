@@ -1,5 +1,6 @@
 """Given a pool of two GPU types, shares stay within a type, and so do the GPUs of each job."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SubmitJob
 from tests.support.histories import NOW_S, History, best_effort, submit
 from tests.support.two_types import due_in, two_types, type_of
-from tests.support.worker_events import throughput
+from tests.support.worker_events import crashed, lost, progressed, throughput
 
 UNKNOWN = {"model_name": "unknown", **due_in(9_000.0)}
 
@@ -108,3 +109,108 @@ def test_one_type_may_probe_while_another_does_not() -> None:
         (allocated,) = planned(history, NOW_S + 3.0 + number)
         probes.append(allocated.probes)
     assert probes == ["a", "b"]
+
+
+# --- a change of the GPU type ---------------------------------------------------------------------------
+
+
+def moved(history: History, job_id: str) -> None:
+    history.then(events.GpuTypeChanged(job_id=job_id, gpu_type="P100", explanation="", at_s=NOW_S + 5.0))
+
+
+def on_two_of_four(*job_ids: str, **config: Any) -> History:
+    """Jobs without a promise that train on two V100 each."""
+    history = two_types(stop_free=True, **config)
+    for job_id in job_ids:
+        history.decided(ADMISSION, SubmitJob(job_id=job_id, tenant="lab", spec=best_effort(gpu_type="V100")))
+    planned(history)
+    for job_id in job_ids:
+        history.started(job_id, at_s=NOW_S + 2.0)
+    return history
+
+
+def test_workers_train_until_their_job_has_gpus_of_the_other_type_and_pass_its_state_on() -> None:
+    history = on_two_of_four("a")
+    before = history.state.live_jobs["a"].gpus
+    moved(history, "a")
+    assert history.decided(PLACEMENT, now_s=NOW_S + 5.0) == (), "the allocator does not know of it yet"
+    a = history.state.live_jobs["a"]
+    assert (a.training, a.own_gpus, a.added_gpus) == (True, (), before)
+    planned(history, NOW_S + 5.0)
+    a = history.state.live_jobs["a"]
+    assert a.previous_generation is not None
+    assert (a.previous_generation.gpus, a.training_generation, a.stopping) == (before, 1, ())
+    assert {gpu.node_id for gpu in a.gpus} == {"node-1"}
+
+
+def test_gpus_that_a_moving_job_leaves_to_another_job_do_not_stop_it() -> None:
+    """It takes GPUs that no job has, so it waits for none, and the other job waits for it."""
+    history = on_two_of_four("a", "b")
+    left = set(history.state.live_jobs["a"].gpus)
+    moved(history, "a")
+    planned(history, NOW_S + 5.0)
+    a, b = history.state.live_jobs["a"], history.state.live_jobs["b"]
+    assert left <= set(b.gpus)
+    assert all(job.previous_generation is not None and not job.stopping for job in (a, b))
+
+
+def test_other_jobs_do_not_get_the_gpus_on_which_a_moving_job_trains() -> None:
+    """An allocation from before the move takes them from it, and is not placed yet."""
+    history = on_two_of_four("a", "b")
+    shares = {"a": 0, "b": 4}
+    history.then(events.AllocationDecided(num_gpus_by_job=shares, valid_until_s=None, at_s=NOW_S + 4.0))
+    moved(history, "a")
+    assert history.decided(PLACEMENT, now_s=NOW_S + 5.0) == ()
+    planned(history, NOW_S + 6.0)
+    on = {job_id: Counter(gpu.node_id for gpu in job.gpus) for job_id, job in history.state.live_jobs.items()}
+    assert on == {"a": {"node-1": 4}, "b": {"node-0": 4}}
+
+
+def test_a_moving_job_that_takes_gpus_of_a_job_stops() -> None:
+    """Otherwise two jobs that exchange GPUs would wait for each other."""
+    history = on_two_of_four("a", "b")
+    history.decided(ADMISSION, SubmitJob(job_id="c", tenant="lab", spec=best_effort(gpu_type="P100")))
+    planned(history, NOW_S + 3.0)
+    history.started("c", at_s=NOW_S + 4.0)
+    assert len(history.state.live_jobs["c"].gpus) == 4
+    moved(history, "a")
+    planned(history, NOW_S + 5.0)
+    a = history.state.live_jobs["a"]
+    assert (a.previous_generation, [each.node_id for each in a.stopping]) == (None, ["node-0"])
+
+
+def test_a_moving_job_without_gpus_of_the_other_type_stops() -> None:
+    history = on_two_of_four("a")
+    history.then(lost("node-1", "two"))
+    moved(history, "a")
+    planned(history, NOW_S + 5.0)
+    a = history.state.live_jobs["a"]
+    assert (a.gpus, a.previous_generation, [each.node_id for each in a.stopping]) == ((), None, ["node-0"])
+
+
+@pytest.mark.parametrize(("generation", "trains"), [(1, False), (2, True)])
+def test_after_a_loss_in_a_move_those_that_have_the_state_move_again(generation: int, trains: bool) -> None:
+    """A worker on the old type is lost, or one on the new type."""
+    history = on_two_of_four("a")
+    before = history.state.live_jobs["a"].gpus
+    moved(history, "a")
+    planned(history, NOW_S + 5.0)
+    node = "node-0" if generation == 1 else "node-1"
+    history.then(crashed(generation, node=node, rank=0))
+    planned(history, NOW_S + 6.0)
+    a = history.state.live_jobs["a"]
+    assert a.previous_generation is not None
+    assert (a.generation, a.previous_generation.trains) == (3, trains)
+    assert a.previous_generation.surviving == (before if trains else before[1:])
+    assert {gpu.node_id for gpu in a.gpus} == {"node-1"}
+
+
+def test_when_all_workers_on_the_old_type_are_lost_the_job_starts_from_its_checkpoint() -> None:
+    history = on_two_of_four("a").then(progressed(1, 20, checkpoint=10))
+    moved(history, "a")
+    planned(history, NOW_S + 5.0)
+    history.then(lost("node-0", "one"))
+    planned(history, NOW_S + 6.0)
+    a = history.state.live_jobs["a"]
+    assert (a.previous_generation, a.broken, a.iteration) == (None, False, 10)
+    assert {gpu.node_id for gpu in a.gpus} == {"node-1"}

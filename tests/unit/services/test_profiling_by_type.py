@@ -15,7 +15,8 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ProfileJob, QuoteDeadline
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.jobs.scheduler_view import profile_known
-from elasticflow.shared.state.gpu_types import may_run_elsewhere, possible_types
+from elasticflow.shared.state.failure_on_type import failure_on_type
+from elasticflow.shared.state.gpu_types import possible_types
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import spec_of
 from tests.support.histories import NOW_S, History, spec, submit
@@ -51,19 +52,18 @@ def measured(history: History, rate: float, at_s: float) -> History:
 
 def failure(history: History, **changes: Any) -> events.ProfilingFailed:
     """What the executor reports where the profiling run of job a ends with an error, and another type is left."""
-    assert may_run_elsewhere(history.state, job(history), type_of(history, "a"))
-    failed = events.ProfilingFailed(
-        job_id="a",
-        generation=job(history).generation,
-        gpu_type=type_of(history, "a"),
-        error=TOO_BIG,
-        at_s=NOW_S + 5.0,
-    )
+    failed = reported(history)
+    assert isinstance(failed, events.ProfilingFailed)
     return replace(failed, **changes)
 
 
+def reported(history: History) -> events.JobFailed | events.ProfilingFailed:
+    failed = events.JobFailed(job_id="a", generation=job(history).generation, error=TOO_BIG, at_s=NOW_S + 5.0)
+    return failure_on_type(history.state, job(history), type_of(history, "a"), failed)
+
+
 def is_on_its_last_type(history: History) -> bool:
-    return not may_run_elsewhere(history.state, job(history), type_of(history, "a"))
+    return isinstance(reported(history), events.JobFailed)
 
 
 def fails(history: History) -> History:

@@ -6,6 +6,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.resize_cost import FREE
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.trace.cluster_state import ClusterState
 from elasticflow.simulator.trace.result_by_type import numbers_by_type
 from elasticflow.simulator.trace.simulated_pool import ClusterShape, SimulatedNode, pool_config
 from elasticflow.simulator.trace.simulation import Simulation
@@ -86,3 +87,14 @@ def test_a_job_trains_at_the_rate_of_its_type_and_never_where_it_does_not_run() 
     assert by_type["V100"]["utilization"] == pytest.approx(1.0)
     assert result.makespan_s == pytest.approx(100.0)
     assert result.cluster_efficiency == pytest.approx(4 / 6)  # all of the fast type, in units of its single GPU
+
+
+def test_gpus_of_a_type_on_which_a_job_does_not_run_do_not_make_it_faster() -> None:
+    """Idle ones may join it, and even compute alone: the services know one GPU of each type."""
+    cluster = ClusterShape.of_pool(typed_pool("4xK80,2xV100"), 4)
+    slow, fast = cluster.gpus_of("node-0"), cluster.gpus_of("node-1")
+    least_four = {"K80": ScalingCurve((4,), (3.0,)), "V100": ScalingCurve((1, 2), (4.0, 8.0))}
+    job = typed("a", min_gpus=4, curve=least_four["K80"], measured_by_type=least_four)
+    for virtual_nodes in ((8, 8, 8, 8, 16, 16), (0, 0, 0, 0, 32, 32)):
+        training = ClusterState(cluster, FREE).occupy(job, 1, (*slow, *fast), 0.0, virtual_nodes)
+        assert training.progress.iterations_per_s == 3.0

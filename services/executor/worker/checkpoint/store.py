@@ -14,11 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import structlog
 import torch
 
+from elasticflow.services.executor.worker.checkpoint.files import read_state, rename_durably, write_durably
+from elasticflow.services.executor.worker.checkpoint.part_files import PartFiles
 from elasticflow.shared.errors import Stop
 
 log = structlog.get_logger()
@@ -36,6 +38,9 @@ class Superseded(Stop):
     newer: int
 
     MESSAGE: ClassVar[str] = "generation {generation} is superseded: generation {newer} has written a checkpoint"
+
+
+Complete = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 class Written(NamedTuple):
@@ -56,8 +61,16 @@ class _Entry:
         return f"g{self.generation:010d}-i{self.iteration:014d}-{self.digest}.ckpt"
 
 
+class Checkpoints(Protocol):
+    """Where one worker saves the state of its job."""
+
+    def save(self, iteration: int, state: Mapping[str, Any]) -> Written | None:
+        """None: another worker completes the checkpoint. Raises Superseded, or OSError on a disk error."""
+        ...
+
+
 class CheckpointStore:
-    """The checkpoints in one folder, as one generation of the job sees them. Only rank 0 has one."""
+    """The checkpoints in one folder, as one generation of the job sees them."""
 
     def __init__(
         self,
@@ -69,6 +82,7 @@ class CheckpointStore:
         self._folder = folder
         self._generation = generation
         self._publish = publish or rename_durably
+        self.parts = PartFiles(folder, generation=generation)
 
     def save(self, iteration: int, state: Mapping[str, Any]) -> Written:
         """Raises Superseded, or OSError on a disk error; older checkpoints remain."""
@@ -76,7 +90,7 @@ class CheckpointStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f"g{self._generation:010d}-i{iteration:014d}.{os.getpid()}.unfinished"
         try:
-            digest = _write_durably(unfinished, state)
+            digest = write_durably(unfinished, state)
             file = self._folder / _Entry(self._generation, iteration, digest).file_name
             num_bytes = unfinished.stat().st_size
             self._publish(unfinished, file)
@@ -86,11 +100,13 @@ class CheckpointStore:
         self._remove_outdated()
         return Written(file, num_bytes)
 
-    def newest(self, *, at_least: int = 0) -> dict[str, Any] | None:
+    def newest(self, *, at_least: int = 0, complete: Complete | None = None) -> dict[str, Any] | None:
         """The state in the newest complete checkpoint of at least this iteration; tensors on the CPU.
 
-        Runs no code from the file. Raises Superseded.
+        complete: adds what lies beside a file, or returns None if that is not there, so that an older one counts; by
+        default all parts of an optimizer's state. Runs no code from the file. Raises Superseded.
         """
+        complete = complete or self.parts.joined
         self._refuse_if_superseded()
         for entry in self._entries():
             if entry.iteration < at_least:
@@ -98,7 +114,8 @@ class CheckpointStore:
             with (self._folder / entry.file_name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == entry.digest:
                     file.seek(0)
-                    return _read(file)
+                    if (state := complete(read_state(file))) is not None:
+                        return state
             log.warning("damaged_checkpoint_ignored", file=entry.file_name)
         return None
 
@@ -107,8 +124,10 @@ class CheckpointStore:
         return max((entry.iteration for entry in self._entries()[:1]), default=-1)
 
     def _remove_outdated(self) -> None:
-        for outdated in self._entries()[_KEEP:]:
+        entries = self._entries()
+        for outdated in entries[_KEEP:]:
             (self._folder / outdated.file_name).unlink(missing_ok=True)
+        self.parts.remove_outdated([(entry.generation, entry.iteration) for entry in entries[:_KEEP]])
         for unfinished in self._folder.glob("g*.unfinished"):  # its writer was killed
             if unfinished.name < f"g{self._generation:010d}":
                 unfinished.unlink(missing_ok=True)
@@ -149,7 +168,7 @@ def _comes_back(value: Any) -> bool:
     try:
         torch.save(value, buffer)
         buffer.seek(0)
-        _read(buffer)
+        read_state(buffer)
     except Exception:  # pickle raises whatever the object does
         return False
     return True
@@ -157,55 +176,3 @@ def _comes_back(value: Any) -> bool:
 
 def _full_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _read(file: BinaryIO) -> dict[str, Any]:
-    return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _write_durably(path: Path, state: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the bytes once they are on the disk."""
-    with path.open("wb") as file:
-        stream = _Hashed(file)
-        torch.save(dict(state), cast(BinaryIO, stream))
-        if stream.error is not None:
-            raise stream.error
-        os.fsync(file.fileno())
-    return stream.digest.hexdigest()
-
-
-class _Hashed:
-    """The file that torch.save writes to.
-
-    error: the first disk error; nothing is written after it. torch replaces it by an error that does not name the disk.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.digest = hashlib.sha256()
-        self.error: OSError | None = None
-        self._file = file
-
-    def write(self, content: Any) -> int:
-        self.digest.update(content)
-        self._unless_failed(lambda: self._file.write(content))
-        return len(content)
-
-    def flush(self) -> None:
-        self._unless_failed(self._file.flush)
-
-    def _unless_failed(self, do: Callable[[], object]) -> None:
-        if self.error is None:
-            try:
-                do()
-            except OSError as error:
-                self.error = error
-
-
-def rename_durably(path: Path, name: Path) -> None:
-    """In the same folder."""
-    path.replace(name)
-    folder = os.open(name.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -6,17 +6,20 @@ meanwhile is skipped, since a newer one follows. The last checkpoint of a worker
 """
 
 import threading
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import structlog
-import torch
 
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded, Written
-from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
+from elasticflow.services.executor.worker.checkpoint.host_copies import HostCopies
+from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, Superseded, Written
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
+
+_MOST_COST = 0.05  # of the training time: the wait for the copy, and the processor time of the write
 
 log = structlog.get_logger()
 
@@ -26,7 +29,8 @@ class CheckpointWriter:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._copies: list[torch.Tensor] = []  # memory that is reused for copies
+        self._copies = HostCopies()
+        self._cost_s = 0.0  # of the last checkpoint that was written beside the training
         self._writing: threading.Thread | None = None
         self._superseded: Superseded | None = None
         self._saved_for_lease_until_s = 0.0
@@ -41,28 +45,35 @@ class CheckpointWriter:
         is_last_chance = until_s > 0.0 and until_s != self._saved_for_lease_until_s
         return (self._channel.checkpoint_request > 0 or is_last_chance) and not self._is_busy
 
+    def interval_s(self, shortest_s: float) -> float:
+        """Between two periodic checkpoints: shortest_s, or longer, so that they cost a small part of the time."""
+        return max(shortest_s, self._cost_s / _MOST_COST)
+
     @property
     def _is_busy(self) -> bool:
         return self._writing is not None and self._writing.is_alive()
 
-    def write_in_background(self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any]) -> None:
+    def write_in_background(
+        self, checkpoints: Checkpoints, iteration: int, state: Mapping[str, Any], *, must_write: bool = False
+    ) -> None:
         """Copy the state and write it in the background, unless a checkpoint is being written.
 
-        Raises Superseded if the last write has found that. A full disk does not stop the training: the next one may
-        fit.
+        must_write: peers write parts of it, so this worker writes its own in any case. Raises Superseded if the last
+        write has found that. A full disk does not stop the training: the next one may fit.
         """
         if self._superseded is not None:
             raise self._superseded
-        if self._is_busy:
+        if self._is_busy and not must_write:
             return
+        self.join()
         self._saved_for_lease_until_s = self._channel.expiring_lease_until_s
-        copied, request = self._copy_of(state), self._channel.take_checkpoint_request()
+        copied, request = self._copies.begin(dict(state)), self._channel.take_checkpoint_request()
         self._writing = threading.Thread(
             target=self._write, args=(checkpoints, iteration, copied, request), name="checkpoint", daemon=True
         )
         self._writing.start()
 
-    def write_now(self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any]) -> None:
+    def write_now(self, checkpoints: Checkpoints, iteration: int, state: Mapping[str, Any]) -> None:
         """Write it now. Raises TrainingFailed on a disk error, because the work since the last checkpoint would be
         lost."""
         self.join()
@@ -73,23 +84,15 @@ class CheckpointWriter:
                 f"the checkpoint of iteration {iteration} could not be written: {error}; "
                 "free disk space on the node, then submit the job again"
             ) from error
-        self._channel.send(_checkpointed(iteration, written, self._channel.take_checkpoint_request()))
+        self._report(iteration, written, self._channel.take_checkpoint_request())
 
     def join(self) -> None:
         """Wait for the disk."""
         if self._writing is not None:
             self._writing.join()
 
-    def _copy_of(self, state: Mapping[str, Any]) -> Any:
-        tensors: list[torch.Tensor] = []
-        outline = flatten(dict(state), tensors)
-        if [_kind(tensor) for tensor in tensors] != [_kind(copy) for copy in self._copies]:
-            self._copies = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
-        for copy, tensor in zip(self._copies, tensors, strict=True):
-            copy.copy_(tensor)
-        return unflatten(outline, self._copies)
-
-    def _write(self, checkpoints: CheckpointStore, iteration: int, state: Mapping[str, Any], request: int) -> None:
+    def _write(self, checkpoints: Checkpoints, iteration: int, state: Mapping[str, Any], request: int) -> None:
+        began_s, waited_s = time.thread_time(), self._copies.finish()
         try:
             written = checkpoints.save(iteration, state)
         except OSError as error:
@@ -99,16 +102,15 @@ class CheckpointWriter:
         except Superseded as error:
             self._superseded = error
         else:
-            self._channel.send(_checkpointed(iteration, written, request))
-            log.info("checkpoint_written", iteration=iteration)
+            self._report(iteration, written, request)
+        self._cost_s = waited_s + time.thread_time() - began_s
 
-
-def _checkpointed(iteration: int, written: Written, request: int) -> CheckpointWritten:
-    if not request:
-        return CheckpointWritten(iteration=iteration)
-    file, num_bytes = written
-    return CheckpointWritten(iteration=iteration, request=request, num_bytes=num_bytes, file=str(file))
-
-
-def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
+    def _report(self, iteration: int, written: Written | None, request: int) -> None:
+        """written: None if another worker completes the checkpoint."""
+        log.info("checkpoint_written", iteration=iteration)
+        if written is None:
+            return
+        event = CheckpointWritten(iteration=iteration)
+        if request:
+            event = replace(event, request=request, num_bytes=written.num_bytes, file=str(written.file))
+        self._channel.send(event)

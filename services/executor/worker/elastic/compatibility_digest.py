@@ -7,16 +7,28 @@ worse, continue. The comparison finds a node with another release of torch or an
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import structlog
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.process.compiled_models import is_compiled
+from elasticflow.services.executor.worker.process.gpu_problems import driver_version
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.training_interface import Stateful
+
+log = structlog.get_logger()
 
 CompatibilityDigest = dict[str, str]  # value or hash, by property
+
+_DRIVER = "driver"  # may differ, since NCCL connects drivers of several versions
+_COMPILED_ADVICE = (
+    '; a compiled model gives other bits on another kind of processor: set reproducible = "fast", name one gpu_type, '
+    "or do not compile"
+)
 
 
 def compatibility_digest(
@@ -24,9 +36,10 @@ def compatibility_digest(
     spec: JobSpec,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
+    additional: Mapping[str, Stateful],
     samples: str,
 ) -> CompatibilityDigest:
-    """Of this worker. samples: `DataSet.samples_digest`."""
+    """Of this worker. additional: objects of stateful(). samples: `DataSet.samples_digest`."""
     groups = [len(group["params"]) for group in optimizer.param_groups]
     return {
         "torch": torch.__version__,
@@ -38,20 +51,25 @@ def compatibility_digest(
         "parameters": _tensors(model.named_parameters()),
         "buffers": _tensors(model.named_buffers()),
         "optimizer": f"{type(optimizer).__qualname__} of {groups}",
+        "stateful()": str({name: type(each).__name__ for name, each in sorted(additional.items())}),
+        "compiled for": "" if spec.mixed_gpu_types or function.reproducible == "fast" else _compiled_for(model),
+        _DRIVER: driver_version(),
     }
 
 
 def require_compatible(mine: CompatibilityDigest, first: CompatibilityDigest) -> None:
     """first: that of rendezvous rank 0. Raises TrainingFailed, naming all differences."""
-    differences = [
-        f"{name}: {mine.get(name)} here, {first.get(name)} there"
+    differences = {
+        name: f"{name}: {mine.get(name)} here, {first.get(name)} there"
         for name in {**mine, **first}
         if mine.get(name) != first.get(name)
-    ]
+    }
+    if driver := differences.pop(_DRIVER, None):
+        log.warning("drivers_differ", versions=driver, advice="install one version of the driver on all nodes")
     if differences:
         raise TrainingFailed(
-            f"this worker differs from rank 0 of its rendezvous: {'; '.join(differences)}; install the same code, "
-            "data and release of torch on all nodes"
+            f"this worker differs from rank 0 of its rendezvous: {'; '.join(differences.values())}; install the same "
+            f"code, data and release of torch on all nodes{_COMPILED_ADVICE if 'compiled for' in differences else ''}"
         )
 
 
@@ -59,6 +77,14 @@ def _tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     """In the order in which they travel."""
     described = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
     return f"{len(described)} {_hash(described)}"
+
+
+def _compiled_for(model: nn.Module) -> str:
+    """What decides the kernels of torch.compile; "" if no part of the model is compiled."""
+    if not any(is_compiled(module) for module in model.modules()):
+        return ""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
+    return f"{torch.backends.cpu.get_cpu_capability()} {gpu}".strip()
 
 
 def _source_of(function: TrainingFunction) -> str:

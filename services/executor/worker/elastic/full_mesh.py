@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from elasticflow.services.executor.worker.elastic.data_interface import warn_unconnected
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
 from elasticflow.services.executor.worker.elastic.tcp_connections import Connection, connections_at
 
@@ -54,8 +55,11 @@ def connect_all(store: dist.Store, rank: int, size: int, *, timeout_s: float, ab
             gloo = dist.ProcessGroupGloo(recording, rank, size, timedelta(seconds=attempt_s / _GLOO_TIMEOUT_FACTOR))
         except dist.DistError:  # the store's: its next reply may belong to an earlier request
             raise
-        except RuntimeError:  # also if a peer's attempt failed and it closed its connections
-            if aborted.is_set() or time.monotonic() > deadline_s:
+        except RuntimeError as error:  # also if a peer's attempt failed and it closed its connections
+            if aborted.is_set():
+                raise
+            warn_unconnected("gloo", str(error))
+            if time.monotonic() > deadline_s:
                 raise
             recording.set("outcome", _FAILED.decode())
         else:

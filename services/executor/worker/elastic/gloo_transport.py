@@ -3,7 +3,7 @@
 # (torch.distributed has no public way to make a group that is not the whole process's)
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -43,20 +43,26 @@ class GlooTransport:
         self.process_group.allgather([gathered], [mine]).wait()
         return gathered
 
-    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
-        self._exchange(sends, receives, self._timeout)
+    def begin_exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Callable[[], None]:
+        return self._begin_exchange(sends, receives, self._timeout)
 
     def await_all(self) -> None:
         """Return when all workers have called it. Its wait has no limit: the loss of a peer ends it."""
         peers = [peer for peer in range(self._size) if peer != self._rank]
         sends = [Transfer(torch.zeros(1), peer) for peer in peers]
-        self._exchange(sends, [Transfer(torch.zeros(1), peer) for peer in peers], _NO_LIMIT)
+        self._begin_exchange(sends, [Transfer(torch.zeros(1), peer) for peer in peers], _NO_LIMIT)()
 
-    def _exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer], within: timedelta) -> None:
+    def _begin_exchange(
+        self, sends: Sequence[Transfer], receives: Sequence[Transfer], within: timedelta
+    ) -> Callable[[], None]:
         works = [self.process_group.send([t.tensor], t.peer, t.tag) for t in sends]
         works += [self.process_group.recv([t.tensor], t.peer, t.tag) for t in receives]
-        for work in works:
-            work.wait(within)  # gloo has only the timeout of its connections
+
+        def wait() -> None:
+            for work in works:
+                work.wait(within)  # gloo has only the timeout of its connections
+
+        return wait
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """It ends with an abort, and is invalid then."""

@@ -7,11 +7,12 @@ Losses of peers are in peer_loss.py.
 # pyright: reportPrivateImportUsage=false
 # (torch.distributed documents its stores, but does not export them by the letter)
 
-import pickle
+import hashlib
+import socket
 import threading
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -25,17 +26,20 @@ from elasticflow.services.executor.worker.elastic.peer_loss import (
     end_as_lost_peer,
     raising_peer_lost,
 )
+from elasticflow.services.executor.worker.elastic.plain_values import decode_value, encode_value
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
 from elasticflow.services.executor.worker.elastic.transport import Transfer, Transport
 
-_RELEASE_DELAY_S = 1.0  # until the training thread holds no reference: the last holder waits for the closing
+_Connect = Callable[[str, float], Transport]  # of an attempt and its time-out in seconds
+_BESIDE_S = 30.0  # for a group that connects beside a busy one; NCCL needs a few
 
 
 class Group:
     """One of `size` workers that connect under a name in a store.
 
     device: of the tensors that the workers exchange beside those on the host; None: there are none. The constructor
-    blocks until all are connected. Raises RendezvousAborted once `aborted` is set.
+    blocks until all are connected. Raises RendezvousAborted once `aborted` is set. may_connect_later: the device may be
+    busy with another group now, and NCCL may wait for that one; if so, `connect_device` at a step boundary ends it.
     """
 
     def __init__(
@@ -48,20 +52,56 @@ class Group:
         device: torch.device | None,
         timeout_s: float,
         aborted: threading.Event | None = None,
+        may_connect_later: bool = False,
     ) -> None:
         self.generation, self.rank, self.size = generation, rank, size
         self._state = threading.Lock()
         self._closed = self._is_waiting = self._is_abandoned = False
+        self._unchecked = threading.Event()  # the device receives data
         self._device = device
         aborted = aborted or threading.Event()
         self._host = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
         if aborted.is_set():
             raise RendezvousAborted
+        self.hosts = tuple(bytes(theirs.tolist()) for theirs in self._host.all_gather(_this_host()))  # by rank
         self._on_device: Transport = self._host
+        self._timeout_s = timeout_s
+        self._connect: _Connect | None = None  # until the devices are connected
         if device is not None:
-            self._on_device = device_transport(
-                self._host, store, rank, size, device=device, timeout_s=timeout_s, aborted=aborted
+            self._connect = lambda attempt, within_s: device_transport(
+                self._host,
+                dist.PrefixStore(attempt, store),
+                rank,
+                size,
+                device=device,
+                timeout_s=within_s,
+                aborted=aborted,
             )
+        if may_connect_later:
+            self._connect_together("beside", min(timeout_s, _BESIDE_S))
+        else:
+            self.connect_device()
+
+    def connect_device(self) -> None:
+        """A collective between two steps: connect the devices, if they are not yet. Raises PeerLost if that fails."""
+        self._connect_together("alone", self._timeout_s)
+        if self._connect is not None:
+            raise PeerLost(f"the devices of generation {self.generation} did not connect in time")
+
+    def _connect_together(self, attempt: str, timeout_s: float) -> None:
+        """All workers connect, or none."""
+        if self._connect is None:
+            return
+        transport: Transport | None = None
+        with suppress(PeerLost, dist.DistError):
+            transport = self._connect(attempt, timeout_s)
+        with raising_peer_lost():
+            has_failed = torch.stack(self._host.all_gather(torch.tensor(transport is None))).any()
+        if transport is not None and not has_failed:
+            self._on_device, self._connect = transport, None
+        elif transport is not None:
+            transport.abort()
+            transport.release()
 
     def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all workers, by rank. They lie on the host."""
@@ -70,7 +110,9 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The sum, in place, in any order. The result is invalid if `check_received` raises PeerLost afterwards."""
-        return self._transport_of(tensor).all_reduce(tensor)
+        done = self._transport_of(tensor).all_reduce(tensor)
+        done.add_done_callback(lambda _: self._unchecked.set())  # a check before its end does not count for it
+        return done
 
     def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
         """Overwrite a tensor on the host with the source's."""
@@ -84,23 +126,32 @@ class Group:
             self._transport_of(*tensors).broadcast(tensors, source=source)
 
     def broadcast_object(self, value: Any, *, source: int) -> Any:
-        """The source's value, pickled: all workers of a job run the same code anyway."""
-        content = bytearray(pickle.dumps(value) if self.rank == source else b"")
-        size = torch.tensor([len(content)])
-        self.broadcast(size, source=source)
+        """The source's value. Raises pickle.UnpicklingError unless it is a plain one (`plain_values`)."""
+        content = bytearray(encode_value(value) if self.rank == source else b"")
+        self.broadcast(size := torch.tensor([len(content)]), source=source)
         data = torch.frombuffer(content or bytearray(int(size)), dtype=torch.uint8)
         self.broadcast(data, source=source)
-        return pickle.loads(data.numpy().tobytes())
+        return decode_value(data.numpy().tobytes())
 
     def exchange(self, sends: Iterable[Transfer], receives: Iterable[Transfer]) -> None:
-        """Run all transfers concurrently; received data are invalid if `check_received` raises PeerLost afterwards.
+        """Run all transfers concurrently; received data are invalid if `check_received` raises PeerLost afterwards."""
+        self.begin_exchange(sends, receives)()
 
-        Two workers list their transfers in the same order. All tensors lie on one device.
+    def begin_exchange(self, sends: Iterable[Transfer], receives: Iterable[Transfer]) -> Callable[[], None]:
+        """As `exchange`, in two parts: returns what waits for the transfers, in the order of the device's work.
+
+        Two workers begin their transfers in the same order. All tensors lie on one device.
         """
         sends, receives = list(sends), list(receives)
-        transport = self._transport_of(*(transfer.tensor for transfer in (*sends, *receives)))
         with self._collective():
-            transport.exchange(sends, receives)
+            transport = self._transport_of(*(transfer.tensor for transfer in (*sends, *receives)))
+            wait_for_transport = transport.begin_exchange(sends, receives)
+
+        def wait() -> None:
+            with self._collective():
+                wait_for_transport()
+
+        return wait
 
     def barrier(self) -> None:
         """Return when all workers have arrived: closing sockets earlier may cut off a peer's last bytes."""
@@ -112,10 +163,12 @@ class Group:
             self._host.await_all()
 
     def check_received(self) -> None:
-        """Block until the device has received all data. Raises PeerLost if they may be invalid because the group was
-        closed meanwhile."""
-        self._on_device.wait()
-        self.check_open()
+        """Block until the device has received all data that were not yet checked. Raises PeerLost if they may be
+        invalid because the group was closed meanwhile."""
+        if self._unchecked.is_set():
+            self._on_device.wait()
+            self.check_open()
+            self._unchecked.clear()
 
     def check_open(self) -> None:
         """Raises PeerLost if the group was closed, or must be."""
@@ -176,17 +229,12 @@ class Group:
 
     def _transport_of(self, *tensors: torch.Tensor) -> Transport:
         on_device = self._device is not None and any(tensor.device.type == self._device.type for tensor in tensors)
+        if on_device:
+            self._unchecked.set()
         return self._on_device if on_device else self._host
 
 
-def release_later(*things: object) -> None:
-    """Drop references in a background thread: groups and reader processes take time to close."""
-    threading.Thread(target=_release, args=(list(things),), name="release", daemon=True).start()
-
-
-def _release(things: list[object]) -> None:
-    time.sleep(_RELEASE_DELAY_S)
-    for thing in things:
-        if isinstance(thing, Group):  # a traceback may still refer to it
-            thing.release()
-    things.clear()
+def _this_host() -> torch.Tensor:
+    """The same on all workers of one machine."""
+    name = f"{socket.gethostname()} {uuid.getnode()}"
+    return torch.frombuffer(bytearray(hashlib.sha256(name.encode()).digest()), dtype=torch.uint8)

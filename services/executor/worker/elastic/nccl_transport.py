@@ -76,10 +76,10 @@ class NcclTransport:
     def error(self) -> str:
         return self._error
 
-    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
-        """One operation: begun one by one they deadlock."""
+    def begin_exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Callable[[], None]:
+        """One operation: begun one by one they deadlock. Until its wait, the GPU computes beside it."""
         if not sends and not receives:
-            return
+            return lambda: None
         work: Any = None
         self.process_group._start_coalescing(self._device)
         try:
@@ -89,7 +89,7 @@ class NcclTransport:
                 self.process_group.recv([transfer.tensor], transfer.peer, transfer.tag)
         finally:  # else all later operations of this thread would wait for its end
             work = self.process_group._end_coalescing(self._device)
-        work.wait()
+        return lambda: work.wait()
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         return self.process_group.allreduce([tensor]).get_future().then(lambda summed: summed.value()[0])

@@ -14,15 +14,16 @@ class TensorPlaceholder:
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    device_type: str
 
     @property
     def num_bytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's own memory, on the CPU, can receive the values."""
+    def fits(self, tensor: torch.Tensor, device: torch.device) -> bool:
+        """Whether the tensor's own memory can receive the values on this device."""
         same = tuple(tensor.shape) == self.shape and tensor.dtype == self.dtype
-        return same and tensor.device.type == "cpu" and tensor.is_contiguous()
+        return same and tensor.device.type == device.type and tensor.is_contiguous()
 
 
 def flatten(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -30,7 +31,7 @@ def flatten(value: Any, tensors: list[torch.Tensor]) -> Any:
     match value:
         case torch.Tensor():
             tensors.append(value.detach())
-            return TensorPlaceholder(len(tensors) - 1, tuple(value.shape), value.dtype)
+            return TensorPlaceholder(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type)
         case dict():
             return type(value)({key: flatten(item, tensors) for key, item in value.items()})
         case list() | tuple():

@@ -7,9 +7,7 @@ race for a port. The workers of the new generation have their rank as rendezvous
 # (torch.distributed documents its stores, but does not export them by the letter)
 
 import json
-import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -25,8 +22,10 @@ from elasticflow.services.executor.worker.elastic.compatibility_digest import (
     CompatibilityDigest,
     require_compatible,
 )
-from elasticflow.services.executor.worker.elastic.groups import Group, release_later
+from elasticflow.services.executor.worker.elastic.data_interface import bind_to_host
+from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.elastic.release import release_later
 from elasticflow.services.executor.worker.elastic.rendezvous_store import (
     RendezvousAborted,
     RendezvousStore,
@@ -171,7 +170,9 @@ def join_rendezvous(
             _group(specification, store, "transfer", specification.size, aborted) if transfer_state else None
         )
         training_group = (
-            _group(specification, store, "training", specification.world_size, aborted)
+            _group(
+                specification, store, "training", specification.world_size, aborted, may_connect_later=transfer_state
+            )
             if specification.stays and specification.world_size > 1
             else None
         )
@@ -219,6 +220,8 @@ def _group(
     name: str,
     size: int,
     aborted: threading.Event,
+    *,
+    may_connect_later: bool = False,
 ) -> Group:
     bind_to_host(specification.advertise_host)
     return Group(
@@ -229,16 +232,5 @@ def _group(
         device=specification.device if name == "training" else None,
         timeout_s=specification.timeouts.collective_timeout_s,
         aborted=aborted,
+        may_connect_later=may_connect_later,
     )
-
-
-def bind_to_host(advertise_host: str) -> None:
-    """Let gloo and NCCL use the advertised network: a host's own name may resolve to its loopback.
-
-    A setting in the executor's environment takes precedence. NCCL matches prefixes of names, unless "=" precedes.
-    """
-    address = socket.gethostbyname(advertise_host)
-    for interface, addresses in psutil.net_if_addrs().items():
-        if any(known.address == address for known in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")

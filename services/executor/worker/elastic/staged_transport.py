@@ -4,7 +4,7 @@ NCCL refuses two workers on one GPU, so workers that share one need this. Sums h
 engine adds them itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,7 +13,7 @@ from elasticflow.services.executor.worker.elastic.transport import Transfer
 
 
 class StagedTransport:
-    """All calls are complete on return, or raise gloo's errors."""
+    """Exchanges are complete after their wait, other calls on return. They raise gloo's errors."""
 
     def __init__(self, gloo: GlooTransport, device: torch.device) -> None:
         self._gloo, self._device = gloo, device
@@ -22,11 +22,16 @@ class StagedTransport:
     def error(self) -> str:
         return self._gloo.error
 
-    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+    def begin_exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Callable[[], None]:
         staged = self._on_host([transfer.tensor for transfer in sends])
         received = [self._host_memory(transfer.tensor) for transfer in receives]
-        self._gloo.exchange(_with_tensors(sends, staged), _with_tensors(receives, received))
-        self._copy_back([transfer.tensor for transfer in receives], received)
+        wait_for_gloo = self._gloo.begin_exchange(_with_tensors(sends, staged), _with_tensors(receives, received))
+
+        def wait() -> None:
+            wait_for_gloo()
+            self._copy_back([transfer.tensor for transfer in receives], received)
+
+        return wait
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         staged = self._on_host([tensor])

@@ -29,8 +29,9 @@ from elasticflow.services.executor.worker.elastic.rendezvous import (
 from elasticflow.services.executor.worker.elastic.state_transfer import StateTransfer
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import MemoryExceeded, release_memory
+from elasticflow.services.executor.worker.steps.step_agreement import Agreement
+from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.training_step import Trainer
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import Interrupted, Started, Switched
 
@@ -59,7 +60,12 @@ class GenerationSwitcher:
     def __init__(self, trainer: Trainer, channel: Channel, transfer: StateTransfer | None, *, began_s: float) -> None:
         self._trainer, self._channel = trainer, channel
         self._digest = compatibility_digest(
-            trainer.function, trainer.spec, trainer.model, trainer.optimizer, trainer.dataset.samples_digest
+            trainer.function,
+            trainer.spec,
+            trainer.model,
+            trainer.optimizer,
+            trainer.additional.objects,
+            trainer.dataset.samples_digest,
         )
         self._preparation: SwitchPreparation | None = None
         self._switching_to: RendezvousResult | None = None
@@ -67,17 +73,17 @@ class GenerationSwitcher:
         self._is_waiting = False  # between two steps, for other workers
         self.has_left = False
 
-    def step(self, *, stop: bool) -> tuple[bool, bool]:
-        """One step. Returns whether all workers stop after it, and whether all switch generations."""
+    def step(self, *, stop: bool, wants_checkpoint: Callable[[], bool]) -> Agreement:
+        """One step. Returns what all workers agree on at its end."""
         self._poll()
         first, began_s = self._trainer.iteration, time.monotonic()
         preparation = self._preparation
         ready = preparation.specification if preparation and preparation.ready_generation else None
-        agreement = self._trainer.step(stop=stop, next_generation=ready)
+        agreement = self._trainer.step(stop=stop, wants_checkpoint=wants_checkpoint, next_generation=ready)
         if self._unreported is not None:
             self._report(self._unreported, first, began_s)
             self._unreported = None
-        return agreement.stop, agreement.switch
+        return agreement
 
     def _poll(self, wait_s: float = 0.0) -> None:
         if (command := self._channel.newest_prepare_switch(wait_s)) is not None:

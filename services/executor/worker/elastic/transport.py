@@ -3,7 +3,7 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # (torch.distributed keeps the broadcast of DistributedDataParallel private)
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -32,8 +32,11 @@ class Transport(Protocol):
         """What the library has found by itself; "" if nothing."""
         ...
 
-    def exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
-        """Run all transfers concurrently. Two workers list their transfers in the same order."""
+    def begin_exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Callable[[], None]:
+        """Begin all transfers, and return what waits for them. Two workers begin theirs in the same order.
+
+        Until that wait the tensors belong to the transport.
+        """
         ...
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -36,16 +36,18 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
 )
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
 from elasticflow.shared.runtime.process.boot_clock import boot_s
+from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
 
 log = structlog.get_logger()
 
 
 class Channel:
-    """received: bytes that were read from the socket before."""
+    """received: bytes that were read from the socket before. folders: of an isolated worker."""
 
-    def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket, received: bytes = b"", folders: WorkerFolders | None = None) -> None:
         self._socket = sock
+        self._folders = folders or WorkerFolders()
         self._received = received
         self._writing = threading.Lock()
         self._commands: queue.SimpleQueue[WarmUp | Assignment] = queue.SimpleQueue()
@@ -137,6 +139,9 @@ class Channel:
             # The message is lost, and no other process could report that.
             _write_last_message(f"this worker cannot decode a message of its executor, and exits: {error}\n".encode())
             os._exit(ExitCode.UNREADABLE)
+        except OSError as error:  # of the job's folders, which its node cannot show
+            _write_last_message(f"this worker cannot use the folders of its job, and exits: {error}\n".encode())
+            os._exit(ExitCode.DEVICE_UNUSABLE)
         kill_own_process_group()
 
     def _handle_messages(self) -> None:
@@ -149,8 +154,11 @@ class Channel:
                     case WarmUp():
                         self._commands.put(message)
                     case WriteLog(file=file):
+                        self._folders.show(writable=[str(Path(file).parent)])
                         write_output_to(Path(file))
                     case Assignment():
+                        self._folders.show(readable=[message.code_path], writable=[message.checkpoint_dir])
+                        self._folders.close()
                         self._poll_interval_s = message.timeouts.poll_interval_s
                         if message.lease_until_s:
                             self._lease_s, self._lease_until_s = message.timeouts.lease_s, message.lease_until_s

@@ -10,12 +10,15 @@ from typing import ClassVar
 
 import torch
 
+from elasticflow.services.executor.worker.process.compiled_models import compile_each_shape_alone
+from elasticflow.services.executor.worker.process.gpu_problems import advice_for
+from elasticflow.services.executor.worker.process.numa_binding import bind_to_numa_node
 from elasticflow.shared.errors import Retry
 
-_MALLOC_OPTIONS = (  # from glibc's malloc.h
+_ONE_HEAP = (-8, 1)  # M_ARENA_MAX, from glibc's malloc.h
+_KEPT_HEAP = (
     (-4, 0),  # M_MMAP_MAX: no memory outside the heap
     (-1, 2**31 - 1),  # M_TRIM_THRESHOLD: free bytes at the heap's end before it shrinks
-    (-8, 1),  # M_ARENA_MAX: one heap for all threads
 )
 
 
@@ -71,15 +74,16 @@ def release_memory(device: torch.device) -> None:
 
 @dataclass(eq=False)
 class DeviceUnusable(Retry):
-    """Not the job's fault: the executor may restart it, here or elsewhere. gpu_index: on this node."""
+    """Not the job's fault: the executor may restart it, here or elsewhere. gpu_index: on this node. advice: to the
+    operator."""
 
     gpu_index: int
     reason: str
+    advice: str
     torch_version: str = torch.__version__
 
     MESSAGE: ClassVar[str] = (
-        "torch {torch_version} cannot use GPU {gpu_index}, which the driver lists: {reason}; install a build of torch "
-        "that fits the node's driver, or start its executor with EF_DEVICE=cpu"
+        "torch {torch_version} cannot use GPU {gpu_index}, which the driver lists: {reason}; {advice}"
     )
 
 
@@ -112,9 +116,17 @@ def claim(kind: str, gpu_index: int) -> torch.device:
     except (
         AssertionError,
         RuntimeError,
-    ) as error:  # torch without CUDA; no driver, no such GPU, a broken one
-        raise DeviceUnusable(gpu_index, str(error).partition("\n")[0]) from error
+    ) as error:  # torch without CUDA; no driver, no such GPU, a broken one, or a full one
+        reason = str(error).partition("\n")[0]
+        raise DeviceUnusable(gpu_index, reason, advice_for(reason, os.environ)) from error
+    bind_to_numa_node(_pci_address())
     return torch.device("cuda", 0)
+
+
+def _pci_address() -> str:
+    """Of this process's GPU; of the whole one if it has a part of it."""
+    gpu = torch.cuda.get_device_properties(0)
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 def warm_up(kind: str, gpu_index: int) -> None:
@@ -133,17 +145,29 @@ def _keep_freed_memory() -> None:
 
     Every virtual node allocates and frees gradients: at 25 million parameters, new pages take a quarter of a step.
     """
+    _set_malloc_options(*_KEPT_HEAP)
+
+
+def use_one_heap() -> None:
+    """Let all threads share one heap; before the first thread starts. A second heap, once there, is given to later
+    threads as well, and takes large tensors as new pages from the kernel whatever `claim` sets."""
+    _set_malloc_options(_ONE_HEAP)
+
+
+def _set_malloc_options(*options: tuple[int, int]) -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        for parameter, value in _MALLOC_OPTIONS:
+        for parameter, value in options:
             libc.mallopt(parameter, value)
 
 
 def choose_repeatable_kernels(device: torch.device) -> None:
-    """Make GPU libraries choose kernels that give the same bits each time; some convolutions become slower.
+    """Make GPU libraries and torch's compiler choose kernels that give the same bits each time, for this thread and the
+    cooperative threads that it starts; some convolutions become slower.
 
-    torch warns of operations that have no such kernel. One CPU thread is always repeatable.
+    torch warns of operations that have no such kernel. Without the compiler, one CPU thread is always repeatable.
     """
+    compile_each_shape_alone()
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
         # it would find mistakes in kernels, but costs time

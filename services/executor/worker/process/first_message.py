@@ -9,10 +9,11 @@ from elasticflow.services.executor.worker.tasks.run_tasks import run_tasks
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
+from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
 
 
-def run_forked(sock: socket.socket) -> NoReturn:
+def run_forked(sock: socket.socket, folders: WorkerFolders) -> NoReturn:
     """Wait for the first message, without a timeout, and do what it says. sock: the channel to the executor."""
     frames = FrameReader[ToWorker | RunTasks](*get_args(ToWorker), RunTasks)
     received = b""
@@ -25,8 +26,8 @@ def run_forked(sock: socket.socket) -> NoReturn:
         except BrokenChannel:  # a worker reports it
             break
     if isinstance(first, RunTasks):
-        run_tasks(sock, first, received)
-    run_worker(sock, received)
+        run_tasks(sock, first, received, folders)
+    run_worker(sock, received, folders)
 
 
 def _receive(sock: socket.socket) -> bytes:

@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 
 import torch._dynamo  # torch loads it with the first optimizer, which takes a second
@@ -25,11 +26,18 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     ForkServerReady,
     ForkWorker,
     FromForkServer,
+    Isolation,
     WorkerForked,
     WorkerReaped,
 )
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
+from elasticflow.shared.runtime.process.isolation.isolated_process import (
+    SIGNAL_EXIT_CODE,
+    WorkerFolders,
+    enter_isolation,
+    fork_isolated,
+)
 from elasticflow.shared.runtime.process.process_termination import (
     adopt_orphans,
     die_with_parent,
@@ -49,7 +57,7 @@ class ForkServer:
         self._control = control
         self._preload = preload
         self._frames = FrameReader(ForkWorker)
-        self._workers: set[int] = set()
+        self._workers: dict[int, Isolation | None] = {}
         self._wakeup, self._signalled = socket.socketpair()
 
     def serve(self) -> None:
@@ -95,30 +103,36 @@ class ForkServer:
     def _fork(self, request: ForkWorker, channel_fd: int) -> None:
         server_pid = os.getpid()
         try:
-            pid = os.fork()
+            pid = os.fork() if request.isolation is None else fork_isolated(request.isolation)
         except OSError as error:
             os.close(channel_fd)
             return self._send(ForkFailed(request=request.request, reason=f"fork: {error}"))
         if pid == 0:
-            self._become_worker(server_pid, channel_fd)
+            self._become_worker(server_pid, channel_fd, request.isolation)
         os.close(channel_fd)
         with contextlib.suppress(OSError):  # the child does the same, whichever is first
             os.setpgid(pid, pid)
-        self._workers.add(pid)
+        self._workers[pid] = request.isolation
         return self._send(WorkerForked(request=request.request, pid=pid))
 
-    def _become_worker(self, server_pid: int, channel_fd: int) -> None:
+    def _become_worker(self, server_pid: int, channel_fd: int, isolation: Isolation | None) -> None:
+        code = ExitCode.FAILED
         try:
-            die_with_parent(server_pid)
+            die_with_parent(0 if _has_namespaces(isolation) else server_pid)  # the first process sees no parent
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (self._control, self._wakeup, self._signalled):
                 inherited.close()
             os.set_inheritable(channel_fd, False)
-            run_forked(socket.socket(fileno=channel_fd))
+            code = ExitCode.DEVICE_UNUSABLE  # a machine that refuses is not the job's fault
+            folders = WorkerFolders() if isolation is None else enter_isolation(isolation)
+            code = ExitCode.FAILED
+            run_forked(socket.socket(fileno=channel_fd), folders)
+        except OSError as error:
+            print(f"no worker: {error}", file=sys.stderr, flush=True)
         finally:
-            os._exit(ExitCode.FAILED)
+            os._exit(code)
 
     def _reap(self) -> None:
         """Report each worker that has ended, once its process group is gone too."""
@@ -128,20 +142,24 @@ class ForkServer:
                 os.waitpid(pid, 0)  # adopted: a worker had started it
                 continue
             kill_and_reap_process_group(pid, timeout_s=_REAP_TIMEOUT_S)
-            self._workers.discard(pid)
-            exited = ended.si_code == os.CLD_EXITED
-            self._send(
-                WorkerReaped(
-                    pid=pid,
-                    exit_code=ended.si_status if exited else None,
-                    signal=None if exited else ended.si_status,
-                )
-            )
+            self._send(_how_it_ended(ended, self._workers.pop(pid)))
 
     def _send(self, message: FromForkServer) -> None:
         # the executor is gone: the next read reports it
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.sendall(encode_frame(message))
+
+
+def _has_namespaces(isolation: Isolation | None) -> bool:
+    return isolation is not None and isolation.namespaces
+
+
+def _how_it_ended(ended: os.waitid_result, isolation: Isolation | None) -> WorkerReaped:
+    if ended.si_code != os.CLD_EXITED:
+        return WorkerReaped(pid=ended.si_pid, exit_code=None, signal=ended.si_status)
+    if _has_namespaces(isolation) and ended.si_status > SIGNAL_EXIT_CODE:
+        return WorkerReaped(pid=ended.si_pid, exit_code=None, signal=ended.si_status - SIGNAL_EXIT_CODE)
+    return WorkerReaped(pid=ended.si_pid, exit_code=ended.si_status, signal=None)
 
 
 def _next_ended() -> "os.waitid_result | None":

@@ -19,33 +19,37 @@ from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
     DeviceUnusable,
     MemoryExceeded,
+    use_one_heap,
     warm_up,
 )
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
+from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 
 _MAX_TEXT = 16_000  # characters of an error or traceback that are sent; the log has all of it
 
 log = structlog.get_logger()
 
 
-def run_worker(sock: socket.socket, received: bytes) -> NoReturn:
+def run_worker(sock: socket.socket, received: bytes, folders: WorkerFolders) -> NoReturn:
     """Wait for the assignment, train, and exit with an `ExitCode`. A warm worker prepares its device first.
 
     received: the bytes that were already read from the channel.
     """
-    run_assignment(sock, received, training_loop.run)
+    run_assignment(sock, received, training_loop.run, folders)
 
 
 def run_assignment(
     sock: socket.socket,
     received: bytes,
     run: Callable[[Assignment, Channel, training_loop.RunInNewThread], None],
+    folders: WorkerFolders | None = None,
 ) -> NoReturn:
     """As `run_worker`, with another kind of training."""
-    channel = Channel(sock, received)
+    use_one_heap()
+    channel = Channel(sock, received, folders)
     signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
     # A forked reader process inherits connections, but not their threads: collecting one of them would crash it.
     os.register_at_fork(after_in_child=gc.freeze)

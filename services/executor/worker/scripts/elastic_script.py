@@ -5,7 +5,7 @@ receives the state of the job. Then one pass through its loop is one call of tra
 the evaluation at the job's end. It sees a world of one process, in which calls of torch.distributed have no effect.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,15 +14,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.process.device import prepare_thread
+from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
+from elasticflow.services.executor.worker.scripts.batches import Batches, Steps
+from elasticflow.services.executor.worker.scripts.schedules import step_only_if
 from elasticflow.services.executor.worker.scripts.script_environment import (
     SINGLE_PROCESS_ENVIRONMENT,
     module_of,
     run_script,
 )
+from elasticflow.services.executor.worker.steps.bitwise import SYNC_POINTS
 from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread, Returned
-from elasticflow.services.executor.worker.steps.training_function import Stateful, TrainingFailed
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
+from elasticflow.shared.training_interface import OnStep, Stateful
 
 _HOOK = "__elastic_worker__"  # where elasticflow.elastic looks for the worker, in the script's main module
 _READY, _NEXT = "elastic()", "the next batch"
@@ -30,7 +34,7 @@ _MOST_EMPTY_LOOPS = 1000  # in a row, after the end: such a script waits forever
 
 
 class ElasticScript:
-    """A `TrainingFunction`. additional_state: further objects that outlive a resize, by name."""
+    """A `TrainingFunction`."""
 
     evaluate_every = 0
     evaluates_in_parts = False
@@ -43,21 +47,25 @@ class ElasticScript:
         self.hyperparameters: Mapping[str, Scalar] = spec.hyperparameters
         self.iteration = 0
         self.is_over = False
-        self.additional_state: dict[str, Stateful] = {}
+        self._stateful: dict[str, Stateful] = {}
         self.virtual_nodes = 0
-        self._spec = spec
+        self.on_step: OnStep | None = None
+        self.global_batch_size = spec.global_batch_size
         self._module = module_of(spec)
         self._run = partial(run_script, spec, SINGLE_PROCESS_ENVIRONMENT, **{_HOOK: self})
         self._thread = CooperativeThread("script")
         self._thread.resume(partial(prepare_thread, device))
+        self._thread.resume(partial(choose_repeatable_kernels, device))
         self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer
         self._due: list[Any] = []  # the next batch of the loop
         self._loss: torch.Tensor | None = None  # the root of the backward pass
         self._reported: dict[str, float] = {}
-        self._ends = False  # no batch will follow
+        self.has_ended = False  # the job: no batch will follow
         self._has_stepped = False  # the optimizer, in this pass through the loop
         self._has_failed = False  # e.g. for lack of memory: its loop cannot be resumed
         self._num_empty_loops = 0
+        self._is_looped_by_library = False  # one pass through its loop is a step, not a part of one
+        self.is_last_part = False  # of the present step, in this process
 
     # --- as a training function ---
 
@@ -85,12 +93,20 @@ class ElasticScript:
     def collate(self, samples: list[Any]) -> Any:
         return self._objects[0].collate_fn(samples)
 
+    def stateful(self) -> Mapping[str, Stateful]:
+        return self._stateful
+
     @property
     def data_workers(self) -> int:
         return max(1, self._objects[0].num_workers)
 
+    def begin_part(self, is_last: bool) -> Sequence[str]:
+        """Before each call of `train`: the synchronization points that it must reach."""
+        self.is_last_part = is_last
+        return SYNC_POINTS if is_last or not self._is_looped_by_library else SYNC_POINTS[:1]
+
     def train(self, batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-        """One pass through the script's loop."""
+        """One pass through the script's loop, or through a library's training step within it."""
         del model, optimizer
         if self.is_over:
             raise TrainingFailed(
@@ -116,7 +132,7 @@ class ElasticScript:
     def evaluate(self, model: nn.Module) -> Mapping[str, float]:
         """Run the code behind the loop."""
         del model
-        self._ends = True
+        self.has_ended = True
         if not self.is_over:
             self._thread.resume(None)
             self.is_over = True
@@ -131,8 +147,13 @@ class ElasticScript:
         optimizer: torch.optim.Optimizer,
         *further: Stateful,
         virtual_nodes: int = 0,
-    ) -> "Batches":
-        """elasticflow.elastic(...): return when these objects hold the job's state."""
+        on_step: OnStep | None = None,
+        is_looped_by_library: bool = False,
+    ) -> Batches | Steps:
+        """elasticflow.elastic(...): return when these objects hold the job's state.
+
+        is_looped_by_library: the loop is that of a library, which counts its passes as steps.
+        """
         if self._made is not None:
             raise TrainingFailed("elasticflow.elastic() was called twice: call it once, since a job trains one model")
         # it has no peers here: the job sums gradients in another way
@@ -140,17 +161,18 @@ class ElasticScript:
             model.require_backward_grad_sync = model.require_forward_param_sync = False
             model = model.module
         self._made = (loader, model, optimizer)
-        self.virtual_nodes = virtual_nodes
+        self.virtual_nodes, self.on_step = virtual_nodes, on_step
+        self._is_looped_by_library = is_looped_by_library
         for number, each in enumerate(further):
-            self.additional_state[f"{type(each).__name__}-{number}"] = each
-            self._let_step_after_the_optimizer(each)
+            self._stateful[f"{type(each).__name__}-{number}"] = each
+            step_only_if(lambda: self._has_stepped or self.has_ended, each)
         self._watch(optimizer)
         self._thread.pause(_READY)
-        return Batches(self, loader)
+        return Steps(self, loader) if is_looped_by_library else Batches(self, loader)
 
     def wait_for_batch(self) -> bool:
         """Whether another batch follows."""
-        if not self._due and not self._ends:
+        if not self._due and not self.has_ended:
             self._thread.pause(_NEXT)
         return bool(self._due)
 
@@ -171,13 +193,16 @@ class ElasticScript:
         """With the present iteration."""
         return self._epoch_at(self.position) > self._epoch_at(self.iteration)
 
+    @property
+    def step_ends_epoch(self) -> bool:
+        return self._epoch_at(self.iteration + 1) > self._epoch_at(self.iteration)
+
     def _epoch_at(self, iteration: int) -> int:
-        return iteration * self._spec.global_batch_size // len(self._objects[0].dataset)
+        return iteration * self.global_batch_size // self.samples_an_epoch
 
     @property
-    def iterations_an_epoch(self) -> int:
-        """The maximum: a batch may begin in one epoch and end in the next."""
-        return -(-len(self._objects[0].dataset) // self._spec.global_batch_size)
+    def samples_an_epoch(self) -> int:
+        return len(self._objects[0].dataset)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         self._reported |= {name: float(value) for name, value in metrics.items()}
@@ -207,57 +232,3 @@ class ElasticScript:
 
         optimizer.register_step_post_hook(stepped)
         backward_of_torch, torch.autograd.backward = torch.autograd.backward, backward
-
-    def _let_step_after_the_optimizer(self, each: Any) -> None:
-        """Make a schedule step once for each optimizer step, although the loop calls it in every pass.
-
-        A subclass does this, because torch's schedules save all their attributes as state.
-        """
-        kind = type(each)
-        if not hasattr(kind, "step"):
-            return
-
-        def step(schedule: Any, *args: Any, **kwargs: Any) -> None:
-            if self._has_stepped or self._ends:
-                kind.step(schedule, *args, **kwargs)
-
-        each.__class__ = type(kind.__name__, (kind,), {"step": step})
-
-
-class Batches:
-    """The script's iterable: like its loader, but in the job's order, from the job's position on."""
-
-    def __init__(self, script: ElasticScript, loader: Any) -> None:
-        self._script = script
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        """The rest of the present epoch."""
-        is_empty = True
-        while self._script.wait_for_batch():
-            is_empty = False
-            yield self._script.take_batch()
-            if self._script.epoch_is_over:
-                return
-        if is_empty:
-            self._script.count_empty_loop()
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """Numbers of epochs, from the present one on."""
-        while (epoch := self._script.epoch) < count and self._script.wait_for_batch():
-            yield epoch
-
-    def report(self, **metrics: float) -> None:
-        """Report metrics of the trained model, e.g. from an evaluation behind the loop."""
-        self._script.report(metrics)
-
-    @property
-    def iteration(self) -> int:
-        """Optimizer steps that the job has done."""
-        return self._script.position
-
-    def __len__(self) -> int:
-        return self._script.iterations_an_epoch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)

@@ -1,14 +1,17 @@
 """The progress of a torchrun script, which reports none itself: steps of its optimizer, and files that it saves.
 
 A step is one iteration of the job. If each worker has batch_per_worker samples of its own, a step is as large a part of
-an iteration as these samples are of a global batch. The progress at rank 0's last `torch.save` is recorded when the
+an iteration as these samples are of a global batch: a fraction, because floats of many parts add up to a little less
+than the whole. The progress at rank 0's last `torch.save` is recorded when the
 next step ends, since until then the script may still rename the file. The next generation continues from there.
 """
 
+import math
 import os
 import statistics
 import threading
 import time
+from fractions import Fraction
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -55,7 +58,7 @@ class TorchrunProgress:
         telemetry: Telemetry,
         cpu_throttle: CpuThrottle,
         *,
-        done: float,
+        done: Fraction,
     ) -> None:
         self._assignment = assignment
         self._channel = channel
@@ -67,7 +70,7 @@ class TorchrunProgress:
         self._optimizer: Any = None  # the first that steps; a script may have others
         self._step_ends_s: list[float] = []
         # iterations at the last save; the file may not have its final name yet
-        self._saved: float | None = None
+        self._saved: Fraction | None = None
         self._snapshot_times_s: list[float] = []
         self._snapshot_recorded = threading.Event()
         self._store = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
@@ -81,7 +84,7 @@ class TorchrunProgress:
         """Less than the job's last iteration until the script has ended: its end is not known in advance."""
         return self._whole(self._done)
 
-    def _whole(self, iterations: float) -> int:
+    def _whole(self, iterations: Fraction) -> int:
         return min(int(iterations), self._assignment.spec.max_iterations - 1)
 
     def watch(self) -> None:
@@ -162,9 +165,9 @@ class TorchrunProgress:
             return
         done, self._saved = self._saved, None
         try:
-            self._store.save(self._whole(done), {"iterations": done})
+            self._store.save(self._whole(done), {"iterations": str(done)})
         except OSError as error:
-            log.warning("progress_not_recorded", iterations=done, reason=str(error))
+            log.warning("progress_not_recorded", iterations=float(done), reason=str(error))
         else:
             self._channel.send(CheckpointWritten(iteration=self._whole(done)))
         self._snapshot_times_s = [*self._snapshot_times_s[-1:], time.monotonic()]
@@ -188,17 +191,17 @@ class TorchrunProgress:
                 f"the script ended after {self._num_steps} optimizer steps, too few to measure its speed: let it "
                 f"take at least {_WARM_UP_STEPS + _MIN_MEASURED_STEPS}"
             )
-        rate = self._iterations_per_step / max(statistics.median(times_s), 1e-6)
+        rate = float(self._iterations_per_step) / max(statistics.median(times_s), 1e-6)
         log.info("profiled", iterations_per_s=round(rate, 3), steps=len(times_s))
         return Profiled(iterations_per_s=rate, dataset_size=None)
 
 
-def iterations_per_step(assignment: Assignment) -> float:
+def iterations_per_step(assignment: Assignment) -> Fraction:
     """Iterations of the job in one step of the script's optimizer. Raises TrainingFailed."""
     spec = assignment.spec
     batch_per_worker = spec.hyperparameters.get("batch_per_worker")
     if batch_per_worker is None:
-        return 1.0
-    if isinstance(batch_per_worker, bool | str) or batch_per_worker <= 0:
+        return Fraction(1)
+    if isinstance(batch_per_worker, bool | str) or not 0 < batch_per_worker < math.inf:
         raise TrainingFailed(f"batch_per_worker: must be a positive number of samples, not {batch_per_worker!r}")
-    return batch_per_worker * assignment.world_size / spec.global_batch_size
+    return Fraction(batch_per_worker) * assignment.world_size / spec.global_batch_size

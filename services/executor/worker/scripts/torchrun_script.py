@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from fractions import Fraction
 from functools import wraps
 from pathlib import Path
 
@@ -22,9 +23,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
+from elasticflow.services.executor.worker.elastic.data_interface import bind_to_host
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, raising_peer_lost
 from elasticflow.services.executor.worker.elastic.rendezvous import (
-    bind_to_host,
     connect,
     open_rendezvous,
     rendezvous_specification,
@@ -43,8 +44,8 @@ from elasticflow.services.executor.worker.scripts.torchrun_progress import (
     ProfilingCompleted,
     TorchrunProgress,
 )
+from elasticflow.services.executor.worker.steps.restored_state import newest_checkpoint
 from elasticflow.services.executor.worker.steps.training_function import in_users_code
-from elasticflow.services.executor.worker.steps.worker_setup import newest_checkpoint
 from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
@@ -83,7 +84,7 @@ class _World:
     """done: iterations that earlier generations have recorded. store: None for a worker that is alone."""
 
     environment: dict[str, str]
-    done: float
+    done: Fraction
     store: dist.Store | None
     size: int
 
@@ -120,20 +121,21 @@ def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
     )
 
 
-def _exchange(assignment: Assignment, store: dist.Store, slot: GpuSlot) -> tuple[float, list[GpuSlot]]:
+def _exchange(assignment: Assignment, store: dist.Store, slot: GpuSlot) -> tuple[Fraction, list[GpuSlot]]:
     if assignment.rank == 0:
-        store.set("done", repr(_iterations_done(assignment)))
+        store.set("done", str(_iterations_done(assignment)))
     store.set(f"slot/{assignment.rank}", f"{slot.gpu_index} {slot.node_id}")
     received = [store.get(f"slot/{rank}").decode().partition(" ") for rank in range(assignment.world_size)]
-    return float(store.get("done")), [GpuSlot(node_id, int(gpu_index)) for gpu_index, _, node_id in received]
+    slots = [GpuSlot(node_id, int(gpu_index)) for gpu_index, _, node_id in received]
+    return Fraction(store.get("done").decode()), slots
 
 
-def _iterations_done(assignment: Assignment) -> float:
+def _iterations_done(assignment: Assignment) -> Fraction:
     if assignment.purpose == "profile":
-        return 0.0
+        return Fraction(0)
     checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
     state = newest_checkpoint(checkpoints, assignment)
-    return float(state["iterations"]) if state else 0.0
+    return Fraction(state["iterations"]) if state else Fraction(0)
 
 
 def _keep_groups() -> None:

@@ -16,11 +16,14 @@ from torch import nn
 
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, Snapshot
+from elasticflow.services.executor.worker.steps.backward_pass import dense_gradient, each_written_to, weighted_roots
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, SharedGradients
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.steps.shared_sum import Tensors
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.tree_reduce import Tensors, TensorSum
+from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import MakeScheduler
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 
@@ -43,8 +46,10 @@ class BitwiseSteps:
         stopwatch: Stopwatch,
         make_scheduler: MakeScheduler,
         computed: Sequence[MicroBatch] | None = None,
+        additional: AdditionalState | None = None,
     ) -> None:
-        """computed: the micro-batches of which this process calls train(), if not those of the member."""
+        """computed: the micro-batches of which this process calls train(), if not those of the member. additional:
+        state that the calls change, too."""
         self.model = model
         self._job_seed = job_seed
         self._cpu_throttle = cpu_throttle
@@ -58,6 +63,8 @@ class BitwiseSteps:
         self._in_backward = False
         self._gradients_before: Tensors = []  # that train() has not set to zero
         self._shared = SharedGradients()
+        self._additional = additional
+        self._before_calls: Snapshot | None = None  # since the last synchronization; None until the first call resumes
         self._optimizer = optimizer
         self._backward_of_torch = torch.autograd.backward
         self._step_of_optimizer = optimizer.step
@@ -81,6 +88,8 @@ class BitwiseSteps:
         """Results of train(), one for each micro-batch."""
         self._iteration = iteration
         self._num_synchronizations = 0
+        self._before_calls = None
+        self._buffers.begin_step()
         results = self._scheduler.run(calls)
         self._buffers.activate(None)
         return results
@@ -103,6 +112,11 @@ class BitwiseSteps:
 
     def _before_resume(self, index: int) -> None:
         self._buffers.activate(index)
+        if self._additional is not None:
+            if self._before_calls is None:
+                self._before_calls = self._additional.snapshot()
+            else:
+                self._additional.restore(self._before_calls)
         if self._num_synchronizations == 0:
             if self._group is not None:
                 self._group.check_open()  # after a reported loss the rest of the step is useless
@@ -117,6 +131,7 @@ class BitwiseSteps:
         phase = Phase.AFTER_SYNCHRONIZATION + self._num_synchronizations
         self._shared_seed = seed_of(self._job_seed, phase, iteration=self._iteration)
         self._num_synchronizations += 1
+        self._before_calls = None
         if self._num_synchronizations == 1:
             self._stopwatch.lap()
         if point == _BACKWARD:
@@ -177,10 +192,13 @@ class BitwiseSteps:
         partial_sum = None if self._is_hooked else self._gradients.take_partial_sum(micro_batch)
         for parameter, gradient in zip(self._trained, partial_sum or repeat(None), strict=False):
             parameter.grad = gradient  # autograd adds to it, while the addend is in the cache
-        weighted = _weighted(tensors, grad_tensors, micro_batch.weight)
-        self._backward_of_torch(tensors, weighted, *args, **kwargs)
+        weighted = weighted_roots(tensors, grad_tensors, micro_batch.weight)
         with torch.no_grad():
-            self._gradients.push(micro_batch, [_dense_gradient(p) for p in self._trained])
+            shared_sum = self._gradients.begin_last(micro_batch, self._trained)
+        with each_written_to(shared_sum, () if self._is_hooked else self._trained):
+            self._backward_of_torch(tensors, weighted, *args, **kwargs)
+        with torch.no_grad():
+            self._gradients.push(micro_batch, [dense_gradient(p) for p in self._trained])
 
     def _synchronized(self, step: Callable[..., Any]) -> Any:
         @wraps(step)  # torch's schedules look for their mark on it
@@ -205,24 +223,3 @@ def parameters_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[to
     """All parameters of the model, then those that only the optimizer has, each once."""
     groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return list({id(p): p for p in (*model.parameters(), *groups)}.values())
-
-
-def _dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    if parameter.grad is None:
-        return None
-    if parameter.grad.layout is not torch.strided:
-        raise TrainingFailed(
-            "the model has sparse gradients, which the bitwise mode does not support: make them dense, or set "
-            'reproducible = "fast"'
-        )
-    return parameter.grad.detach()
-
-
-def _weighted(tensors: Any, grad_tensors: Any, weight: float) -> Any:
-    """Initial gradients of the backward pass, so that a mean over a part is weighted by its size."""
-    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or [None] * len(roots))
-    return [
-        torch.full_like(root, weight) if grad is None and root.numel() == 1 else grad if grad is None else grad * weight
-        for root, grad in zip(roots, given, strict=True)
-    ]

@@ -6,6 +6,7 @@ The engine runs user code this way wherever it has work to do between two lines 
 
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -31,10 +32,12 @@ class _Raised:
 
 
 class CooperativeThread(threading.Thread):
-    """Runs one call after another, each from pause to pause."""
+    """Runs one call after another, each from pause to pause, with the context variables of the thread that made it:
+    among them are the settings of torch's compiler."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
+        self._context = copy_context()
         self._resumptions: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Paused | Returned | _Raised] = SimpleQueue()
         self._is_paused = False
@@ -42,6 +45,9 @@ class CooperativeThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        self._context.run(self._run_calls)
+
+    def _run_calls(self) -> None:
         while (call := self._resumptions.get()) is not None:
             try:
                 outcome = Returned(call())

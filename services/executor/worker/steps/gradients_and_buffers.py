@@ -5,13 +5,17 @@ floating-point buffers are averaged, weighted by samples; other changed buffers 
 virtual node 0. They are combined at the optimizer's step and at the end of the step. Unchanged buffers keep their bits.
 """
 
+# pyright: reportPrivateImportUsage=false
+# (torch uses its operations on lists everywhere, but does not export them by the letter)
+
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
-from elasticflow.services.executor.worker.steps.tree_reduce import Tensors, TensorSum
+from elasticflow.services.executor.worker.steps.layer_statistics import LayerStatistics
+from elasticflow.services.executor.worker.steps.shared_sum import Tensors
+from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 
 
@@ -65,9 +69,14 @@ class Buffers:
         self._working = [buffer for _, _, buffer in owned]
         self._common = [buffer.detach().clone() for buffer in self._working]
         self._versions = [buffer._version for buffer in self._working]
+        self._statistics = LayerStatistics(self._owners, self._common)
+        self._has_stepped = False  # the optimizer, in this step
         self._computed = computed
         self._changed: list[dict[int, torch.Tensor]] = [{} for _ in computed]  # by micro-batch, in this step
         self._active: int | None = None
+
+    def begin_step(self) -> None:
+        self._has_stepped = False
 
     def activate(self, index: int | None) -> None:
         """Give the model the buffers of one micro-batch computed here. None: the common ones."""
@@ -87,11 +96,18 @@ class Buffers:
         self._write(touched, {})
 
     def changes(self) -> list[list[float]]:
-        """For each micro-batch computed here and each buffer: 1 if it was changed, else 0."""
+        """For each micro-batch computed here and each buffer: 1 if it was changed, else 0.
+
+        Statistics of layers count before the optimizer's step if they may have changed: `combine` finds whether they
+        have. After it, a comparison tells, which waits for the device if one of these layers has run again.
+        """
+        if self._has_stepped:
+            self._statistics.drop_unchanged(self._changed)
         return [[float(i in changed) for i in range(len(self._working))] for changed in self._changed]
 
     def changed_values(self) -> list[dict[int, torch.Tensor]]:
-        """For each micro-batch computed here: the buffers that it has changed, by index."""
+        """For each micro-batch computed here: the buffers that it has changed, by index. Waits for the device."""
+        self._statistics.drop_unchanged(self._changed)
         return [dict(changed) for changed in self._changed]
 
     def replace_changes(self, changed: Sequence[dict[int, torch.Tensor]]) -> None:
@@ -105,33 +121,53 @@ class Buffers:
         indices: of the buffers that any micro-batch on any worker has changed.
         """
         if indices:
-            for micro_batch, changed in zip(self._computed, self._changed, strict=True):
-                values = [changed.get(i, self._common[i]) for i in indices]
-                summed.push(micro_batch, [_weighted(value, micro_batch) for value in values])
-            for i, value in zip(indices, summed.finish([self._common[i] for i in indices]), strict=True):
-                assert value is not None
-                self._common[i].copy_(value)
+            common = [self._common[i] for i in indices]
+            like = [*common, *self._statistics.flags_like(indices)]
+            flags = self._statistics.flags(indices, self._changed)
+            for micro_batch, changed, mine in zip(self._computed, self._changed, flags, strict=True):
+                summed.begin_last(micro_batch, like)
+                weighted = [_weighted(changed.get(i, self._common[i]), micro_batch) for i in indices]
+                summed.push(micro_batch, [*weighted, *mine])
+            sums = [value for value in summed.finish(like) if value is not None]
+            summed.check_received()
+            values = sums[: len(common)]
+            for summed_flags in sums[len(common) :]:
+                values = self._statistics.with_unchanged(indices, values, summed_flags)
+            _copy_all(common, values)
         self._changed = [{} for _ in self._computed]
         self._write(indices, {})
+        self._has_stepped = True
 
     def _keep(self, changed: dict[int, torch.Tensor]) -> None:
-        for i, (module, name) in enumerate(self._owners):
-            current = module._buffers[name]
-            assert current is not None
-            if self._is_changed(i, module, current, changed):
-                changed[i] = current.detach().clone()
-                module._buffers[name] = self._working[i]
+        """What is or may be changed."""
+        current = [module._buffers[name] for module, name in self._owners]
+        there = {i: value for i, value in enumerate(current) if value is not None}
+        written = {i for i, value in there.items() if self._is_written(i, value)}
+        suspected = self._statistics.suspected(written, after_optimizer=self._has_stepped)
+        kept = {i: value.detach() for i, value in there.items() if i in written or i in suspected}
+        copies = [torch.empty_like(value) for value in kept.values()]
+        _copy_all(copies, list(kept.values()))
+        changed.update(zip(kept, copies, strict=True))
+        replaced = [i for i in kept if current[i] is not self._working[i]]
+        for i in replaced:
+            module, name = self._owners[i]
+            module._buffers[name] = self._working[i]
+        self._write(replaced, changed)
 
-    def _is_changed(self, i: int, module: nn.Module, current: torch.Tensor, changed: dict[int, torch.Tensor]) -> bool:
-        if i in changed or current is not self._working[i] or current._version != self._versions[i]:
-            return True
-        # torch's kernels write the statistics of these layers without counting a version
-        return isinstance(module, _NormBase) and not torch.equal(current, self._common[i])
+    def _is_written(self, i: int, current: torch.Tensor) -> bool:
+        return current is not self._working[i] or current._version != self._versions[i]
 
     def _write(self, indices: Iterable[int], changed: dict[int, torch.Tensor]) -> None:
+        indices = list(indices)
+        _copy_all([self._working[i] for i in indices], [changed.get(i, self._common[i]) for i in indices])
         for i in indices:
-            self._working[i].copy_(changed.get(i, self._common[i]))
             self._versions[i] = self._working[i]._version
+
+
+def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
 
 
 def buffers_of(model: nn.Module) -> list[torch.Tensor]:

@@ -10,12 +10,15 @@ from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import SampleOrder
 from elasticflow.services.executor.worker.data.sample_readers import reader_of
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
 from elasticflow.services.executor.worker.steps.user_code_checks import (
     refuse_gradient_scaling,
     require_model,
     require_optimizer,
+    require_stateful,
 )
 from elasticflow.shared.messages.job_spec import JobSpec
 
@@ -27,6 +30,8 @@ class JobObjects:
     function: TrainingFunction
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    additional: AdditionalState
+    sharded: ShardedOptimizer | None  # None: each worker has all of the optimizer's state
     dataset: DataSet
     order: SampleOrder
 
@@ -48,5 +53,15 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
         model = require_model(function.init_model()).to(device)
         dataset = recognize(function.init_dataset())
         optimizer = require_optimizer(function.init_optimizer(model))
+        additional = AdditionalState(require_stateful(function.stateful()), optimizer)
+        sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)
-    return JobObjects(function=function, model=model, optimizer=optimizer, dataset=dataset, order=order)
+    return JobObjects(
+        function=function,
+        model=model,
+        optimizer=optimizer,
+        additional=additional,
+        sharded=sharded,
+        dataset=dataset,
+        order=order,
+    )

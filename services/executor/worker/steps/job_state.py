@@ -4,7 +4,7 @@ It is whole at a step boundary. `StepBoundary` says whether a failed step can be
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -16,19 +16,22 @@ from torch import nn
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.dataset import DataSet
 from elasticflow.services.executor.worker.steps import user_code_checks
-from elasticflow.services.executor.worker.steps.training_function import Stateful
+from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, Snapshot
+from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.training_interface import Stateful
 
 
 @dataclass(kw_only=True)
 class JobState:
-    """iteration, metrics and is_over describe the last step boundary."""
+    """iteration and is_over describe the last step boundary, and so do metrics once they are settled."""
 
     assignment: Assignment
     model: nn.Module  # as the user made it
     stateful: Mapping[str, Stateful]  # all that outlives a generation, by name; the model first
     dataset: DataSet
+    sharded: ShardedOptimizer | None = None  # owns a part of the optimizer's state; None: each worker has all of it
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
     metric_names: tuple[str, ...] | None = None  # that train() returned in the first step
@@ -50,10 +53,20 @@ class JobState:
             "metrics": self.metrics,
         }
 
+    def shared_state(self) -> dict[str, Any]:
+        """What all workers have: without a sharded optimizer's state."""
+        state = self.state()
+        if self.sharded is not None:
+            del state["optimizer"]
+        return state
+
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """From a worker that is one step ahead."""
+        """From a checkpoint, or from a worker that is ahead: then without this worker's part of a sharded state."""
+        if self.sharded is not None and "optimizer" not in state:
+            self.sharded.drop()
         for name, each in self.stateful.items():
-            each.load_state_dict(state[name])
+            if name in state:
+                each.load_state_dict(state[name])
         self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
 
     def check_state(self) -> None:
@@ -75,9 +88,6 @@ class JobState:
         return {name: value for name, value in self.metrics.items() if math.isfinite(value)}
 
 
-OptimizerSettings = Sequence[dict[str, Any]]  # of each parameter group, by name
-
-
 class StepStage(Enum):
     """How much of the state the present step has changed."""
 
@@ -88,17 +98,19 @@ class StepStage(Enum):
 
 
 class StepBoundary:
-    """before_optimizer: runs before the first permanent change of a step, and may raise to prevent it."""
+    """before_optimizer: runs before each permanent change within a step, and may raise to prevent it."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, before_optimizer: Callable[[], None]) -> None:
-        self._optimizer = optimizer
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, additional: AdditionalState, before_optimizer: Callable[[], None]
+    ) -> None:
+        self._additional = additional
         self._before_optimizer = before_optimizer
-        self._settings: OptimizerSettings = ()  # at the last boundary
+        self._at_boundary: Snapshot | None = None  # the last one
         self.stage = StepStage.BETWEEN_STEPS
         optimizer.register_step_pre_hook(self._optimizer_begins)
 
     def begin_step(self) -> None:
-        self._settings = optimizer_settings(self._optimizer)
+        self._at_boundary = self._additional.snapshot()
         self.stage = StepStage.COMPUTING
 
     def all_changed(self) -> None:
@@ -108,27 +120,12 @@ class StepBoundary:
     def end_step(self) -> None:
         self.stage = StepStage.BETWEEN_STEPS
 
-    def restore_settings(self) -> None:
-        restore_settings(self._optimizer, self._settings)
+    def restore_additional_state(self) -> None:
+        """With the optimizer's settings."""
+        assert self._at_boundary is not None, "a step has begun"
+        self._additional.restore(self._at_boundary)
 
     def _optimizer_begins(self, *_: Any) -> None:
-        if self.stage is StepStage.COMPUTING:
+        if self.stage is not StepStage.BETWEEN_STEPS:
             self._before_optimizer()
         self.stage = StepStage.CHANGING
-
-
-def optimizer_settings(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
-    """A copy of the learning rates and the like, which train() may change before the optimizer's step."""
-    return [
-        {
-            name: value.clone() if isinstance(value, torch.Tensor) else value
-            for name, value in group.items()
-            if name != "params"
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def restore_settings(optimizer: torch.optim.Optimizer, settings: OptimizerSettings) -> None:
-    for group, before in zip(optimizer.param_groups, settings, strict=True):
-        group.update(before)

@@ -1,6 +1,8 @@
 """The seeds of all random numbers: a function of the job's seed, the phase, the iteration and the virtual node."""
 
 import random  # noqa: TID251 - users' code may draw from it, so it is seeded like the others
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
@@ -42,3 +44,15 @@ def seed_generators(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     np.random.seed(seed)
     random.seed(seed)
+
+
+@contextmanager
+def keep_generators() -> Iterator[None]:
+    """After the block, all generators that users draw from are as before it."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
+            yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)

@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
+from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.training_step import Trainer
 
 _ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module()))
 
@@ -45,16 +45,18 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     beginning, before = _copy_of(trainer.state()), _plain_attributes(trainer.model)
     if trainer.step(stop=stop).stop:
         return True
+    trainer.settle()
     first, after = trainer.metrics.get("loss"), _plain_attributes(trainer.model)
-    schedules = _schedules(trainer.function)
+    schedules = _schedules(trainer)
     trainer.load_state(beginning)
     if trainer.step(stop=stop).stop:
         return True
-    stepped = sorted(name for name, step in _schedules(trainer.function).items() if step != schedules.get(name))
+    trainer.settle()
+    stepped = sorted(name for name, step in _schedules(trainer).items() if step != schedules.get(name))
     if stepped:
         raise TrainingFailed(
             f"train() steps the schedule in {', '.join(stepped)} for every part of a batch, and a worker that joins "
-            'later starts it anew; set group["lr"] of optimizer.param_groups by self.iteration instead'
+            "later starts it anew; let stateful() return it"
         )
     if trainer.metrics.get("loss") != first:
         changed = sorted(name for name in after if after[name] != before.get(name))
@@ -73,10 +75,13 @@ def _copy_of(state: Mapping[str, Any]) -> Any:
     return unflatten(structure, [tensor.detach().to("cpu", copy=True) for tensor in tensors])
 
 
-def _schedules(function: Any) -> dict[str, int]:
-    """Their positions, by the name of the attribute."""
+def _schedules(trainer: Trainer) -> dict[str, int]:
+    """Positions of those that are no state of the job, by the name of the attribute."""
+    registered = [id(each) for each in trainer.additional.objects.values()]
     return {
-        f"self.{name}": value.last_epoch for name, value in vars(function).items() if isinstance(value, LRScheduler)
+        f"self.{name}": value.last_epoch
+        for name, value in vars(trainer.function).items()
+        if isinstance(value, LRScheduler) and id(value) not in registered
     }
 
 

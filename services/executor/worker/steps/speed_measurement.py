@@ -1,4 +1,6 @@
-"""The speed of a job in a profiling run: on the GPUs of its generation and, on one GPU, with fewer virtual nodes.
+"""The speed of a job in a profiling run: on the GPUs of its generation, and with fewer virtual nodes.
+
+One GPU measures several numbers of them, and several GPUs one virtual node on each: communication is most of that step.
 
 Nothing of such a run is kept, so steps of a part of the batch may change the weights.
 """
@@ -13,8 +15,7 @@ from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import DeviceLost
 from elasticflow.services.executor.worker.steps.repeatability_check import run_first_step_twice
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.steps.training_step import Trainer
-from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes, counts_to_measure
 from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
 
@@ -33,6 +34,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         return None
     trainer.check_state()
     step_s = _median_step_s(trainer, channel)
+    one_virtual_node_s = _step_s_of_one_virtual_node(trainer, channel) if assignment.measures_step_times else None
     trainer.members.leave()
     if step_s is None:
         return None
@@ -42,7 +44,10 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         until_s = began_s + assignment.timeouts.profiling_timeout_s / 4
         single_gpu = _step_times(trainer, channel, step_s, until_s)
     return Profiled(
-        iterations_per_s=1 / step_s, dataset_size=trainer.dataset.partitions.num_samples, single_gpu=single_gpu
+        iterations_per_s=1 / step_s,
+        dataset_size=trainer.dataset.partitions.num_samples,
+        single_gpu=single_gpu,
+        one_virtual_node_s=one_virtual_node_s,
     )
 
 
@@ -61,9 +66,24 @@ def _median_step_s(trainer: Trainer, channel: Channel) -> float | None:
         began_s = time.monotonic()
         stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and is_enough())).stop
         step_times_s.append(time.monotonic() - began_s)
+    trainer.settle()
     if not (trainer.is_rank_0 and is_enough()):
         return None
     return max(statistics.median(step_times_s), _LEAST_STEP_S)
+
+
+def _step_s_of_one_virtual_node(trainer: Trainer, channel: Channel) -> float | None:
+    """A collective: the step with one virtual node on each of several GPUs. None on other ranks than 0.
+
+    The fast mode hides communication behind the computation, so that it would take longer here than in training.
+    """
+    members = trainer.members
+    whole, num_workers = members.virtual_nodes, members.world_size
+    if trainer.function.reproducible == "fast" or not 1 < num_workers <= whole.count or trainer.is_over:
+        return None
+    samples = -(-num_workers * whole.global_batch_size // whole.count)
+    part = replace(whole, count=num_workers, global_batch_size=samples, counts_by_rank=())
+    return _step_s_of_part(trainer, channel, GenerationMembers(members.group, part))
 
 
 def _step_times(trainer: Trainer, channel: Channel, whole_s: float, until_s: float) -> SingleGpuStepTimes:
@@ -81,7 +101,7 @@ def _step_times(trainer: Trainer, channel: Channel, whole_s: float, until_s: flo
             break
         samples = -(-count * whole.global_batch_size // num_virtual_nodes)
         part = replace(whole, count=1 if is_fast else count, global_batch_size=samples, counts_by_rank=())
-        step_s = _step_s_of_part(trainer, channel, part)
+        step_s = _step_s_of_part(trainer, channel, GenerationMembers(None, part))
         if step_s is None:
             break
         step_s_by_virtual_nodes[count] = step_s
@@ -93,10 +113,11 @@ def _step_times(trainer: Trainer, channel: Channel, whole_s: float, until_s: flo
     )
 
 
-def _step_s_of_part(trainer: Trainer, channel: Channel, part: VirtualNodes) -> float | None:
-    """The step with a part of the batch alone. None if it was stopped before, or after an error."""
+def _step_s_of_part(trainer: Trainer, channel: Channel, members: GenerationMembers) -> float | None:
+    """The step with a part of the batch alone. None on other ranks, if it was stopped before, or after an error."""
+    part = members.virtual_nodes
     try:
-        trainer.begin_again(GenerationMembers(None, part))
+        trainer.begin_again(members)
         trainer.step(stop=False)  # the warm-up
         return _median_step_s(trainer, channel)
     except DeviceLost:

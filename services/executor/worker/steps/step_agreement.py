@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.steps.job_state import optimizer_settings
+from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, optimizer_settings
 from elasticflow.services.executor.worker.steps.summation_tree import tree_sum
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
-_HEAD = 5  # numbers of a worker before those of its virtual nodes
+_HEAD = 6  # numbers of a worker before those of its virtual nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class Agreement:
     over: bool  # at least one training function ended the job
     switch: bool  # all are ready for the same new generation
     same: bool  # all have the same fingerprint
+    checkpoint: bool  # at least one worker wants one of this step
     compute_s: tuple[float, ...]  # by rank: time before the first wait for peers, per unit of batch weight
     means: tuple[float, ...]  # over the global batch
 
@@ -65,6 +66,7 @@ class GenerationMembers:
         fingerprint: int,
         compute_s: float,
         rows: Sequence[Sequence[float]],
+        checkpoint: bool = False,
     ) -> Agreement:
         """A collective, once a step.
 
@@ -82,18 +84,30 @@ class GenerationMembers:
             ready_generation,
             fingerprint,
             compute_s,
+            checkpoint,
             *chain.from_iterable(rows[: len(block)]),
         ]
         gathered = self._all_gather(mine, length=_HEAD + longest * width)
-        all_rows = self._rows_of_all([theirs[_HEAD:] for theirs in gathered], width)
         return Agreement(
             stop=any(theirs[0] for theirs in gathered),
             over=any(theirs[1] for theirs in gathered),
             switch=ready_generation > 0 and all(theirs[2] == ready_generation for theirs in gathered),
             same=all(theirs[3] == fingerprint for theirs in gathered),
             compute_s=tuple(theirs[4] for theirs in gathered),
-            means=tuple(map(self._mean, zip(*all_rows, strict=True))),
+            checkpoint=any(theirs[5] for theirs in gathered),
+            means=self._means([theirs[_HEAD:] for theirs in gathered], width),
         )
+
+    def means(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+        """A collective: means over the global batch. rows: as for `agree`."""
+        rows = self._by_virtual_node(rows)
+        width = len(rows[0])
+        mine = list(chain.from_iterable(rows[: len(self.block)]))
+        gathered = self._all_gather(mine, length=max(map(len, self._blocks)) * width)
+        return self._means(gathered, width)
+
+    def _means(self, gathered: Sequence[Sequence[float]], width: int) -> tuple[float, ...]:
+        return tuple(map(self._mean, zip(*self._rows_of_all(gathered, width), strict=True)))
 
     def _all_gather(self, mine: list[float], *, length: int) -> list[list[float]]:
         """The numbers of all workers, by rank, padded with zeros to the length."""
@@ -131,6 +145,10 @@ class GenerationMembers:
         """A collective: rank 0's value, on all ranks."""
         return value if self.group is None else self.group.broadcast_object(value, source=0)
 
+    def all_have(self, mine: bool) -> bool:
+        """A collective: whether it is true for all workers."""
+        return mine if self.group is None else bool(torch.stack(self.group.all_gather(torch.tensor(mine))).all())
+
     def await_all(self) -> None:
         """A collective: return when all workers have arrived, however long their own code takes."""
         if self.group is not None:
@@ -152,6 +170,11 @@ class GenerationMembers:
         if self.group is not None:
             self.group.check_received()
 
+    def check_open(self) -> None:
+        """Raises PeerLost if the group was closed."""
+        if self.group is not None:
+            self.group.check_open()
+
     def leave(self) -> None:
         """Wait for all peers, before this worker ends."""
         if self.group is not None:
@@ -162,12 +185,19 @@ class GenerationMembers:
 PARAMETERS_EVERY = 100  # steps; the optimizer's settings in each
 
 
-def fingerprint(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], iteration: int) -> int:
-    """32 bits of the optimizer's settings and, every PARAMETERS_EVERY steps, of all parameters."""
-    number = zlib.crc32(repr(optimizer_settings(optimizer)).encode())
+def fingerprint(
+    optimizer: torch.optim.Optimizer,
+    parameters: Iterable[torch.Tensor],
+    additional: AdditionalState,
+    iteration: int,
+) -> int:
+    """32 bits of the optimizer's settings and the additional state's numbers; every PARAMETERS_EVERY steps, also of all
+    parameters and the additional state's tensors."""
+    structure, tensors = additional.state()
+    number = zlib.crc32(repr((optimizer_settings(optimizer), structure)).encode())
     if iteration % PARAMETERS_EVERY == 0:
-        for parameter in parameters:
-            number = zlib.crc32(_checksum(parameter.detach()), number)
+        for tensor in (*parameters, *tensors):
+            number = zlib.crc32(_checksum(tensor.detach()), number)
     return number
 
 
@@ -191,8 +221,9 @@ def require_same_state(same: bool, iteration: int, model: nn.Module) -> None:
                 'set find_unused_parameters = True, or reproducible = "bitwise"'
             )
     raise TrainingFailed(
-        f"the workers' states differ after iteration {iteration}: the optimizer settings or the parameters of one "
-        "worker diverged. Let init_model() draw random numbers only from torch, numpy or Python without seeding them, "
-        "since all workers seed these alike; and derive what train() changes, such as a learning rate, from "
-        "self.iteration, not from attributes, which a worker that joins later does not have"
+        f"the workers' states differ after iteration {iteration}: the optimizer settings, the parameters or the "
+        "objects of stateful() of one worker diverged. Let init_model() draw random numbers only from torch, numpy or "
+        "Python without seeding them, since all workers seed these alike; and derive what train() changes, such as a "
+        "learning rate, from self.iteration or an object that stateful() returns, not from attributes, which a worker "
+        "that joins later does not have, nor from the samples of one part of the batch"
     )

@@ -45,6 +45,14 @@ class TreeSum(Generic[T]):
             return self._partials.pop()[1]
         return None
 
+    def take_lefts(self, node: Node) -> list[T]:
+        """Remove and return what `push` would add this node to: the smallest left half first."""
+        lefts: list[T] = []
+        while (left := self.take_left(node)) is not None:
+            lefts.append(left)
+            node = Node(node.level + 1, node.index // 2)
+        return lefts
+
     def take(self) -> list[tuple[Node, T]]:
         """Remove and return the subtrees so far, from left to right."""
         partials, self._partials = self._partials, []

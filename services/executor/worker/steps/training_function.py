@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, is_communication_error
+from elasticflow.services.executor.worker.process.compiled_models import MOST_SHAPES, has_too_many_shapes
 from elasticflow.services.executor.worker.process.device import DeviceLost, is_device_lost
 from elasticflow.services.executor.worker.process.users_module import NotImportable, import_users_module
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes, default_count
 from elasticflow.shared.errors import Stop
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
+from elasticflow.shared.training_interface import OnStep, Stateful
 
 
 @dataclass(eq=False)
@@ -27,13 +29,6 @@ class TrainingFailed(Stop):
     reason: str
 
     MESSAGE: ClassVar[str] = "{reason}"
-
-
-class Stateful(Protocol):
-    """A part of a job's state: a model, an optimizer, a schedule."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 class TrainingFunction(Protocol):
@@ -53,6 +48,7 @@ class TrainingFunction(Protocol):
     reproducible: str  # "bitwise" or "fast"
     virtual_nodes: int  # 0: chosen by the batch
     find_unused_parameters: bool  # as in DistributedDataParallel
+    on_step: OnStep | None  # gets each iteration and its metrics, on rank 0
 
     def init_model(self) -> nn.Module: ...
     def init_dataset(self) -> Any: ...
@@ -62,6 +58,7 @@ class TrainingFunction(Protocol):
     def evaluate_part(self, model: nn.Module, part: int, num_parts: int) -> Mapping[str, float]: ...
     def metrics_of_sums(self, sums: Mapping[str, float]) -> Mapping[str, float]: ...
     def collate(self, samples: list[Any]) -> Any: ...
+    def stateful(self) -> Mapping[str, Stateful]: ...
 
 
 _METHODS = (
@@ -73,6 +70,7 @@ _METHODS = (
     "evaluate_part",
     "metrics_of_sums",
     "collate",
+    "stateful",
 )
 
 
@@ -145,5 +143,10 @@ def in_users_code(where: str) -> Iterator[None]:
             raise PeerLost(f"a collective failed {where}: {error}") from error
         if is_device_lost(error):
             raise DeviceLost(str(error).partition("\n")[0]) from error
+        if has_too_many_shapes(error):
+            raise TrainingFailed(
+                f"a compiled function met more than {MOST_SHAPES} shapes {where}, and the bitwise mode compiles each "
+                'alone: pad the batches to a few sizes, set reproducible = "fast", or do not compile'
+            ) from error
         error.add_note(where)
         raise

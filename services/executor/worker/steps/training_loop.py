@@ -1,23 +1,20 @@
 """The training loop of one worker, from its assignment to its end; read it from top to bottom.
 
-training_step.py has one step, and what the workers agree on in it.
+trainer.py has what it runs, and training_step.py one step.
 """
 
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import structlog
 
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
-from elasticflow.services.executor.worker.elastic.peer_loss import (
-    PeerLossWatchdog,
-    PeerLost,
-    ThreadAbandoned,
-)
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLossWatchdog, PeerLost, ThreadAbandoned
 from elasticflow.services.executor.worker.elastic.state_transfer import StateTransfer
 from elasticflow.services.executor.worker.elastic.switch import GenerationSwitcher
 from elasticflow.services.executor.worker.process.channel import Channel
@@ -26,12 +23,13 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.scripts.script_environment import in_job_folder
+from elasticflow.services.executor.worker.steps.metric_feed import MetricFeed
 from elasticflow.services.executor.worker.steps.repeatability_check import (
     needs_repeatability_check,
     run_first_step_twice,
 )
 from elasticflow.services.executor.worker.steps.speed_measurement import measure_speed
-from elasticflow.services.executor.worker.steps.training_step import Trainer
+from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.worker_setup import MakeEngine, set_up, worker_engine
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.from_worker import Finished, Interrupted, Profiled, Started
@@ -101,8 +99,10 @@ def train(
     is_unchecked = needs_repeatability_check(trainer) if is_profiled else trainer.iteration == 0
     loop = _TrainingLoop(trainer, channel, switcher, transfer is None and is_unchecked)
 
+    context = copy_context()  # with the settings of torch's compiler
+
     def resume(lost: PeerLost) -> None:
-        run_in_new_thread(partial(loop.resume_in_new_thread, lost))
+        run_in_new_thread(lambda: context.copy().run(loop.resume_in_new_thread, lost))
 
     PeerLossWatchdog(channel, lambda: switcher.groups, resume, grace_s=assignment.timeouts.poll_interval_s).start()
     loop.run()
@@ -117,7 +117,9 @@ class _TrainingLoop:
 
     def __post_init__(self) -> None:
         self._writer = CheckpointWriter(self.channel)
+        self._feed = MetricFeed(self.trainer.function.on_step, Path(self.trainer.assignment.checkpoint_dir))
         self._checkpointed_at_s = time.monotonic()
+        self._is_checkpoint_agreed = False
         self._first = self.trainer.iteration
 
     def run(self, cause: PeerLost | MemoryExceeded | None = None) -> None:
@@ -150,16 +152,19 @@ class _TrainingLoop:
         if trainer.evaluation_is_due():
             trainer.evaluate()
         if (condition := trainer.condition_met()) is not None:
-            _finish(trainer, self._writer, self.channel, condition)
+            _finish(trainer, self._writer, self._feed, self.channel, condition)
             return True
-        if trainer.checkpoints and trainer.iteration > self._first and self._checkpoint_is_due():
-            self._writer.write_in_background(trainer.checkpoints, trainer.iteration, trainer.state())
-            self._checkpointed_at_s = time.monotonic()
+        if trainer.checkpoints:
+            self._feed.feed(trainer.iteration, trainer.finite_metrics())
+        if self._is_checkpoint_agreed:
+            self._is_checkpoint_agreed = False
+            self._write_checkpoint()
         if self.checks_repeatability:
             self.checks_repeatability = False
             stop, switch = run_first_step_twice(trainer, stop=self.channel.stop_requested), False
         else:
-            stop, switch = self.switcher.step(stop=self.channel.stop_requested)
+            agreement = self.switcher.step(stop=self.channel.stop_requested, wants_checkpoint=self._checkpoint_is_due)
+            stop, switch, self._is_checkpoint_agreed = agreement.stop, agreement.switch, agreement.checkpoint
         if trainer.iteration == self._first + 1:  # optimizers create their state in the first step
             trainer.check_state()
         if stop:
@@ -167,15 +172,28 @@ class _TrainingLoop:
             return True
         if switch:
             self.switcher.switch()
+            self._is_checkpoint_agreed = False  # joining workers do not know of it
         return self._has_left()
 
     def _checkpoint_is_due(self) -> bool:
+        """Rank 0 asks for all: each worker agrees on the metrics in it, and may have a part of the state to write."""
+        if not self.trainer.is_rank_0:
+            return False
         elapsed_s = time.monotonic() - self._checkpointed_at_s
-        return self._writer.is_due or elapsed_s >= self.trainer.assignment.checkpoint_every_s
+        return self._writer.is_due or elapsed_s >= self._writer.interval_s(self.trainer.assignment.checkpoint_every_s)
+
+    def _write_checkpoint(self) -> None:
+        trainer = self.trainer
+        trainer.settle()
+        if trainer.checkpoints:
+            has_part, state = trainer.sharded is not None, trainer.state()
+            self._writer.write_in_background(trainer.checkpoints, trainer.iteration, state, must_write=has_part)
+            self._checkpointed_at_s = time.monotonic()
 
     def _await_switch(self, cause: PeerLost | MemoryExceeded) -> bool:
         """Returns whether this worker is done."""
         self.switcher.report_interrupted(cause)
+        self._is_checkpoint_agreed = False
         if self.switcher.await_switch():
             return self._has_left()
         _stop_without_peers(self.trainer, self._writer)
@@ -193,6 +211,7 @@ class _TrainingLoop:
 
 
 def _stop(trainer: Trainer, writer: CheckpointWriter) -> None:
+    trainer.settle()
     trainer.members.leave()
     if trainer.checkpoints:
         writer.write_now(trainer.checkpoints, trainer.iteration, trainer.state())
@@ -201,6 +220,9 @@ def _stop(trainer: Trainer, writer: CheckpointWriter) -> None:
 
 def _stop_without_peers(trainer: Trainer, writer: CheckpointWriter) -> None:
     """After the loss of peers: the first survivor writes the state that all survivors have."""
+    if trainer.sharded is not None:
+        log.info("stopped_without_checkpoint", iteration=trainer.iteration)  # the lost workers' parts are missing
+        return
     checkpoints = trainer.checkpoint_store()
     time.sleep(_RANK_DELAY_S * trainer.members.rank)
     if checkpoints.newest_iteration() < trainer.iteration:
@@ -211,6 +233,7 @@ def _stop_without_peers(trainer: Trainer, writer: CheckpointWriter) -> None:
 def _finish(
     trainer: Trainer,
     writer: CheckpointWriter,
+    feed: MetricFeed,
     channel: Channel,
     condition: Literal["max_iterations", "metric"],
 ) -> None:
@@ -218,6 +241,9 @@ def _finish(
     if not trainer.checkpoints:
         return
     writer.write_now(trainer.checkpoints, trainer.iteration, trainer.state())
+    if not trainer.is_rank_0:
+        return
     metrics = trainer.finite_metrics()
+    feed.feed(trainer.iteration, metrics)
     channel.send(Finished(iteration=trainer.iteration, condition=condition, metrics=metrics))
     log.info("training_finished", iteration=trainer.iteration, condition=condition, **metrics)

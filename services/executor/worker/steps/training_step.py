@@ -1,34 +1,26 @@
 """One training step of one worker, and the state that it changes.
 
-The user's class sees one device and parts of the batch. Between its calls the trainer forms the mean over the global
-batch, agrees with the other workers, and keeps the state that outlives a generation. The loop over steps is in
-training_loop.py.
+The user's class sees one device and parts of the batch. Between its calls the worker forms the mean over the global
+batch, and agrees with the others. Its device may still compute when a step ends; `settle` waits for it. What lies
+between steps is in trainer.py, and the loop over steps in training_loop.py.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
-from elasticflow.services.executor.worker.elastic.groups import release_later
-from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.elastic.rendezvous import RendezvousResult, RendezvousSpecification
-from elasticflow.services.executor.worker.elastic.state_transfer import StateTransfer, transfer_state
+from elasticflow.services.executor.worker.elastic.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
-from elasticflow.services.executor.worker.process.device import (
-    MemoryExceeded,
-    Stopwatch,
-    finish_work,
-    is_out_of_memory,
-)
+from elasticflow.services.executor.worker.process.device import Stopwatch, finish_work, is_out_of_memory
+from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps import user_code_checks
-from elasticflow.services.executor.worker.steps.evaluation import Evaluation
+from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.steps.step_agreement import (
     Agreement,
@@ -37,6 +29,7 @@ from elasticflow.services.executor.worker.steps.step_agreement import (
     require_same_state,
 )
 from elasticflow.services.executor.worker.steps.step_engine import StepEngine
+from elasticflow.services.executor.worker.steps.step_metrics import StepMetrics
 from elasticflow.services.executor.worker.steps.stragglers import StragglerDetector
 from elasticflow.services.executor.worker.steps.training_function import (
     TrainingFunction,
@@ -47,11 +40,12 @@ from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch,
 
 
 @dataclass(kw_only=True)
-class Trainer(JobState):
-    """Trains step by step, evaluates, and switches generations."""
+class TrainingSteps(JobState):
+    """Trains step by step, in one generation after another."""
 
     function: TrainingFunction
     optimizer: torch.optim.Optimizer
+    additional: AdditionalState
     device: torch.device
     cpu_throttle: CpuThrottle
     telemetry: Telemetry
@@ -59,29 +53,33 @@ class Trainer(JobState):
     members: GenerationMembers
     make_engine: Callable[[GenerationMembers], StepEngine]
     read_ahead: ReadAhead
-    checkpoints: CheckpointStore | None = None  # rank 0's; None on other ranks and in a profiling run
     engine: StepEngine = field(init=False)
     _boundary: StepBoundary = field(init=False)
-    _evaluation: Evaluation = field(init=False)
+    _step_metrics: StepMetrics = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
-    _has_agreed_on_names: bool = False  # in this generation
+    _has_lost_parts: bool = False  # of the optimizer's state
 
     def __post_init__(self) -> None:
-        self._boundary = StepBoundary(self.optimizer, lambda: self.members.check_received())
-        self._evaluation = Evaluation(self.function, self.model, self.spec.seed, self.telemetry.progressed)
+        self._boundary = StepBoundary(self.optimizer, self.additional, lambda: self.members.check_received())
+        self._step_metrics = StepMetrics(self.members)
         self.engine = self.make_engine(self.members)
 
     @property
     def is_rank_0(self) -> bool:
         return self.members.rank == 0
 
-    # --- one step ---
+    def step(
+        self,
+        *,
+        stop: bool,
+        wants_checkpoint: Callable[[], bool] = lambda: False,
+        next_generation: RendezvousSpecification | None = None,
+    ) -> Agreement:
+        """One iteration on the global batch. Returns what all workers agree on at its end, while the device may still
+        compute it.
 
-    def step(self, *, stop: bool, next_generation: RendezvousSpecification | None = None) -> Agreement:
-        """One iteration on the global batch. Returns what all workers agree on at its end.
-
-        next_generation: the one to which this worker could switch afterwards.
+        wants_checkpoint: asked at its end. next_generation: the one to which this worker could switch.
         """
         self.stopwatch.start()
         batches = self._batches(next_generation)
@@ -89,24 +87,27 @@ class Trainer(JobState):
         self.function.iteration = self.iteration
         self.model.train()
         returned = self._compute([partial(self._train, batch) for batch in batches])
-        compute_s = self.stopwatch.seconds()
+        compute_s = self.stopwatch.seconds() if self.members.group else 0.0  # it waits, and compares peers only
         self.cpu_throttle.sleep_off_excess()
         changed_here = self.engine.changed_buffers()
         if not any(map(any, changed_here)) and not self.spec.metric_conditions:
             self._boundary.all_changed()
-        names = self._agreed_names([tuple(metrics) for metrics in returned])
+        values = self._step_metrics.begin(returned, self.iteration)
+        self.metric_names = self._step_metrics.names
         agreement = self.members.agree(
             stop=stop,
+            checkpoint=wants_checkpoint(),
             over=self.function.is_over,
             ready_generation=next_generation.generation if next_generation else 0,
-            fingerprint=self._fingerprint(),
+            fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.additional, self.iteration)
+            if self.members.group
+            else 0,
             compute_s=compute_s,
-            rows=[(*metrics.values(), *changed) for metrics, changed in zip(returned, changed_here, strict=True)],
+            rows=[(*mine, *changed) for mine, changed in zip(values, changed_here, strict=True)],
         )
-        means, changed_somewhere = agreement.means[: len(names)], agreement.means[len(names) :]
+        means, changed_somewhere = agreement.means[: len(values[0])], agreement.means[len(values[0]) :]
         self.engine.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
-        self.metrics |= dict(zip(names, means, strict=True))
-        user_code_checks.require_finite_loss(self.metrics, self.function.hyperparameters, self.iteration)
+        self._note(self._step_metrics.named(means), self.iteration - self._step_metrics.are_due)
         require_same_state(agreement.same, self.iteration, self.engine.model)
         self.iteration += 1
         self.is_over = agreement.over
@@ -127,138 +128,66 @@ class Trainer(JobState):
         with in_users_code(f"while the data of iteration {self.iteration} were read"):
             return self.read_ahead.take(self.engine.computed, self.iteration, next_micro_batches)
 
-    def _compute(self, calls: Sequence[Callable[[], dict[str, float]]]) -> list[dict[str, float]]:
+    def _compute(self, calls: Sequence[Callable[[], dict[str, Number]]]) -> DeviceNumbers:
         """Results of the calls of train(). Raises MemoryExceeded if one exceeds the memory."""
         try:
             with in_users_code(f"in iteration {self.iteration}"):
-                returned = self.engine.run(self.iteration, calls)
-                finish_work(self.device)
+                returned = DeviceNumbers(self.engine.run(self.iteration, calls))
+                self.members.check_received()  # again, if train() has received more after the optimizer's step
                 return returned
         except Exception as error:
+            self.members.check_open()  # what an aborted sum leaves may have led to any error
             if self._boundary.stage is not StepStage.COMPUTING or not is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
         # outside of `except`: the frames of the first error hold the memory
-        raise self._memory_exceeded(reason)
-
-    def _memory_exceeded(self, reason: str) -> Exception:
         size = self.members.virtual_nodes.largest_micro_batch
-        if size > 1:
-            return MemoryExceeded(size, reason)
-        return user_code_checks.sample_too_large(reason, self.iteration)
+        raise user_code_checks.memory_exceeded(size, reason, self.iteration)
 
-    def _fingerprint(self) -> int:
-        """0 for a worker that is alone."""
-        if self.members.group is None:
-            return 0
-        return fingerprint(self.optimizer, self.model.parameters(), self.iteration)
-
-    def _train(self, batch: Any) -> dict[str, float]:
+    def _train(self, batch: Any) -> dict[str, Number]:
         return user_code_checks.as_metrics(self.function.train(batch, self.engine.model, self.optimizer))
 
-    def _agreed_names(self, returned: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-        """Names of the metrics that train() returns: rank 0's in the first step."""
-        names = returned[0] if self.metric_names is None else self.metric_names
-        if not self._has_agreed_on_names:
-            self.metric_names = names = self.members.from_rank_0(names)
-            self._has_agreed_on_names = True
-        user_code_checks.require_same_metrics(names, returned, self.iteration)
-        return names
+    def settle(self) -> None:
+        """A collective between two steps, before the state is kept, moved or judged: wait for the device, and agree on
+        the metrics of the last step if they are still due."""
+        with in_users_code(f"in iteration {self.iteration - 1}"):
+            finish_work(self.device)
+        self._note(self._step_metrics.settle(), self.iteration - 1)
+
+    def _note(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """metrics: that were agreed on. iteration: theirs."""
+        self.metrics |= metrics
+        user_code_checks.require_finite_loss(metrics, self.function.hyperparameters, iteration)
 
     def roll_back(self) -> bool:
         """After a step in which a peer was lost: return to a step boundary, and close the group.
 
         Returns False if neither the last boundary nor the next one can be restored: the state is unusable.
         """
+        if self._has_lost_parts:
+            return False
         match self._boundary.stage:
             case StepStage.COMPUTING:
                 self.engine.roll_back()
-                self._boundary.restore_settings()
+                self._boundary.restore_additional_state()
             case StepStage.CHANGED:  # only the agreement failed: this step's metrics are missing
                 self.iteration += 1
+                self.metrics = {}
                 self.is_over |= self.function.is_over
                 self._is_evaluated = False
             case StepStage.CHANGING:
                 return False
             case StepStage.BETWEEN_STEPS:
                 pass
+        if self._step_metrics.forget():
+            self.metrics = {}
         self._boundary.end_step()
         if self.members.group is not None:
             self.members.group.close()
         return True
 
-    # --- evaluation ---
-
-    def evaluation_is_due(self) -> bool:
-        every = self.function.evaluate_every
-        return every > 0 and self.iteration > 0 and self.iteration % every == 0 and not self._is_evaluated
-
-    def evaluate(self) -> None:
-        """All workers get the same metrics, so that all meet a condition at the same step."""
-        self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
-        self.cpu_throttle.sleep_off_excess()
-        self._is_evaluated = True
-
-    def evaluate_finally(self) -> None:
-        """After the last step. Rank 0 evaluates when its peers have left, unless it needs them."""
-        if self.function.evaluates_in_parts:
-            self.evaluate()
-        self.members.leave()
-        if self.checkpoints and not self.function.evaluates_in_parts:
-            self.metrics |= self._evaluation.here(self.iteration)
-
-    # --- generations ---
-
-    def begin_generation(self, generation: int, gpu_types_by_rank: Sequence[str]) -> None:
-        """Train as its worker from the present iteration on; rank 0 writes its checkpoints."""
-        self.generation = generation
-        writes = self.is_rank_0 and self.assignment.purpose == "train"
-        self.checkpoints = self.checkpoint_store() if writes else None
-        # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
-        self._is_evaluated = self._has_agreed_on_names = False
-        self._stragglers = StragglerDetector(gpu_types_by_rank)
-        self.cpu_throttle.restart()
-        self.telemetry.training_began(self.iteration)
-
-    def switch(self, specification: RendezvousSpecification, result: RendezvousResult) -> StateTransfer:
-        """Between two steps, on all workers: transfer the state, then join the new generation or leave.
-
-        If it raises PeerLost, this worker keeps the state that it had.
-        """
-        try:
-            transfer = transfer_state(
-                result.transfer_group,
-                iteration=self.iteration,
-                num_staying=specification.world_size,
-                state={**self.state(), "metric_names": self.metric_names},
-            )
-        except PeerLost:
-            result.close()  # so that peers that have switched, or wait for this worker, notice the loss
-            raise
-        if transfer.state is not None:
-            self.load_state(transfer.state)
-        release_later(self.members.group, result.transfer_group)  # closing may take a while
-        if specification.stays:
-            self._join(GenerationMembers(result.training_group, self._virtual_nodes_in(specification)))
-            self.begin_generation(specification.generation, specification.gpu_types_by_rank)
-        return transfer
-
-    def begin_again(self, members: GenerationMembers) -> None:
-        """From iteration 0 on with other members and the present weights, to measure."""
-        self._join(members)
-        self.iteration = 0
-        self.telemetry.training_began(0)
-
-    def _join(self, members: GenerationMembers) -> None:
-        self.members = members
-        self.engine.close()
-        self.engine = self.make_engine(members)
-
     def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
+        counts = specification.virtual_nodes_by_rank
         return virtual_nodes_of(
-            self.function,
-            self.spec,
-            specification.world_size,
-            specification.micro_batch_size,
-            specification.virtual_nodes_by_rank,
+            self.function, self.spec, specification.world_size, specification.micro_batch_size, counts
         )

@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import unreadable_types
-from elasticflow.services.executor.worker.steps.training_function import Stateful, TrainingFailed
+from elasticflow.services.executor.worker.process.device import MemoryExceeded
+from elasticflow.services.executor.worker.process.device_numbers import Number, number_of
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.shared.training_interface import Stateful
+
+_STATEFUL = ("state_dict", "load_state_dict")
+_NAMES_IN_STATE = frozenset(
+    {"model", "optimizer", "iteration", "epoch", "samples", "metrics", "metric_names"}  # see job_state.py
+)
 
 
 def require_same_metrics(expected: tuple[str, ...], returned: Sequence[tuple[str, ...]], iteration: int) -> None:
@@ -41,7 +49,10 @@ def require_readable_state(stateful: Mapping[str, Stateful]) -> None:
             )
 
 
-def sample_too_large(reason: str, iteration: int) -> TrainingFailed:
+def memory_exceeded(micro_batch_size: int, reason: str, iteration: int) -> MemoryExceeded | TrainingFailed:
+    """Smaller micro-batches may help; if there are none, only the user can."""
+    if micro_batch_size > 1:
+        return MemoryExceeded(micro_batch_size, reason)
     return TrainingFailed(
         f"a single sample exceeds the memory in iteration {iteration}: {reason}; use a smaller model, "
         "recompute activations (torch.utils.checkpoint), or use GPUs with more memory"
@@ -64,6 +75,24 @@ def require_optimizer(made: Any) -> torch.optim.Optimizer:
     return made
 
 
+def require_stateful(made: Any) -> Mapping[str, Stateful]:
+    """What stateful() returned."""
+    if not isinstance(made, Mapping):
+        raise TrainingFailed(f"stateful() must return objects by name, not {_kind_of(made)}")
+    for name, each in made.items():
+        if name in _NAMES_IN_STATE:
+            raise TrainingFailed(f'stateful() returned an object named "{name}", as a part of each state: rename it')
+        missing = [f"{method}()" for method in _STATEFUL if not callable(getattr(each, method, None))]
+        if missing:
+            raise TrainingFailed(
+                f'stateful() returned "{name}", of type {type(each).__name__}, without {" and ".join(missing)}: add '
+                "what is missing, so that workers that join and checkpoints have its state, or derive it from "
+                "self.iteration"
+            )
+    require_readable_state(made)
+    return dict(made)
+
+
 def refuse_gradient_scaling() -> None:
     """In this process: a scaler's factor is no state of a job, so workers that join would scale by another one."""
     torch.amp.GradScaler.scale = _refuse_to_scale  # pyright: ignore[reportAttributeAccessIssue] - has overloads
@@ -82,16 +111,12 @@ def _kind_of(made: Any) -> str:
     return "None" if made is None else f"a {type(made).__name__}"
 
 
-def as_metrics(returned: Any) -> dict[str, float]:
-    """The result of `train` as numbers by name, in the order of names."""
+def as_metrics(returned: Any) -> dict[str, Number]:
+    """The result of `train` as numbers by name, in the order of names; those of a device are not waited for."""
     values = returned if isinstance(returned, Mapping) else {"loss": returned}
     try:
-        return {str(name): _as_float(value) for name, value in sorted(values.items())}
+        return {str(name): number_of(value) for name, value in sorted(values.items())}
     except (TypeError, ValueError, RuntimeError) as error:
         raise TrainingFailed(
             f"train() returned {type(returned).__name__}: return the loss, or a mapping of names to numbers"
         ) from error
-
-
-def _as_float(value: Any) -> float:
-    return float(value.detach() if isinstance(value, torch.Tensor) else value)

@@ -113,7 +113,8 @@ class LockstepScheduler:
 
 
 class SequentialScheduler:
-    """points: the synchronization points of each call, in order."""
+    """begin_call: runs before each call, with whether it is the last one; returns the synchronization points that the
+    call must reach, in order."""
 
     def __init__(
         self,
@@ -121,12 +122,13 @@ class SequentialScheduler:
         *,
         before_resume: Callable[[int], None],
         at_point: Callable[[str], None],
-        points: Sequence[str],
+        begin_call: Callable[[bool], Sequence[str]],
     ) -> None:
         self._last = size - 1
         self._before_resume = before_resume
         self._at_point = at_point
-        self._points = list(points)
+        self._begin_call = begin_call
+        self._points: list[str] = []  # of the running call
         self._reached: list[str] = []  # points that the running call has reached
         self._lost: PeerLost | None = None
         self.running: int | None = None
@@ -139,6 +141,7 @@ class SequentialScheduler:
 
     def _run(self, index: int, call: Callable[[], Any]) -> Any:
         self._before_resume(index)
+        self._points = list(self._begin_call(index == self._last))
         self.running, self._reached = index, []
         try:
             value = call()

@@ -1,17 +1,15 @@
 """Sets a worker up for training: the user's objects, the rendezvous with its peers, the state of the job."""
 
-import time
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.dataset import DataSet
 from elasticflow.services.executor.worker.elastic.compatibility_digest import compatibility_digest
-from elasticflow.services.executor.worker.elastic.groups import release_later
+from elasticflow.services.executor.worker.elastic.release import release_later
 from elasticflow.services.executor.worker.elastic.rendezvous import (
     join_rendezvous,
     open_rendezvous,
@@ -20,7 +18,6 @@ from elasticflow.services.executor.worker.elastic.rendezvous import (
 from elasticflow.services.executor.worker.elastic.state_transfer import (
     NO_STATE,
     StateTransfer,
-    broadcast_state,
     model_tensors,
     transfer_state,
 )
@@ -32,29 +29,31 @@ from elasticflow.services.executor.worker.process.device import (
     claim,
     prepare_thread,
 )
+from elasticflow.services.executor.worker.process.gpu_problems import warn_if_occupied
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
-from elasticflow.services.executor.worker.steps.bitwise import SYNC_POINTS, BitwiseSteps
+from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.dry_step import dry_step_pays, run_dry_step
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
+from elasticflow.services.executor.worker.steps.redistribution import redistribute
+from elasticflow.services.executor.worker.steps.restored_state import restored_state
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.step_engine import StepEngine
+from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.training_function import (
-    Stateful,
     TrainingFailed,
     in_users_code,
     load_training_function,
     virtual_nodes_of,
 )
-from elasticflow.services.executor.worker.steps.training_step import Trainer
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import (
     LockstepScheduler,
     SequentialScheduler,
 )
 from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
-
-_POLL_S = 0.2  # for a checkpoint that the shared storage may not show yet
+from elasticflow.shared.training_interface import Stateful
 
 
 class MakeEngine(Protocol):
@@ -78,6 +77,8 @@ def set_up(
     """
     spec = assignment.spec
     device = claim(assignment.device, assignment.gpu_index)
+    if device.type == "cuda":
+        warn_if_occupied(device, os.environ)
     cpu_throttle, stopwatch = CpuThrottle(assignment.cpu_share), Stopwatch(device)
     specification = rendezvous_specification(assignment, device)
     store = open_rendezvous(specification, channel)
@@ -86,32 +87,47 @@ def set_up(
     )
     objects = make_job_objects(function, spec, device)
     model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset
+    stateful: Mapping[str, Stateful] = {
+        "model": model,
+        "optimizer": objects.sharded or optimizer,
+        **objects.additional.objects,
+    }
     _check_world_size(assignment.world_size, spec)
     virtual_nodes = virtual_nodes_of(
         function, spec, assignment.world_size, assignment.micro_batch_size, assignment.virtual_nodes_by_rank
     )
     read_ahead = objects.read_ahead(device, cpu_throttle, num_processes=function.data_workers)
-    digest = compatibility_digest(function, spec, model, optimizer, dataset.samples_digest)
+    digest = compatibility_digest(function, spec, model, optimizer, objects.additional.objects, dataset.samples_digest)
+    if assignment.rendezvous_size > 0 and dry_step_pays(objects, device):
+        computed = virtual_nodes.computed_by(assignment.rank, assignment.world_size)
+        run_dry_step(objects, virtual_nodes, computed, device, spec.seed)
     result = join_rendezvous(specification, digest, channel, store, transfer_state=assignment.rendezvous_size > 0)
     members = GenerationMembers(result.training_group, virtual_nodes)
-    stateful: dict[str, Stateful] = {"model": model, "optimizer": optimizer}
-    if isinstance(function, ElasticScript):
-        stateful |= function.additional_state
+    if objects.sharded is not None:
+        objects.sharded.own(members.group)
     transfer = None
     if result.transfer_group is not None:
         read_ahead.prepare(members.computed, result.switch_iteration)
+        for group in result.groups:
+            group.connect_device()
         transfer = transfer_state(
             result.transfer_group,
             iteration=NO_STATE,
             num_staying=assignment.world_size,
             destinations=model_tensors(model),
+            device=device,
+            training_group=result.training_group,
         )
+        if objects.sharded is not None:
+            objects.sharded.drop()
+            redistribute(objects.sharded, result.transfer_group, assignment.world_size)
         release_later(result.transfer_group)
-    state = transfer.state if transfer else _from_checkpoint(assignment, members, model_tensors(model))
+    state = transfer.state if transfer else restored_state(assignment, members, model_tensors(model), objects.sharded)
     _check_data(dataset, state)
     if "model" in state:
         for name, each in stateful.items():
-            each.load_state_dict(state[name])
+            if name in state:  # a part of a sharded state has arrived by itself
+                each.load_state_dict(state[name])
     if isinstance(function, ElasticScript):
         with in_users_code("before its first batch"):
             function.enter_loop(state["iteration"])
@@ -122,6 +138,8 @@ def set_up(
         function=function,
         model=model,
         optimizer=optimizer,
+        additional=objects.additional,
+        sharded=objects.sharded,
         stateful=stateful,
         dataset=dataset,
         read_ahead=read_ahead,
@@ -167,40 +185,11 @@ def worker_engine(
         job_seed=assignment.spec.seed,
         cpu_throttle=cpu_throttle,
         stopwatch=stopwatch,
-        make_scheduler=partial(SequentialScheduler, points=SYNC_POINTS)
+        make_scheduler=partial(SequentialScheduler, begin_call=function.begin_part)
         if isinstance(function, ElasticScript)
         else partial(LockstepScheduler, on_start=partial(prepare_thread, device)),
+        additional=objects.additional,
     )
-
-
-def _from_checkpoint(
-    assignment: Assignment, members: GenerationMembers, destinations: Sequence[torch.Tensor]
-) -> Mapping[str, Any]:
-    """Rank 0 reads the state and broadcasts it. destinations: tensors of the model."""
-    if members.rank > 0:
-        assert members.group is not None
-        return broadcast_state(members.group, destinations=destinations)
-    state: dict[str, Any] = {"iteration": 0, "metrics": {}}
-    if assignment.purpose == "train":
-        checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
-        state = newest_checkpoint(checkpoints, assignment) or state
-    return state if members.group is None else broadcast_state(members.group, state)
-
-
-def newest_checkpoint(checkpoints: CheckpointStore, assignment: Assignment) -> dict[str, Any] | None:
-    """None if the job has none yet. Raises TrainingFailed if the one that the ledger knows is missing: work that it
-    counts as done must not be repeated silently."""
-    deadline_s = time.monotonic() + assignment.checkpoint_wait_s
-    while (state := checkpoints.newest(at_least=assignment.checkpoint_iteration)) is None:
-        if assignment.checkpoint_iteration == 0:
-            return None
-        if time.monotonic() >= deadline_s:
-            raise TrainingFailed(
-                f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in "
-                f"{assignment.checkpoint_dir}: set EF_DATA_DIR to the same shared storage on all nodes of the pool"
-            )
-        time.sleep(_POLL_S)
-    return state
 
 
 def _check_world_size(world_size: int, spec: JobSpec) -> None:

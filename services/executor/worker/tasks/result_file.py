@@ -4,7 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from elasticflow.services.executor.worker.checkpoint.store import rename_durably
+from elasticflow.services.executor.worker.checkpoint.files import rename_durably
 from elasticflow.shared.runtime.process.clock import fresh_id
 
 

@@ -42,13 +42,16 @@ from elasticflow.shared.messages.worker_protocol.task_running import (
     RunTasks,
     TaskFailed,
 )
+from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
 
 log = structlog.get_logger()
 
 
-def run_tasks(sock: socket.socket, order: RunTasks, received: bytes) -> NoReturn:
+def run_tasks(sock: socket.socket, order: RunTasks, received: bytes, folders: WorkerFolders) -> NoReturn:
     """received: the bytes that were already read from the channel; they begin with the order."""
+    folders.show(readable=[order.code_path], writable=[str(Path(order.log_file).parent), order.results_folder])
+    folders.close()
     write_output_to(Path(order.log_file))
     channel = RunnerChannel(sock, received)
     try:

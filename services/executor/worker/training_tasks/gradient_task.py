@@ -71,7 +71,7 @@ class VirtualNodeTrainer:
         self._read_ahead = self._objects.read_ahead(device, self._cpu_throttle, num_processes=0)
         choose_repeatable_kernels(device)
         self.digest = compatibility_digest(
-            function, spec, self._objects.model, self._objects.optimizer, self._objects.dataset.samples_digest
+            function, spec, self._objects.model, self._objects.optimizer, {}, self._objects.dataset.samples_digest
         )
 
     def load(self, tensors: list[torch.Tensor]) -> None:
@@ -108,7 +108,8 @@ class VirtualNodeTrainer:
         return contribution
 
     def _train(self, batch: Any) -> dict[str, float]:
-        return user_code_checks.as_metrics(self._function.train(batch, self._objects.model, self._objects.optimizer))
+        returned = self._function.train(batch, self._objects.model, self._objects.optimizer)
+        return {name: float(value) for name, value in user_code_checks.as_metrics(returned).items()}
 
 
 class _Session:

@@ -65,6 +65,13 @@ def _manager_steps(
     function, spec = objects.function, assignment.spec
     if function.reproducible != "bitwise":
         raise TrainingFailed('a job with reproducible = "fast" has no tasks that give the same bits: set "bitwise"')
+    if objects.additional.objects:
+        raise TrainingFailed(
+            "a job with stateful() cannot train in tasks, since runners receive only its parameters and buffers: "
+            "submit the job instead"
+        )
+    if objects.sharded is not None:
+        raise TrainingFailed("a training manager holds all of the optimizer's state: leave shard_optimizer out")
     measured = _measure(assignment, device)
 
     def announce(step: int, virtual_nodes: Sequence[int]) -> None:
@@ -75,7 +82,7 @@ def _manager_steps(
             "spec": TypeAdapter(JobSpec).dump_json(spec).decode(),
             "micro_batch_size": assignment.micro_batch_size,
         },
-        compatibility_digest(function, spec, objects.model, objects.optimizer, objects.dataset.samples_digest),
+        compatibility_digest(function, spec, objects.model, objects.optimizer, {}, objects.dataset.samples_digest),
         members.virtual_nodes.count,
         host=assignment.advertise_host,
         announce=announce,

@@ -6,7 +6,7 @@ Time is the clock's, order is that of the calls: the same calls give the same hi
 from elasticflow.shared.errors import UnknownStream, WrongExpectedSequence
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import Message, Value
+from elasticflow.shared.runtime.bus.contract import MAX_INBOX, Message, Value
 from elasticflow.shared.runtime.bus.memory.link import Link
 from elasticflow.shared.runtime.bus.memory.stored_stream import Bell, Consumer, Stream, matches
 
@@ -24,6 +24,7 @@ class Listener:
 
     def put(self, message: Message, position: int | None = None) -> None:
         """position: before which of the waiting messages; None is the end."""
+        del self.messages[: max(len(self.messages) - MAX_INBOX + 1, 0)]
         self.messages.insert(len(self.messages) if position is None else position, message)
         self.bell.ring()
 
@@ -42,6 +43,7 @@ class MemoryBroker:
         self.max_payload_bytes = max_payload_bytes
         self.listeners: list[Listener] = []
         self.objects: dict[str, dict[str, bytes]] = {}
+        self.object_times_s: dict[tuple[str, str], float] = {}  # by bucket and name
         self._streams: dict[str, Stream] = {}
         self._consumers: dict[tuple[str, str], Consumer] = {}
         self._values: dict[str, dict[str, tuple[Value, float]]] = {}

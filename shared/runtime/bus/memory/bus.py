@@ -141,7 +141,7 @@ class MemoryBus(Bus):
 
     async def last_subject_sequence(self, subject: str) -> int:
         self._check_open()
-        return await self._ask(lambda: self.broker.route(subject).last_of_subject.get(subject, 0))
+        return await self._ask(lambda: self.broker.route(subject).last_sequence_of(subject))
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
         self._check_open()
@@ -213,6 +213,7 @@ class MemoryBus(Bus):
         if bucket not in self.broker.objects:
             raise NotFound(bucket, name)
         self.broker.objects[bucket][name] = data
+        self.broker.object_times_s[bucket, name] = self._clock.now_s()
 
     async def get_object(self, bucket: str, name: str, *, max_bytes: int) -> bytes:
         self._check_open()
@@ -222,6 +223,14 @@ class MemoryBus(Bus):
         if len(data) > max_bytes:
             raise DamagedObject(bucket, name, f"more than {max_bytes:,} bytes")
         return data
+
+    async def delete_old_objects(self, bucket: str, *, before_s: float, is_needed: Callable[[str], bool]) -> int:
+        self._check_open()
+        objects, times_s = self.broker.objects[bucket], self.broker.object_times_s
+        old = [name for name in objects if times_s.get((bucket, name), 0.0) < before_s and not is_needed(name)]
+        for name in old:
+            del objects[name]
+        return len(old)
 
     async def get_value(self, bucket: str, key: str) -> Value | None:
         self._check_open()

@@ -65,6 +65,12 @@ class Stream:
     bell: Bell = field(default_factory=Bell)
     on_settle: Callable[[LedgerRecord], None] = lambda record: None
 
+    def last_sequence_of(self, subject: str) -> int:
+        """subject: may have wildcards. 0 if it has no message."""
+        if "*" not in subject and ">" not in subject:
+            return self.last_of_subject.get(subject, 0)
+        return max((last for each, last in self.last_of_subject.items() if matches(subject, each)), default=0)
+
     def append(
         self,
         subject: str,

@@ -1,16 +1,20 @@
 """The bus over NATS JetStream, server 2.12 or newer."""
 
-import ssl
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import structlog
 
-from elasticflow.shared.errors import RequestTimeout, ServerTooSmall, Unavailable, UnknownStream
+from elasticflow.shared.errors import (
+    RequestTimeout,
+    ServerTooSmall,
+    Unavailable,
+    UnknownStream,
+)
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
     DEFAULT_TIMEOUT_S,
+    MAX_INBOX,
     TASK_ACK_WAIT_S,
     Batches,
     Bus,
@@ -18,11 +22,20 @@ from elasticflow.shared.runtime.bus.contract import (
     Message,
     Value,
 )
-from elasticflow.shared.runtime.bus.nats import jetstream_api, object_store, padding_streams, stream_follower
+from elasticflow.shared.runtime.bus.nats import (
+    direct_reader,
+    jetstream_api,
+    object_store,
+    old_objects,
+    padding_streams,
+    pool_check,
+    stream_follower,
+)
 from elasticflow.shared.runtime.bus.nats.connection import Connection, OnState
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
+from elasticflow.shared.runtime.process.nats_access import WITH_TOKEN, NatsAccess
 
 log = structlog.get_logger()
 
@@ -34,16 +47,15 @@ async def connect_nats(
     on_state: OnState | None = None,
     wait_s: float = 0.0,
     limits: streams.StreamLimits | None = None,
-    tls: ssl.SSLContext | None = None,
-    credentials_file: Path | None = None,
+    access: NatsAccess = WITH_TOKEN,
 ) -> "NatsBus":
     """Connect, and stay connected: breaks are logged, reported to on_state and repaired, without end.
 
-    url: `nats://[token@ | user:password@]host:port`, several with commas; `tls://` for TLS. name: shown by the
-    server. wait_s: how long to try if there is no server yet. Raises Unavailable, BadCredentials.
+    url: `nats://[token@ | user:password@]host:port`, several with commas. name: shown by the server.
+    wait_s: how long to try if there is no server yet. Raises Unavailable, BadCredentials, BadSettings.
     """
     connection = Connection(url, on_state)
-    await connection.open(url, name=name, wait_s=wait_s, tls=tls, credentials_file=credentials_file)
+    await connection.open(url, name=name, wait_s=wait_s, access=access)
     return NatsBus(connection, limits or streams.StreamLimits())
 
 
@@ -61,9 +73,8 @@ class NatsBus(Bus):
 
     async def ensure_pool(self, pool: str) -> None:
         streams.check_pool(pool)
-        max_payload_bytes, needed_bytes = self._connection.client.max_payload, self._limits.reserved_bytes
-        if max_payload_bytes < streams.MAX_PAYLOAD_BYTES:
-            raise ServerTooSmall(self._connection.url, "max_payload", max_payload_bytes, streams.MAX_PAYLOAD_BYTES)
+        needed_bytes = self._limits.reserved_bytes
+        pool_check.check_max_payload(self._connection)
         exists = await self.pool_exists(pool)
         if not exists:
             await jetstream_api.check_account(self._connection, needed_bytes)
@@ -77,6 +88,13 @@ class NatsBus(Bus):
                     raise
                 log.warning("no_space_for_padding_loads", stream=name, error=str(error))  # jobs need none of it
         streams.check_replicas(replicas, self._limits.replicas)
+
+    async def problems(self, pool: str) -> tuple[str, ...]:
+        """What `ensure_pool` would refuse, and streams that are missing or that protect less than new ones do.
+
+        Raises Unavailable, NotPermitted.
+        """
+        return await pool_check.problems(self._connection, pool, self._limits)
 
     async def pool_exists(self, pool: str) -> bool:
         if not streams.valid_pool(pool):
@@ -112,7 +130,7 @@ class NatsBus(Bus):
         )
 
     def follow(self, pool: str, *, after_sequence: int) -> Batches:
-        return stream_follower.follow_ledger(self._connection, pool, after_sequence)
+        return direct_reader.follow_ledger(self._connection, pool, after_sequence)
 
     async def ledger_end(self, pool: str) -> LedgerEnd:
         return await jetstream_api.ledger_end(self._connection, streams.ledger_stream(pool))
@@ -144,9 +162,10 @@ class NatsBus(Bus):
         await self._connection.publish(subject, data, reply=reply)
 
     async def subscribe(self, subject: str, queue: str = "") -> "NatsSubscription":
-        inbox = await self._connection.open_inbox(subject, queue)
+        inbox = await self._connection.open_inbox(subject, queue, max_messages=MAX_INBOX)
         try:
             await self._connection.flush(DEFAULT_TIMEOUT_S)  # what is published from now on arrives
+            self._connection.refusals.check_subscription(subject)
         except BaseException as error:
             await self._connection.close_inbox(inbox)
             if isinstance(error, RequestTimeout | ConnectionBroke):
@@ -165,6 +184,9 @@ class NatsBus(Bus):
 
     async def get_object(self, bucket: str, name: str, *, max_bytes: int) -> bytes:
         return await object_store.get(self._connection, bucket, name, max_bytes)
+
+    async def delete_old_objects(self, bucket: str, *, before_s: float, is_needed: Callable[[str], bool]) -> int:
+        return await old_objects.delete(self._connection, bucket, before_s, is_needed)
 
     async def get_value(self, bucket: str, key: str) -> Value | None:
         return await jetstream_api.last_message(self._connection, f"KV_{bucket}", streams.value_subject(bucket, key))

@@ -7,7 +7,6 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ import structlog
 from nats.aio.client import Client
 
 from elasticflow.shared.errors import BadCredentials, BadSettings, Unavailable
+from elasticflow.shared.runtime.process.nats_access import NatsAccess
 
 _WEBSOCKETS = ("ws", "wss")
 _SCHEMES = ("nats", "tls", *_WEBSOCKETS)
@@ -56,6 +56,7 @@ _PING_INTERVAL_S = 2  # also finds a connection that broke while it was being ma
 _DRAIN_TIMEOUT_S = 5
 
 Told = Callable[[], Awaitable[None]]
+Refused = Callable[[str], None]  # with what the server does not permit, in its words
 
 log = structlog.get_logger()
 
@@ -66,25 +67,27 @@ async def connect_client(
     *,
     name: str,
     wait_s: float,
-    tls: ssl.SSLContext | None,
-    credentials_file: Path | None,
+    access: NatsAccess,
+    on_refused: Refused,
     disconnected_cb: Told,
     reconnected_cb: Told,
     closed_cb: Told,
 ) -> None:
     """Connect, with_candidate for wait_s; from then on nats-py reconnects without end, and reports it.
 
-    Raises BadCredentials (at once), or Unavailable.
+    Raises BadCredentials and BadSettings (at once), or Unavailable.
     """
+    tls, seed = access.tls(), access.seed()
     servers = url.split(",")
     user, password, token = login(servers[0])
-    with_candidate = _Trying(url, num_servers=len(servers), wait_s=wait_s)
+    with_candidate = _Trying(url, num_servers=len(servers), wait_s=wait_s, on_refused=on_refused)
     connecting = asyncio.ensure_future(
         client.connect(
             servers,
             name=name,
             tls=tls,
-            user_credentials=credentials_file,
+            tls_handshake_first=tls is not None,  # else nats-py sends a token to a server that asks for no TLS
+            nkeys_seed_str=seed,
             token=token,
             user=user,
             password=password,
@@ -115,21 +118,28 @@ async def connect_client(
 class _Trying:
     """nats-py tries without end; this decides when to stop. Later errors are only logged."""
 
-    def __init__(self, url: str, *, num_servers: int, wait_s: float) -> None:
+    def __init__(self, url: str, *, num_servers: int, wait_s: float, on_refused: Refused) -> None:
         loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = loop.create_future()
         self._url = masked(url)
         self._num_servers = num_servers
         self._give_up_at = loop.time() + wait_s
         self._num_failures = 0
+        self._on_refused = on_refused
 
     async def on_error(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
         log.debug("nats_error", url=self._url, error=reason)
+        if "permissions violation" in reason.lower():
+            self._on_refused(reason)
+            return
         self._num_failures += 1
         if self.failed.done():
             return
         if "authorization" in str(error).lower():
             self.failed.set_exception(BadCredentials(self._url))
+        elif isinstance(error, ssl.SSLCertVerificationError):
+            problem = f"EF_NATS_CA: does not sign the certificate of {self._url} ({error.verify_message})"
+            self.failed.set_exception(BadSettings((problem,)))
         elif self._num_failures >= self._num_servers and asyncio.get_running_loop().time() >= self._give_up_at:
             self.failed.set_exception(Unavailable(self._url, reason))

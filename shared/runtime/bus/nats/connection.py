@@ -8,9 +8,7 @@ long given up; readers are woken on reconnection; cancellations are not swallowe
 import asyncio
 import contextlib
 import json
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import nats.errors
@@ -18,13 +16,25 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from elasticflow.shared.errors import BusClosed, NoResponder, RequestTimeout, TooLarge, Unavailable
+from elasticflow.shared.errors import (
+    BadSettings,
+    BusClosed,
+    NoResponder,
+    RequestTimeout,
+    TooLarge,
+    Unavailable,
+)
 from elasticflow.shared.runtime.bus.nats.client import check_url, connect_client, masked
+from elasticflow.shared.runtime.bus.nats.refusals import Refusals
 from elasticflow.shared.runtime.bus.nats.replies import Answers, ConnectionBroke, ReplyInbox, status_of
+from elasticflow.shared.runtime.process.nats_access import NatsAccess
 
 Result = TypeVar("Result")
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
 
+_API = "$JS.API"
+API_OF_POOL = "ef.api"  # the same for a client of another account: there, NATS answers on $JS.API that JetStream is off
+_NOT_ENABLED = (10035, 10039)
 _HEADER_LINE_BYTES = 14  # "NATS/1.0\r\n", and the empty line at the end
 
 log = structlog.get_logger()
@@ -42,6 +52,8 @@ class Connection:
         self._connected = asyncio.Event()
         self._inboxes: dict[ReplyInbox, Any] = {}
         self._answers = Answers()
+        self._api = _API
+        self.refusals = Refusals(self.url, self._answers)
 
     async def open(
         self,
@@ -49,19 +61,20 @@ class Connection:
         *,
         name: str,
         wait_s: float,
-        tls: ssl.SSLContext | None,
-        credentials_file: Path | None,
+        access: NatsAccess,
     ) -> None:
         """Connect, with_candidate for wait_s; raises BadSettings or BadCredentials (at once), or Unavailable."""
-        check_url(url)  # before there is anything to close
+        check_url(url)  # this and the next before there is anything to close
+        if problems := access.problems():
+            raise BadSettings(problems)
         try:
             await connect_client(
                 self.client,
                 url,
                 name=name,
                 wait_s=wait_s,
-                tls=tls,
-                credentials_file=credentials_file,
+                access=access,
+                on_refused=self.refusals.note,
                 disconnected_cb=self._on_disconnected,
                 reconnected_cb=self._on_reconnected,
                 closed_cb=self._on_closed,
@@ -182,9 +195,16 @@ class Connection:
 
     async def api(self, call: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """Ask the JetStream API; its answer, which may hold an "error". Raises Unavailable."""
+        answer = await self._ask_api(call, body, timeout_s)
+        if self._api == _API and answer.get("error", {}).get("err_code") in _NOT_ENABLED:
+            self._api = API_OF_POOL
+            answer = await self._ask_api(call, body, timeout_s)
+        return answer
+
+    async def _ask_api(self, call: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         data = json.dumps(body).encode() if body else b""
         try:
-            answer = await self.request(f"$JS.API.{call}", data, timeout_s=timeout_s)
+            answer = await self.request(f"{self._api}.{call}", data, timeout_s=timeout_s)
         except NoResponder:
             raise Unavailable(self.url, "JetStream is off, or has no leader yet") from None
         except (RequestTimeout, ConnectionBroke) as error:
@@ -193,10 +213,10 @@ class Connection:
 
     # -- inboxes
 
-    async def open_inbox(self, subject: str, queue: str = "") -> ReplyInbox:
-        """Collect what is sent to a subject, also after reconnections, until close_inbox."""
+    async def open_inbox(self, subject: str, queue: str = "", *, max_messages: int | None = None) -> ReplyInbox:
+        """Collect what is sent to a subject until close_inbox. max_messages: None if the sender waits for us."""
         self.check_open()
-        inbox = ReplyInbox()
+        inbox = ReplyInbox(max_messages)
         self._inboxes[inbox] = await _heard(self.client.subscribe(subject, queue, cb=inbox.on_message))
         return inbox
 

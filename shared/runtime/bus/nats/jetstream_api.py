@@ -12,6 +12,7 @@ from elasticflow.shared.errors import (
     ElasticFlowError,
     MaybeStored,
     NoResponder,
+    NotPermitted,
     RequestTimeout,
     ServerTooSmall,
     StorageFull,
@@ -20,6 +21,7 @@ from elasticflow.shared.errors import (
     UnknownStream,
     WrongExpectedSequence,
 )
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import LedgerEnd, Value
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke
@@ -86,19 +88,18 @@ def failure(error: Mapping[str, Any], subject: str, url: str) -> ElasticFlowErro
 
 
 async def ensure_stream(connection: Connection, config: Mapping[str, Any], reserved_bytes: int) -> int:
-    """Create it; one that is there stays as its operator has set it. Returns the number of its replicas.
+    """Create it if it is not there; else it stays as its operator has set it. Returns the number of its replicas.
 
-    reserved_bytes: of the whole pool. Raises ServerTooSmall, BadSettings.
+    Only operators may create streams, so services look first. reserved_bytes: of the whole pool. Raises ServerTooSmall,
+    BadSettings, NotPermitted.
     """
     name, replicas = config["name"], config["num_replicas"]
+    if (there := await stream_config(connection, name)) is not None:
+        return there["num_replicas"]
     answer = await connection.api(f"STREAM.CREATE.{name}", config, timeout_s=10.0)
     problem = answer.get("error", {}).get("err_code")
-    if problem in (_OTHER_CONFIGURATION, _NO_CLUSTER, *_FULL):
-        # A server short of disk counts the bound of a stream that is there once more.
-        there = await connection.api(f"STREAM.INFO.{name}")
-        if there.get("error", {}).get("err_code") != _NO_STREAM:
-            check(there, name, connection.url)
-            return there["config"]["num_replicas"]
+    if problem == _OTHER_CONFIGURATION and (there := await stream_config(connection, name)) is not None:
+        return there["num_replicas"]  # another process with other settings was first
     if problem == _NO_CLUSTER:
         why = f"EF_REPLICAS={replicas}, but NATS at {connection.url} is a single server: set EF_REPLICAS=1"
         raise BadSettings((why,))
@@ -106,6 +107,15 @@ async def ensure_stream(connection: Connection, config: Mapping[str, Any], reser
         raise ServerTooSmall(connection.url, "max_file_store", None, reserved_bytes)
     check(answer, name, connection.url)
     return answer["config"]["num_replicas"]
+
+
+async def stream_config(connection: Connection, stream: str) -> dict[str, Any] | None:
+    """None if there is no such stream."""
+    answer = await connection.api(f"STREAM.INFO.{stream}")
+    if answer.get("error", {}).get("err_code") == _NO_STREAM:
+        return None
+    check(answer, stream, connection.url)
+    return answer["config"]
 
 
 async def check_account(connection: Connection, needed_bytes: int) -> None:
@@ -143,14 +153,38 @@ async def ledger_end(connection: Connection, stream: str) -> LedgerEnd:
     return LedgerEnd(sequence=answer["state"]["last_seq"], at_s=datetime.fromisoformat(answer["ts"]).timestamp())
 
 
-async def last_message(connection: Connection, stream: str, subject: str) -> Value | None:
-    """The newest message on a subject, asked of the stream's leader: a replica may lag behind."""
+async def subjects_in(connection: Connection, stream: str, pattern: str) -> list[str]:
+    """The subjects of the stream's messages that match a pattern."""
+    found: list[str] = []
+    while True:
+        answer = await connection.api(f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": len(found)})
+        check(answer, stream, connection.url)
+        page = answer["state"].get("subjects") or {}
+        found += page
+        if not page or len(found) >= answer.get("total", 0):
+            return found
+
+
+async def last_record(connection: Connection, stream: str, subject: str) -> LedgerRecord | None:
+    """The newest message on a subject, with its time, asked of the stream's leader."""
     answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
     if answer.get("error", {}).get("err_code") == _NO_MESSAGE:
         return None
     check(answer, subject, connection.url)
     message = answer["message"]
-    return Value(data=base64.b64decode(message.get("data", "")), revision=message["seq"])
+    return LedgerRecord(
+        sequence=message["seq"],
+        subject=subject,
+        message_id="",
+        stored_at_s=datetime.fromisoformat(message["time"]).timestamp(),
+        data=base64.b64decode(message.get("data", "")),
+    )
+
+
+async def last_message(connection: Connection, stream: str, subject: str) -> Value | None:
+    """The newest message on a subject, asked of the stream's leader: a replica may lag behind."""
+    record = await last_record(connection, stream, subject)
+    return None if record is None else Value(data=record.data, revision=record.sequence)
 
 
 def _last_number(description: str) -> int | None:
@@ -162,6 +196,8 @@ def _last_number(description: str) -> int | None:
 async def _why_not_stored(connection: Connection, subject: str) -> ElasticFlowError:
     try:
         names = await stream_names(connection, subject)
+    except NotPermitted:
+        return Unavailable(connection.url, f"no stream takes {subject}, or it has no leader")
     except ElasticFlowError as error:
         return error
     return Unavailable(connection.url, f"stream {names[0]} has no leader") if names else UnknownStream(subject)

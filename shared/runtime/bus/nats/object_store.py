@@ -1,29 +1,44 @@
-"""Objects in JetStream, in the layout of NATS' own object stores (`nats object get` reads them).
+"""Objects in JetStream, in the layout of NATS' own object stores.
+
+An object of the name "owner/..." has the owner in its subjects too, so that an access list can name them.
 
 Written here over plain requests, because a request fails when the connection breaks; nats-py's reader would
 wait without end for the rest of an object.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
 
+from nats.aio.msg import Msg
 from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.shared.errors import DamagedObject, NoResponder, NotFound, RequestTimeout, Unavailable, UnknownStream
+from elasticflow.shared.errors import (
+    DamagedObject,
+    NoResponder,
+    NotFound,
+    NotPermitted,
+    RequestTimeout,
+    Unavailable,
+    UnknownStream,
+    WrongExpectedSequence,
+)
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import NumBytes, Token
-from elasticflow.shared.runtime.bus.nats import jetstream_api
+from elasticflow.shared.runtime.bus.nats import direct_reader, jetstream_api
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, status_of
-from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.process.clock import SystemClock, fresh_id
 
 _CHUNK_BYTES = 512 * 1024  # below the default max_payload of 1 MiB
 _TIMEOUT_S = 10.0  # for one chunk
+_YOUNG_S = 3_600.0  # much less than objects are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Description:
+class Description:
     """What is read of the description of an object. Other clients write it, too."""
 
     nuid: Token
@@ -32,23 +47,35 @@ class _Description:
     digest: str = ""
     deleted: bool = False
 
+    def holds(self, data: bytes, digest: str) -> bool:
+        return (self.digest, self.size) == (digest, len(data)) and (self.chunks > 0 or not data)
 
-_DESCRIPTION = TypeAdapter(_Description)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """record: the message with the description."""
+
+    description: Description
+    record: LedgerRecord
+
+
+_DESCRIPTION = TypeAdapter(Description)
 
 
 async def put(connection: Connection, bucket: str, name: str, data: bytes) -> None:
     """Chunks first, then the description that makes them visible, then away with what it replaces."""
     try:
-        old = await _description(connection, bucket, name)
+        stored = await _stored_in_replica(connection, bucket, name)
     except DamagedObject:
-        old = None
+        stored = None
     digest = _digest(data)
-    if old is not None and (old.digest, old.size) == (digest, len(data)) and (old.chunks > 0 or not data):
+    if stored is not None and stored.description.holds(data, digest) and await _keep(connection, stored):
         return
     nuid = fresh_id()
     chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
     for chunk in chunks:
-        await jetstream_api.publish_acked(connection, _chunk_subject(bucket, nuid), chunk, {}, timeout_s=_TIMEOUT_S)
+        subject = chunk_subject(bucket, name, nuid)
+        await jetstream_api.publish_acked(connection, subject, chunk, {}, timeout_s=_TIMEOUT_S)
     description = {
         "name": name,
         "bucket": bucket,
@@ -62,11 +89,32 @@ async def put(connection: Connection, bucket: str, name: str, data: bytes) -> No
         connection,
         _description_subject(bucket, name),
         json.dumps(description).encode(),
-        {"Nats-Rollup": "sub"},
+        {},
         timeout_s=_TIMEOUT_S,
     )
-    if old is not None:
-        await connection.api(f"STREAM.PURGE.OBJ_{bucket}", {"filter": _chunk_subject(bucket, old.nuid)})
+    if stored is not None:
+        await _purge(connection, bucket, chunk_subject(bucket, name, stored.description.nuid), keep=0)
+        await _purge(connection, bucket, _description_subject(bucket, name), keep=1)
+
+
+async def _keep(connection: Connection, stored: _Stored) -> bool:
+    """Whether the object stays for those who need it now: an old one is described anew, unless it is being deleted."""
+    record = stored.record
+    if abs(SystemClock().now_s() - record.stored_at_s) < _YOUNG_S:
+        return True
+    try:
+        await jetstream_api.publish_acked(
+            connection, record.subject, record.data, {}, timeout_s=_TIMEOUT_S, expected=record.sequence
+        )
+    except WrongExpectedSequence:
+        return False
+    return True
+
+
+async def _purge(connection: Connection, bucket: str, subject: str, *, keep: int) -> None:
+    """What a writer may not delete stays: readers take the newest."""
+    with contextlib.suppress(NotPermitted):
+        await connection.api(f"STREAM.PURGE.OBJ_{bucket}", {"filter": subject, "keep": keep})
 
 
 async def get(connection: Connection, bucket: str, name: str, max_bytes: int) -> bytes:
@@ -74,7 +122,7 @@ async def get(connection: Connection, bucket: str, name: str, max_bytes: int) ->
     description = await _description(connection, bucket, name)
     if description is None or description.deleted:
         raise NotFound(bucket, name)
-    subject = _chunk_subject(bucket, description.nuid)
+    subject = chunk_subject(bucket, name, description.nuid)
     data = bytearray()
     sequence = 0
     for _ in range(description.chunks):
@@ -87,13 +135,25 @@ async def get(connection: Connection, bucket: str, name: str, max_bytes: int) ->
     return bytes(data)
 
 
-async def _description(connection: Connection, bucket: str, name: str) -> _Description | None:
+async def _description(connection: Connection, bucket: str, name: str) -> Description | None:
     try:
         message = await jetstream_api.last_message(connection, f"OBJ_{bucket}", _description_subject(bucket, name))
     except UnknownStream:
         raise NotFound(bucket, name) from None
+    return decoded(message.data, bucket, name) if message else None
+
+
+async def _stored_in_replica(connection: Connection, bucket: str, name: str) -> _Stored | None:
+    """For a writer: an old one costs a second upload only. The request names the subject, so it can be permitted."""
+    answer = await _get_directly(connection, bucket, f".{_description_subject(bucket, name)}", b"")
+    if status_of(answer) is not None:
+        return None
+    return _Stored(description=decoded(answer.data, bucket, name), record=direct_reader.record_in(answer))
+
+
+def decoded(data: bytes, bucket: str, name: str) -> Description:
     try:
-        return _DESCRIPTION.validate_json(message.data) if message else None
+        return _DESCRIPTION.validate_json(data)
     except ValidationError:
         raise DamagedObject(bucket, name, "its description is malformed") from None
 
@@ -101,22 +161,31 @@ async def _description(connection: Connection, bucket: str, name: str) -> _Descr
 async def _next_chunk(connection: Connection, bucket: str, subject: str, at_least: int) -> tuple[int, bytes]:
     """The first chunk at or behind a sequence, read directly: no base64, any replica will do."""
     request = json.dumps({"seq": at_least, "next_by_subj": subject}).encode()
-    try:
-        answer = await connection.request(f"$JS.API.DIRECT.GET.OBJ_{bucket}", request, timeout_s=_TIMEOUT_S)
-    except (NoResponder, RequestTimeout, ConnectionBroke) as error:
-        raise Unavailable(connection.url, str(error) or "connection broke") from None
+    answer = await _get_directly(connection, bucket, "", request)
     if status_of(answer) is not None or answer.headers is None:
         raise NotFound(bucket, subject)  # the server that was asked lacks it so far, or the object is being replaced
     return int(answer.headers["Nats-Sequence"]), answer.data
+
+
+async def _get_directly(connection: Connection, bucket: str, subject: str, request: bytes) -> Msg:
+    try:
+        return await connection.request(f"$JS.API.DIRECT.GET.OBJ_{bucket}{subject}", request, timeout_s=_TIMEOUT_S)
+    except (NoResponder, RequestTimeout, ConnectionBroke) as error:
+        raise Unavailable(connection.url, str(error) or "connection broke") from None
 
 
 def _digest(data: bytes | bytearray) -> str:
     return "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
 
 
-def _chunk_subject(bucket: str, nuid: str) -> str:
-    return f"$O.{bucket}.C.{nuid}"
+def chunk_subject(bucket: str, name: str, nuid: str) -> str:
+    return f"$O.{bucket}.C.{_owner(name)}{nuid}"
 
 
 def _description_subject(bucket: str, name: str) -> str:
-    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+    return f"$O.{bucket}.M.{_owner(name)}{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _owner(name: str) -> str:
+    owner, separator, _ = name.partition("/")
+    return f"{owner}." if separator else ""

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from nats.aio.msg import Msg
 
@@ -24,6 +24,7 @@ class Answers:
     def __init__(self) -> None:
         self.prefix = ""
         self._awaited: dict[str, asyncio.Future[Msg]] = {}
+        self._subjects: dict[str, str] = {}  # by ticket, where the request went
         self._tickets = itertools.count()
 
     @contextlib.contextmanager
@@ -32,18 +33,24 @@ class Answers:
         loop = asyncio.get_running_loop()
         ticket = str(next(self._tickets))
         answer: asyncio.Future[Msg] = loop.create_future()
-        self._awaited[ticket] = answer
+        self._awaited[ticket], self._subjects[ticket] = answer, subject
         timer = loop.call_later(timeout_s, _fail, answer, RequestTimeout(subject, timeout_s))
         try:
             yield self.prefix + ticket, answer
         finally:
             timer.cancel()
-            del self._awaited[ticket]
+            del self._awaited[ticket], self._subjects[ticket]
 
     async def on_message(self, message: Msg) -> None:
         answer = self._awaited.get(message.subject[len(self.prefix) :])
         if answer is not None and not answer.done():
             answer.set_result(message)
+
+    def refuse(self, subject: str, error: Callable[[str], Exception]) -> None:
+        """The server does not permit requests to this subject, which it names in lower case."""
+        for ticket, asked in self._subjects.items():
+            if asked.lower() == subject:
+                _fail(self._awaited[ticket], error(asked))
 
     def let_go(self) -> None:
         """None of them will come."""
@@ -57,10 +64,10 @@ def _fail(answer: asyncio.Future[Msg], error: Exception) -> None:
 
 
 class ReplyInbox:
-    """What has arrived on a subject and was not taken yet."""
+    """What has arrived on a subject and was not taken yet. max_messages: a later one replaces the oldest."""
 
-    def __init__(self) -> None:
-        self.messages: deque[Msg] = deque()
+    def __init__(self, max_messages: int | None) -> None:
+        self.messages: deque[Msg] = deque(maxlen=max_messages)
         self.closed = False
         self._something = asyncio.Event()
 

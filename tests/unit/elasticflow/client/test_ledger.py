@@ -120,7 +120,7 @@ class BetweenLeaders(MemoryBus):
 async def bus(monkeypatch: pytest.MonkeyPatch) -> BetweenLeaders:
     bus = BetweenLeaders()
 
-    async def connect(url: str, *, name: str) -> BetweenLeaders:
+    async def connect(url: str, *, name: str, access: object) -> BetweenLeaders:
         return bus
 
     monkeypatch.setattr(client_module, "connect_nats", connect)

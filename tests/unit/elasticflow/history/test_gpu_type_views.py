@@ -48,6 +48,19 @@ def test_nodes_have_columns_of_type_and_memory_where_any_is_known() -> None:
     ]
 
 
+def test_nodes_have_a_column_of_isolation_where_any_isolates() -> None:
+    history = pool(4)
+    history.then(replace(joined("first", "node-1"), isolation="none"))
+    assert table(history)[0] == ["FREE", "GPUS", "JOBS"]
+    history.then(replace(joined("first", "node-2"), isolation="namespaces"))
+    assert [row[:2] for row in table(history)] == [
+        ["ISOLATION", "FREE"],
+        ["-", "4/4"],
+        ["none", "4/4"],
+        ["namespaces", "4/4"],
+    ]
+
+
 def test_watch_counts_gpus_by_type_where_types_differ() -> None:
     history = History().configured().then(H100)
     assert not any(line.startswith("GPUs by type") for line in lines(picture(history.state, NOW_S)))

@@ -4,6 +4,7 @@ import pytest
 
 from elasticflow.cli.jobs_and_nodes import lost_word, risk_lines
 from elasticflow.cli.watch import changes
+from elasticflow.history.event_text import event_text
 from elasticflow.history.pool_views import job_view, job_views, node_views, present_nodes
 from elasticflow.shared.messages import events
 from tests.support.histories import NOW_S, History, gpus, pool, spec
@@ -82,6 +83,25 @@ def test_an_ended_job_shows_its_real_margin() -> None:
     (view,) = job_views(history.state, NOW_S + 500.0, ended=True)
     assert (view.activity, view.margin_s, view.num_gpus) == ("finished", 30.0, 0)
     assert job_views(history.state, NOW_S + 500.0) == ()
+
+
+def test_a_requested_profile_has_no_number_of_iterations() -> None:
+    asked = events.ProfileRequested(
+        job_id="p", tenant="lab", spec=spec(), deadline_s=None, profile_only=True, at_s=NOW_S
+    )
+    history = pool(4).then(asked)
+    (view,) = job_views(history.state, NOW_S)
+    assert (view.activity, view.max_iterations, view.progress) == ("undecided", 0, 0.0)
+    text = event_text(asked, None, history.state.live_jobs["p"], history.state)
+    assert text.startswith(f"lab requested its profile: {spec().training_function}, iterations of 64 samples; ")
+
+
+def test_a_micro_batch_of_one_sample_is_singular() -> None:
+    exceeded = events.MemoryExceeded(
+        job_id="j1", generation=1, node_id="node-0", rank=0, micro_batch_size=2, at_s=NOW_S + 1.0
+    )
+    state = running(pool(4), iteration=0).then(exceeded).state
+    assert event_text(exceeded, None, state.live_jobs["j1"], state).endswith("the job continues with 1 sample")
 
 
 def test_nodes_show_the_job_on_each_gpu() -> None:

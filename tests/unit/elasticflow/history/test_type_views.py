@@ -1,5 +1,6 @@
 """A job's steps on each GPU type, and the recommended split, as `eflow profile --types` shows them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ import pytest
 from elasticflow.history.type_views import SplitView, TypesView, types_view
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.scheduling.heterogeneous.mixed_steps import MAX_CORRECTION
 from tests.support.histories import NOW_S, History, spec
 from tests.support.two_types import two_types
-from tests.support.worker_events import admitted, placed
+from tests.support.worker_events import admitted, joined
 
 JOB = spec(model_name="new")
 ON_V100 = SingleGpuStepTimes(
@@ -68,20 +71,40 @@ def test_a_split_on_one_type_shows_the_step_of_its_profile() -> None:
     assert split_of(types_view(state, JOB, {"V100": 2})).measured_step_s == 0.5
 
 
-def test_a_split_that_a_job_trains_with_shows_its_step() -> None:
+def trained(rate: float, *counts: int) -> History:
+    """A job has trained with so many virtual nodes on one V100, then on P100, and ended."""
     history = profiled().then(admitted("a", spec=JOB))
-    gpus = ("node-0:0", *(f"node-1:{index}" for index in range(4)))
-    placement = placed(1, *gpus).placements[0]
-    mixed = events.PlacedJob(job_id="a", generation=1, gpus=placement.gpus, virtual_nodes_by_rank=(4, 1, 1, 1, 1))
-    history.then(events.PlacementDecided(placements=(mixed,), at_s=NOW_S)).started("a")
-    assert split_of(types_view(history.state, JOB)).measured_step_s is None
-    history.then(events.JobProgressed(job_id="a", generation=1, iteration=10, iterations_per_s=2.5, at_s=NOW_S + 5.0))
-    assert split_of(types_view(history.state, JOB)).measured_step_s == pytest.approx(0.4)
+    gpus = tuple(GpuId("node-0" if not rank else "node-1", max(rank - 1, 0)) for rank in range(len(counts)))
+    mixed = events.PlacedJob(
+        job_id="a", generation=1, gpus=gpus, virtual_nodes_by_rank=counts, num_added_gpus=len(counts) - 1
+    )
+    history.then(events.PlacementDecided(placements=(mixed,), at_s=NOW_S)).started("a", at_s=NOW_S)
+    for at_s in (4.0, 6.0):
+        progress = {"iteration": int(at_s), "iterations_per_s": rate if at_s > 5.0 else 9.0, "at_s": NOW_S + at_s}
+        history.then(events.JobProgressed(job_id="a", generation=1, **progress))
+    return history.then(events.JobCancelled(job_id="a", reason="", at_s=NOW_S + 7.0))
+
+
+def test_a_split_that_a_job_has_trained_with_shows_its_step() -> None:
+    split = split_of(types_view(trained(2.0, 4, 1, 1, 1, 1).state, JOB))
+    assert (split.measured_step_s, split.correction) == (0.5, pytest.approx(1.25))
+
+
+def test_a_measured_mix_corrects_the_prediction_of_another() -> None:
+    """Its step took 0.72 s instead of 0.6 s."""
+    split = split_of(types_view(trained(1 / 0.72, 6, 1, 1).state, JOB))
+    assert split.virtual_nodes == {"V100": (4,), "P100": (1, 1, 1, 1)}
+    assert (split.measured_step_s, split.correction) == (None, pytest.approx(1.2))
+    assert (split.step_s, split.speedup) == (pytest.approx(0.48), pytest.approx(0.8 / 0.48))
+
+
+def test_the_correction_is_bounded() -> None:
+    assert split_of(types_view(trained(0.1, 6, 1, 1).state, JOB)).correction == MAX_CORRECTION
 
 
 def test_a_type_of_unknown_speed_is_no_part_of_a_split() -> None:
     state = profiled().state
-    with pytest.raises(BadSettings, match="no speed is known on K80: name types on which it is, here V100, P100"):
+    with pytest.raises(BadSettings, match=r"--mix: no speed of .* is known on K80, only on V100, P100$"):
         types_view(state, JOB, {"V100": 1, "K80": 2})
 
 
@@ -98,6 +121,15 @@ def test_a_type_on_which_the_profiling_run_failed_says_why() -> None:
     history.then(events.ProfilingFailed(job_id="a", generation=0, gpu_type="", error="no memory", at_s=NOW_S))
     fast, slow = types_view(history.state, JOB).types
     assert (fast.failure, fast.steps, slow.failure) == ("no memory", (), "")
+
+
+def test_a_mix_with_a_type_on_which_the_profiling_run_failed_says_why() -> None:
+    history = profiled().then(joined("three", "node-2", gpu_type="K80"))
+    job = replace(JOB, gpu_type="K80")
+    history.then(events.ProfileRequested(job_id="a", tenant="lab", spec=job, deadline_s=None, at_s=NOW_S))
+    history.then(events.ProfilingFailed(job_id="a", generation=0, gpu_type="K80", error="no memory", at_s=NOW_S))
+    with pytest.raises(BadSettings, match="on K80, only on V100, P100; its profiling run failed there: no memory"):
+        types_view(history.state, JOB, {"V100": 1, "K80": 1})
 
 
 def test_only_the_type_that_the_user_names_is_shown() -> None:

@@ -36,6 +36,17 @@ def test_declarations_and_setters_become_one_message():
     assert spec.job_class is JobClass.SLO
 
 
+class Sharded(Small):
+    shard_optimizer = True
+
+
+def test_a_job_may_divide_the_state_of_its_optimizer():
+    assert [job.set_deadline(within="2m").spec().shard_optimizer for job in (Small(), Sharded())] == [False, True]
+    chosen = SubmissionOptions(target="a.py", shard_optimizer=True)
+    assert chosen.apply(Small()).set_deadline(within="2m").spec().shard_optimizer
+    assert chosen.command() == "eflow submit a.py --shard-optimizer"
+
+
 class Mixed(Small):
     mixed_gpu_types = True
 

@@ -1,5 +1,6 @@
 """A user script as an elastic job: its changes, and its specification."""
 
+import re
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -12,14 +13,15 @@ from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.errors import NotLoadable
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.script import Script
-from elasticflow.sdk.submission import load, submission_of, with_code
+from elasticflow.sdk.submission import code_of, load, profilable, submission_of, with_code
 
-EXAMPLES = Path(__file__).parents[4] / "examples" / "ddp"
+EXAMPLES = Path(__file__).parents[4] / "examples"
+LIBRARY_EXAMPLES = ["trainer", "accelerate_loop", "lightning_module"]
 
 
 def test_five_lines_make_a_script_elastic():
     """The differing lines: a changed line counts once, as an added or removed line."""
-    before, after = ((EXAMPLES / name).read_text().splitlines() for name in ("plain.py", "elastic.py"))
+    before, after = ((EXAMPLES / "ddp" / name).read_text().splitlines() for name in ("plain.py", "elastic.py"))
     changed = [
         max(len(removed), len(added))
         for tag, i1, i2, j1, j2 in SequenceMatcher(None, before, after).get_opcodes()
@@ -27,6 +29,21 @@ def test_five_lines_make_a_script_elastic():
         for removed, added in [(written(before[i1:i2]), written(after[j1:j2]))]
     ]
     assert 0 < sum(changed) <= 5
+
+
+@pytest.mark.parametrize("name", LIBRARY_EXAMPLES)
+def test_five_lines_make_a_script_with_a_library_elastic(name: str):
+    """Those that name an adapter, or what only a job's loader has."""
+    lines = (EXAMPLES / "libraries" / f"{name}.py").read_text().splitlines()[1:]
+    changed = [line for line in lines if re.search(r"elastic|loader\.(epochs|report)", line)]
+    assert 0 < len(changed) <= 5
+
+
+@pytest.mark.parametrize("name", LIBRARY_EXAMPLES)
+def test_a_script_with_a_library_is_packaged_as_a_script(name: str):
+    job, code = load(str(EXAMPLES / "libraries" / f"{name}.py"))
+    assert isinstance(job, Script)
+    assert code
 
 
 def written(lines: list[str]) -> list[str]:
@@ -44,6 +61,16 @@ def test_a_script_is_packaged_and_not_run_by_the_client(tmp_path):
     assert dict(spec.hyperparameters) == {"1": "--epochs", "2": "3 or 4"}
     assert spec.arguments == ("--epochs", "3 or 4")
     assert submission_of(job).spec == spec
+
+
+def test_a_script_is_profiled_without_a_deadline_and_a_number_of_iterations(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import elasticflow\nraise SystemExit(elasticflow.elastic(None, None, None))\n")
+    job = load(str(script))[0].set_hyperparameter(global_batch_size=64)
+    ready = profilable(job, code_of(job))
+    assert ready.code is not None
+    assert (ready.spec.code_digest, ready.spec.deadline_in_s) == (ready.code.code_digest, None)
+    assert job.max_iterations is None
 
 
 def test_a_script_on_the_nodes_is_a_module():

@@ -13,6 +13,9 @@ from elasticflow.shared.messages.commands import (
     SetGpuLimits,
 )
 from elasticflow.shared.messages.pool_config import TenantQuota
+from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
+from elasticflow.shared.state.gpu_types import part_of_type
 from elasticflow.shared.state.job import Phase
 from tests.support.histories import NOW_S, History, spec, submit
 from tests.support.two_types import answer, due_in, reserve, two_types, type_of
@@ -116,6 +119,10 @@ def test_gpu_limits_are_planned_on_the_type_of_the_job() -> None:
     assert type_of(history, "a") == "P100"
     rejected = answer(history, SetGpuLimits(job_id="a", tenant="lab", min_gpus=8))
     assert isinstance(rejected, events.GpuLimitsRejected)
+    assert rejected.explanation == (
+        "it was not measured to run on 8.. GPUs; the pool has 4; 4 would be possible; "
+        "only GPUs of its type P100 count, because GPU limits do not change the type"
+    )
 
 
 def test_an_amendment_counts_quotes_that_are_reserved_on_another_type() -> None:
@@ -153,3 +160,60 @@ def test_the_first_type_is_not_offered_when_its_gpus_are_lost() -> None:
     history = two_types().then(replace(lost("node-0", "one"), at_s=NOW_S))
     assert answer(history, submit("a", **due_in(500.0))).gpu_type == "P100"
     assert answer(history, submit("b", gpu_type="V100", **due_in(500.0))).reason == "unrunnable"
+
+
+# --- amendments that the job's type cannot keep ---------------------------------------------------------
+
+
+def on_slow_type(seconds: float = 500.0, **config: Any) -> History:
+    """A job on P100, the slowest type that keeps its deadline, although its user leaves the type open."""
+    history = two_types(**config)
+    assert answer(history, submit("a", **due_in(seconds))).gpu_type == "P100"
+    return history
+
+
+def amend(**terms: Any) -> AmendJob:
+    return AmendJob(job_id="a", tenant="lab", **terms)
+
+
+def test_an_amendment_that_the_own_type_cannot_keep_moves_the_job() -> None:
+    history = on_slow_type()
+    amended = answer(history, amend(deadline_s=NOW_S + 40.0))
+    assert isinstance(amended, events.JobAmended)
+    assert amended.gpu_type == "", "the first type, V100"
+    a = history.state.live_jobs["a"]
+    assert (type_of(history, "a"), a.deadline_s, a.planned_share) == (
+        "",
+        NOW_S + 40.0,
+        amended.minimum_satisfactory_share,
+    )
+    assert list(segments(a.planned_share))[-1].end_s <= NOW_S + 40.0
+    assert planned_pool(part_of_type(history.state, "V100"), NOW_S).plan.late == ()
+
+
+def test_an_amendment_that_the_own_type_keeps_moves_nothing() -> None:
+    history = on_slow_type()
+    assert answer(history, amend(deadline_s=NOW_S + 80.0)).gpu_type is None
+    assert type_of(history, "a") == "P100"
+
+
+def test_of_an_amendment_that_no_type_keeps_the_reason_on_each_is_named() -> None:
+    history = on_slow_type()
+    rejected = answer(history, amend(deadline_s=NOW_S + 5.0))
+    assert rejected.explanation.startswith("on P100: 100 more iterations in 5 s cannot be kept")
+    assert rejected.explanation.endswith("; beside the promises on V100 it would end in 28 s at the earliest")
+    assert type_of(history, "a") == "P100"
+
+
+def test_a_job_whose_user_named_the_type_is_not_amended_elsewhere() -> None:
+    rejected = answer(of_second_type(), amend(deadline_s=NOW_S + 40.0))
+    assert isinstance(rejected, events.AmendRejected)
+    assert "V100" not in rejected.explanation
+
+
+def test_a_quota_counts_what_an_amendment_takes_on_another_type() -> None:
+    """The job has 202 GPU-seconds on P100, and 150 more iterations take about 250 on V100."""
+    for hours, answered in ((210.0 / 3600, events.AmendRejected), (300.0 / 3600, events.JobAmended)):
+        history = on_slow_type(quotas={"lab": TenantQuota(max_gpu_hours_per_day=hours)})
+        found = answer(history, amend(max_iterations=250, deadline_s=NOW_S + 100.0))
+        assert isinstance(found, answered), found

@@ -55,6 +55,16 @@ def test_an_unknown_profile_is_measured_and_no_job_is_left() -> None:
     assert (view.dataset_size, view.complete) == (1000, False)
 
 
+@pytest.mark.parametrize("names", [{"model_name": "linear"}, {"model_name": ""}])
+def test_sharded_jobs_have_profiles_of_their_own(names: dict[str, str]) -> None:
+    """Their steps send the parameters once more, and need less memory."""
+    history = pool(8, curves={ask(**names).spec.profile_key: LINEAR})
+    (measured,) = history.decided(ADMISSION, ask("whole", **names))
+    assert isinstance(measured, events.JobProfiled)
+    (asked,) = history.decided(ADMISSION, ask("sharded", shard_optimizer=True, **names))
+    assert isinstance(asked, events.ProfileRequested)
+
+
 def test_a_known_profile_is_answered_at_once() -> None:
     history = pool(8)
     (measured,) = history.decided(ADMISSION, ask(model_name="linear", max_gpus=2))

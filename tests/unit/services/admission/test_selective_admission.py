@@ -38,7 +38,8 @@ RISING = asked(*[400.0] * 60, *[1200.0] * 60, gap_s=90.0)
 
 def busy(demand: Demand, admission: str = "selective") -> History:
     """Eight GPUs, half of them promised for the next hour."""
-    history = pool(NUM_GPUS, admission="first-come", curves={"concave/b64": CONCAVE, "concave/b128": CONCAVE})
+    known = ("concave/b64", "concave/b128", "concave#sharded/b64", "concave#sharded/b256")
+    history = pool(NUM_GPUS, admission="first-come", curves=dict.fromkeys(known, CONCAVE))
     half = submit("half", deadline_s=NOW_S + 3610.0, max_iterations=4 * 3600)
     assert isinstance(history.decided(POLICY, half)[0], events.JobAdmitted)
     config = replace(history.state.config, admission=admission)
@@ -164,9 +165,11 @@ def test_every_offer_is_promised_if_it_is_taken_at_once(command: SubmitJob, reas
 
 
 def test_an_offer_with_another_batch_size_trains_on_as_many_samples() -> None:
-    rejected = offers_of(busy(CHEAP_FILL_THE_POOL), overpriced(deadline_s=NOW_S + 900.0))
-    others = [offer for offer in rejected.offers if offer.global_batch_size != 64]
-    assert [(offer.global_batch_size, offer.max_iterations) for offer in others] == [(128, 1440)]
+    """Of those whose speed is known; sharded jobs have speeds of their own."""
+    for sharded, expected in ((False, (128, 1440)), (True, (256, 720))):
+        rejected = offers_of(busy(CHEAP_FILL_THE_POOL), overpriced(deadline_s=NOW_S + 900.0, shard_optimizer=sharded))
+        others = [offer for offer in rejected.offers if offer.global_batch_size != 64]
+        assert [(offer.global_batch_size, offer.max_iterations) for offer in others] == [expected]
 
 
 @pytest.mark.parametrize("num_asked", range(FEWEST_SUBMISSIONS - 3, FEWEST_SUBMISSIONS + 1))

@@ -9,7 +9,7 @@ from elasticflow.services.allocator.policy import POLICY
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.commands import SetGpuLimits, SubmitJob
 from elasticflow.shared.scheduling.jobs.scheduler_view import held_num_gpus
 from tests.support.histories import NOW_S, History, best_effort, spec
 from tests.support.two_types import due_in, reserve, two_types, with_step_times
@@ -28,6 +28,20 @@ def admitted(history: History, job_id: str = "a", now_s: float = NOW_S, **change
     one = spec(**changes) if "deadline_s" in changes else best_effort(**changes)
     history.decided(ADMISSION, SubmitJob(job_id=job_id, tenant="lab", spec=one), now_s=now_s)
     return history
+
+
+def without_promise(job_id: str, gpu_type: str = "", **changes: Any) -> events.JobAdmitted:
+    """On a type as recorded, whatever admission would choose."""
+    return events.JobAdmitted(
+        job_id=job_id,
+        tenant="lab",
+        spec=best_effort(**changes),
+        gpu_type=gpu_type,
+        gpu_seconds=0.0,
+        minimum_satisfactory_share=(),
+        deadline_s=None,
+        at_s=NOW_S,
+    )
 
 
 def allocated(history: History, now_s: float = NOW_S) -> events.AllocationDecided:
@@ -53,18 +67,7 @@ def test_idle_gpus_of_the_other_type_join_a_job() -> None:
 
 def test_fast_gpus_join_a_job_on_slow_ones_which_then_may_compute_nothing() -> None:
     history = measured(num_virtual_nodes=4, slow=1)
-    history.then(
-        events.JobAdmitted(
-            job_id="a",
-            tenant="lab",
-            spec=best_effort(),
-            gpu_type="P100",
-            gpu_seconds=0.0,
-            minimum_satisfactory_share=(),
-            deadline_s=None,
-            at_s=NOW_S,
-        )
-    )
+    history.then(without_promise("a", "P100"))
     assert mixed(history) == {"a": {"": (1, 1, 1, 1), "P100": (0,)}}
 
 
@@ -91,6 +94,27 @@ def test_who_may_be_mixed(types: Any, reproducible: Any, changes: dict[str, Any]
     event = allocated(history)
     assert event.num_gpus_by_job == {"a": 4}
     assert ("a" in event.virtual_nodes_by_type) == is_mixed
+
+
+@pytest.mark.parametrize(
+    ("max_gpus", "changes", "num_added"),
+    [(None, {}, 7), (4, {}, 2), (2, {}, 0), (4, {"mixed_gpu_types": True}, 4), (2, {"mixed_gpu_types": True}, 2)],
+)
+def test_a_job_has_at_most_its_max_gpus_or_of_each_type_if_its_user_asks_for_mixed_types(
+    max_gpus: int | None, changes: dict[str, Any], num_added: int
+) -> None:
+    history = measured(num_virtual_nodes=64, fast=2, slow=8)
+    history.then(without_promise("a", max_gpus=max_gpus, **changes))
+    counts = mixed(history).get("a", {})
+    assert history.state.live_jobs["a"].num_gpus == 2
+    assert len(counts.get("P100", ())) == num_added
+
+
+def test_an_operators_limit_counts_all_gpus() -> None:
+    history = measured(num_virtual_nodes=64, fast=2, slow=8)
+    history.then(without_promise("a", mixed_gpu_types=True))
+    history.decided(ADMISSION, SetGpuLimits(job_id="a", tenant="lab", max_gpus=4))
+    assert [len(counts) for counts in mixed(history)["a"].values()] == [2, 2]
 
 
 def test_gpus_are_taken_back_for_a_job_of_their_type_and_the_others_stay() -> None:
@@ -172,3 +196,37 @@ def test_no_gpus_join_while_a_job_of_their_type_is_profiled() -> None:
         ADMISSION, SubmitJob(job_id="new", tenant="lab", spec=best_effort(model_name="new", gpu_type="P100"))
     )
     assert mixed(history) == {}
+
+
+def reported(history: History, rate: float, iteration: int, at_s: float) -> History:
+    """Job a reports its speed in its present generation."""
+    generation = history.state.live_jobs["a"].generation
+    progress = {"iteration": iteration, "iterations_per_s": rate, "at_s": NOW_S + at_s}
+    return history.then(events.JobProgressed(job_id="a", generation=generation, **progress))
+
+
+def test_the_speed_of_a_mix_is_kept_and_decides_whether_another_job_is_joined() -> None:
+    """The first job trains with four GPUs of each type as fast as on its own four alone, so that it does not pay."""
+    history = admitted(measured())
+    allocated(history)
+    history.started("a", at_s=NOW_S + 1.0)
+    reported(history, 2.0, 5, 3.0)
+    assert not history.state.curves["linear/b64"].mixes, "it has just begun"
+    reported(history, 4.05, 10, 7.0)
+    (mix,) = history.state.curves["linear/b64"].mixes
+    assert (mix.virtual_nodes, mix.iterations_per_s) == (BOTH_CARRY, 4.05)
+    reported(history, 4.0, 15, 9.0)
+    assert history.state.curves["linear/b64"].mixes == (mix,), "no correction without a change"
+    history.then(events.JobCancelled(job_id="a", reason="", at_s=NOW_S + 10.0))
+    admitted(history, "b", NOW_S + 11.0)
+    assert mixed(history, NOW_S + 11.0) == {}
+
+
+def test_a_known_mix_is_corrected_half_way() -> None:
+    history = admitted(measured())
+    allocated(history)
+    history.started("a", at_s=NOW_S + 1.0)
+    for number, rate in enumerate((5.0, 3.0)):
+        reported(history, rate, 10 + number, 7.0 + 20.0 * number)
+    (mix,) = history.state.curves["linear/b64"].mixes
+    assert mix.iterations_per_s == 4.0

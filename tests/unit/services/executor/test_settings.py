@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.services.executor.settings import ExecutorSettings, num_cores, num_sockets
+from elasticflow.services.executor.settings import ExecutorSettings, network_interfaces, num_cores, num_sockets
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.runtime.process import nvml
 from elasticflow.shared.runtime.process.local_hardware import LocalGpu
 from elasticflow.shared.runtime.process.reachable_host import reachable_host
 
@@ -19,6 +20,7 @@ def read(
     num_gpus: int = 0,
     gpus: tuple[LocalGpu, ...] = (),
     sockets: int = 2,
+    memory_bytes: int = 1 << 30,
     nats_url: str = LOCAL,
 ) -> ExecutorSettings:
     """gpus: those of the machine; num_gpus: so many of one type instead."""
@@ -27,6 +29,8 @@ def read(
         environment,
         discovered_gpus=lambda _: gpus or tuple(LocalGpu(str(index), "H100") for index in range(num_gpus)),
         discovered_sockets=lambda: sockets,
+        discovered_memory=lambda: memory_bytes,
+        discovered_interfaces=lambda: ["lo", "ib0"],
     )
 
 
@@ -70,7 +74,32 @@ def test_gpus_have_the_type_and_the_least_memory_that_the_driver_reports() -> No
 )
 def test_cpu_slots_have_the_type_of_their_share(share: str, gpu_type: str) -> None:
     settings = read({"EF_DEVICE": "cpu", "EF_CPU_SHARE": share}, num_gpus=8)
-    assert (settings.gpu_type, settings.gpu_memory_bytes) == (gpu_type, 0)
+    assert settings.gpu_type == gpu_type
+
+
+def test_cpu_slots_have_equal_parts_of_the_memory() -> None:
+    environment = {"EF_DEVICE": "cpu", "EF_SLOTS": "3"}
+    assert read(environment, memory_bytes=100).gpu_memory_bytes == 33
+    assert read(environment | {"EF_GPU_MEMORY_BYTES": "40"}, memory_bytes=100).gpu_memory_bytes == 40
+
+
+@pytest.mark.parametrize(
+    ("named", "unknown"),
+    [("9", "9"), ("0, 9", "9"), ("GPU-z,0", "GPU-z"), ("0,1", ""), ("-1", ""), ("", ""), ("1,-1", "")],
+)
+def test_a_gpu_that_the_machine_does_not_have_is_named(
+    monkeypatch: pytest.MonkeyPatch, named: str, unknown: str
+) -> None:
+    installed = tuple(LocalGpu(str(index), "H100", 80, f"GPU-{index}", index) for index in range(2))
+    monkeypatch.setattr(nvml, "installed_gpus", lambda: installed)
+    environment = {"CUDA_VISIBLE_DEVICES": named}
+    if not unknown:
+        assert ExecutorSettings.from_environment(LOCAL, environment).num_gpus > 0
+        return
+    with pytest.raises(BadSettings, match=f"={named}: there is no GPU {unknown} here; name some of 0, 1: see"):
+        ExecutorSettings.from_environment(LOCAL, environment)
+    monkeypatch.setattr(nvml, "installed_gpus", tuple)
+    assert ExecutorSettings.from_environment(LOCAL, environment).device == "cpu", "a machine without a driver"
 
 
 def test_gpus_of_two_types_are_not_one_node() -> None:
@@ -170,6 +199,14 @@ def test_else_it_is_the_host_name_or_its_address_on_the_route(monkeypatch: pytes
     assert read({"EF_ADVERTISE_HOST": "10.1.1.1"}, nats_url="nats://far:4222").advertise_host == "10.1.1.1"
 
 
+def test_an_unknown_interface_for_data_is_refused_with_those_of_the_machine() -> None:
+    assert read({}).data_interface == ""
+    assert read({"EF_DATA_INTERFACE": "ib0"}).data_interface == "ib0"
+    with pytest.raises(BadSettings, match=r"EF_DATA_INTERFACE=ib1: .* no such network interface; name one of lo, ib0"):
+        read({"EF_DATA_INTERFACE": "ib1"})
+    assert "lo" in network_interfaces()
+
+
 @pytest.mark.gpu
 def test_an_executor_has_the_gpus_that_torch_counts() -> None:
     import torch  # slow, and only this test needs it
@@ -177,3 +214,17 @@ def test_an_executor_has_the_gpus_that_torch_counts() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EF_")}
     settings = ExecutorSettings.from_environment(LOCAL, environment)
     assert (settings.device, settings.num_gpus) == ("cuda", torch.cuda.device_count())
+
+
+def test_workers_are_isolated_where_the_node_has_a_key_of_its_own() -> None:
+    assert read({}).isolation == "none"
+    assert read({"EF_NATS_CREDS": "/keys/node.seed"}).isolation == "auto"
+    assert read({"EF_ISOLATION": "required"}).isolation == "required"
+    with pytest.raises(BadSettings, match="EF_ISOLATION='some': choose one of none, auto, required"):
+        read({"EF_ISOLATION": "some"})
+
+
+def test_data_folders_are_absolute() -> None:
+    assert read({"EF_DATA_FOLDERS": "/data:/models"}).data_folders == ("/data", "/models")
+    with pytest.raises(BadSettings, match="EF_DATA_FOLDERS: data is no absolute path"):
+        read({"EF_DATA_FOLDERS": "data"})

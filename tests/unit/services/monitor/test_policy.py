@@ -221,6 +221,32 @@ def test_progress_is_reported_at_first_and_then_every_two_seconds() -> None:
     assert [fact.iteration for fact in facts] == [2 * int(at_s * 2) // 2 for at_s in times_s]
 
 
+def training_for_an_hour(**config: Any) -> Monitor:
+    """Until NOW_S + 3,600 s, with one iteration."""
+    monitor = Monitor(running("a", deadline_s=NOW_S + 1e6, **config))
+    monitor.hears(NOW_S, beat(report("a", 1)))
+    return monitor
+
+
+def test_progress_of_an_old_generation_is_reported_every_half_minute() -> None:
+    facts = training_for_an_hour().trains(NOW_S + 3_600.0, NOW_S + 3_720.0, 1.0, "a", first=1.0)
+    times_s = [fact.at_s for fact in told(facts, events.JobProgressed)]
+    assert [late - early for early, late in pairwise(times_s)] == pytest.approx([30.0] * 3, abs=1.0)
+
+
+def test_a_pool_that_assumes_progress_for_a_shorter_time_has_more_reports() -> None:
+    monitor = training_for_an_hour(progress_timeout_s=10.0)
+    facts = told(monitor.trains(NOW_S + 3_600.0, NOW_S + 3_630.0, 1.0, "a", first=1.0), events.JobProgressed)
+    assert all(5.0 <= late.at_s - early.at_s <= 6.0 for early, late in pairwise(facts))
+
+
+def test_an_old_generation_that_becomes_slower_is_reported_once_it_is_two_seconds_behind() -> None:
+    monitor = training_for_an_hour()
+    monitor.trains(NOW_S + 3_600.0, NOW_S + 3_632.0, 10.0, "a", first=1.0)
+    facts = told(monitor.trains(NOW_S + 3_632.5, NOW_S + 3_650.0, 1.0, "a", first=322.0), events.JobProgressed)
+    assert facts[0].at_s == pytest.approx(NOW_S + 3_635.0, abs=1.0)
+
+
 def test_a_new_checkpoint_is_reported_at_once() -> None:
     monitor = Monitor(running("a"))
     monitor.trains(NOW_S, NOW_S + 4.0, 2.0, "a")

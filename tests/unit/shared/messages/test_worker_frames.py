@@ -79,6 +79,7 @@ MESSAGES = (
     Alive(iteration=9, seconds_since_progress=3.5),
     CheckpointWritten(iteration=9),
     Profiled(iterations_per_s=12.5, dataset_size=1500, single_gpu=STEP_TIMES),
+    Profiled(iterations_per_s=20.0, dataset_size=1500, one_virtual_node_s=0.25),
     Finished(iteration=100, condition="metric", metrics={"accuracy": 0.91}),
     Failed(error="ValueError: no", traceback="line 1\nline 2"),
     ForkServerReady(),

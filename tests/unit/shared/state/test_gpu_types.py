@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from elasticflow.shared.messages.events import AllocationDecided
+from elasticflow.shared.messages.events import AllocationDecided, JobRejected
 from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
 from elasticflow.shared.state.gpu_types import parts, possible_types, spec_on
@@ -38,10 +38,21 @@ def test_a_job_belongs_to_the_type_on_which_it_was_admitted() -> None:
 
 
 def test_demand_counts_on_each_type_that_could_have_served_it() -> None:
-    elsewhere = {"P100": 60.0}
-    state = two_types().then(admitted("a", least_gpu_seconds=30.0, least_elsewhere=elsewhere)).state
-    first, other = parts(state).values()
+    rejected = JobRejected(
+        job_id="a",
+        tenant="lab",
+        spec=spec(),
+        reason="deadline",
+        explanation="",
+        deadline_s=NOW_S + 100.0,
+        least_gpu_seconds=30.0,
+        least_elsewhere={"P100": 60.0},
+        at_s=NOW_S,
+    )
+    first, other = parts(two_types().then(rejected).state).values()
     assert (first.demand.newest[1], other.demand.newest[1]) == (30.0, 60.0)
+    first, other = parts(two_types().then(admitted("a", least_gpu_seconds=30.0)).state).values()
+    assert (first.demand.newest[1], other.demand) == (30.0, Demand()), "a promised job counts on its own type"
     assert parts(two_types().state)["P100"].demand == Demand()
 
 

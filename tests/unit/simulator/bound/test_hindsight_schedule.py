@@ -1,5 +1,7 @@
 """Schedules made with hindsight, and the fitting of one job, on workloads small enough to be solved by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,9 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.bound import hindsight_schedule
 from elasticflow.simulator.bound.cheapest_schedule import MAX_SEGMENTS, cheapest_schedule
 from elasticflow.simulator.verification.certificates import Held
+from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import Workload
+from tests.support.resize_schedules import problems
 from tests.support.trace_jobs import job
 
 GOOD = ScalingCurve((1, 2), (1.0, 2.0))
@@ -68,22 +72,41 @@ def test_a_job_pays_a_stop_again_after_it_was_without_gpus() -> None:
 def test_hindsight_leaves_gpus_for_a_later_job() -> None:
     """First come, first served, the long job would take the only GPU: with hindsight two short ones are met."""
     jobs = [job("long", 30, 0, 40, POOR), job("b", 10, 10, 22, POOR), job("c", 10, 20, 34, POOR)]
-    made = hindsight_schedule(Workload.of("by hand", jobs), 1, ResizeCost.flat(1.0))
+    made = hindsight_schedule(Workload.of("by hand", jobs), {NO_TYPE: 1}, ResizeCost.flat(1.0))
     assert sorted(made.schedules) == ["b", "c"]
     assert made.met == 2
     assert made.gpu_hours == pytest.approx(22 / 3600)
 
 
+def test_hindsight_leaves_the_fast_type_to_the_job_that_needs_it() -> None:
+    """The patient job would cost least on the fast GPU, and the other one would be late."""
+    typed = {"fast": ScalingCurve((1,), (2.0,)), "slow": ScalingCurve((1,), (1.5,))}
+    jobs = [replace(job(name, 20, 0, end_s), measured_by_type=typed) for name, end_s in [("patient", 18), ("rush", 12)]]
+    workload, num_gpus_by_type = Workload.of("by hand", jobs), {"fast": 1, "slow": 1}
+    made = hindsight_schedule(workload, num_gpus_by_type, ResizeCost())
+    assert made.gpu_types == {"patient": "slow", "rush": "fast"}
+    assert problems(made, workload, num_gpus_by_type, ResizeCost()) == []
+
+
+def test_hindsight_uses_only_types_on_which_the_job_runs_within_its_range() -> None:
+    """The job runs on two GPUs, and the type that is twice as fast has one."""
+    typed = {"fast": ScalingCurve((1, 2), (2.0, 4.0)), "slow": ScalingCurve((2,), (2.0,))}
+    pair = replace(job("pair", 10, 0, 20), min_gpus=2, measured_by_type=typed)
+    made = hindsight_schedule(Workload.of("by hand", [pair]), {"fast": 1, "slow": 2, "absent": 4}, ResizeCost())
+    assert made.gpu_types == {"pair": "slow"}
+    assert made.schedules["pair"] == tuple(about((0, 5, 2)))
+
+
 def test_search_gains_jobs_and_the_same_seed_gains_the_same() -> None:
     jobs = [job(f"job-{at}", 6 + 5 * at % 7, 2 * at, 2 * at + 13 + at % 4, GOOD) for at in range(30)]
     workload, cost = Workload.of("crowded", jobs), ResizeCost.flat(1.0)
-    at_first = hindsight_schedule(workload, 2, cost, seed=7, moves=0)
-    searched = hindsight_schedule(workload, 2, cost, seed=7, moves=300)
+    at_first = hindsight_schedule(workload, {NO_TYPE: 2}, cost, seed=7, moves=0)
+    searched = hindsight_schedule(workload, {NO_TYPE: 2}, cost, seed=7, moves=300)
     assert at_first.met < searched.met
-    assert searched == hindsight_schedule(workload, 2, cost, seed=7, moves=300)
+    assert searched == hindsight_schedule(workload, {NO_TYPE: 2}, cost, seed=7, moves=300)
 
 
 def test_nothing_to_schedule() -> None:
-    assert hindsight_schedule(Workload.of("empty", []), 4, ResizeCost()).met == 0
+    assert hindsight_schedule(Workload.of("empty", []), {NO_TYPE: 4}, ResizeCost()).met == 0
     hopeless = Workload.of("hopeless", [job("a", 100, 0, 1, POOR)])
-    assert hindsight_schedule(hopeless, 4, ResizeCost()).schedules == {}
+    assert hindsight_schedule(hopeless, {NO_TYPE: 4}, ResizeCost()).schedules == {}

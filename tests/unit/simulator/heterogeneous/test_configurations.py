@@ -1,7 +1,7 @@
 import pytest
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.heterogeneous.configurations import Configurations, configurations, mix_throughput
+from elasticflow.simulator.heterogeneous.configurations import Configurations, configurations
 from elasticflow.simulator.workload.typed_pool import typed_pool
 from tests.support.typed_jobs import table
 
@@ -30,11 +30,6 @@ def test_a_mix_has_its_part_of_the_sum_and_is_left_out_where_fewer_gpus_are_as_f
         (0, 4): 4.0,
         (2, 4): pytest.approx(0.8 * 12.0),  # (2, 2) would have 0.8 * 10, which two fast GPUs have alone
     }
-
-
-def test_one_type_loses_nothing_and_several_types_the_same_part() -> None:
-    assert mix_throughput([3.0], 0.5) == 3.0
-    assert mix_throughput([3.0, 5.0], 0.5) == 4.0
 
 
 def test_an_equal_share_is_the_throughput_of_one_gpu_spread_over_the_pool() -> None:

@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.commands import Command, OpenLoad, SubmitJob
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import Event, PlanDecided
+from elasticflow.shared.messages.events import Event, NodeJoined, PlanDecided
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.runtime.service.ledger_encoding import subject_of
+from elasticflow.shared.runtime.service.ledger_encoding import read_message, subject_of
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import Policy
@@ -31,6 +31,7 @@ from elasticflow.simulator.replay.recorded_ledger import OPERATOR, exogenous_eve
 from elasticflow.simulator.replay.retaken_decisions import differences, verify
 from elasticflow.simulator.replay.state_tables import as_object, tables
 from tests.support.histories import NOW_S, submit
+from tests.support.simulated_runs import short_storm
 
 POOL = "default"
 
@@ -114,14 +115,18 @@ def file(recording: Recording, tmp_path: Path) -> Path:
     return exported(recording, tmp_path)
 
 
-def exported(recording: Recording, folder: Path) -> Path:
+def written(records: Iterable[LedgerRecord], folder: Path) -> Path:
     path = folder / "run.ledger"
     with path.open("wb") as out:
         writer = ExportWriter(out)
-        for record in recording.records:
+        for record in records:
             writer.add(record)
         writer.finish()
     return path
+
+
+def exported(recording: Recording, folder: Path) -> Path:
+    return written(recording.records, folder)
 
 
 # --- fold -----------------------------------------------------------------------------------------------
@@ -268,6 +273,19 @@ def test_verify_says_how_many_and_fails_where_one_differs(recording: Recording, 
     as_json = replay(path, "--verify", "--json")
     assert as_json.exit_code == 1
     assert json.loads(as_json.stdout)["difference"]["sequence"] == 7
+
+
+def test_verify_says_whether_the_messages_are_those_on_which_the_services_decided(tmp_path: Path) -> None:
+    records = short_storm(3).records
+    path = written(records, tmp_path)
+    assert "the chain of the ledger holds at" in replay(path, "--verify").stdout
+    changed = next(record for record in records if isinstance(read_message(record), NodeJoined))
+    records[changed.sequence - 1] = replace(changed, stored_at_s=0.0, data=changed.data.replace(b"cpu", b"gpu"))
+    bad = replay(written(records, tmp_path), "--verify")
+    assert bad.exit_code == 1
+    assert "the ledger was changed: messages" in bad.stdout
+    found = json.loads(replay(path, "--verify", "--json").stdout)["chain"]["breaks"][0]
+    assert found["first"] <= changed.sequence <= found["last"]
 
 
 def test_follow_prints_an_event_a_line_and_one_job_if_wanted(file: Path) -> None:

@@ -22,7 +22,9 @@ from tests.support.histories import NOW_S, gpus
 
 TIMES = FailureTimeouts()
 JOINED = Started(iteration=7, resize=TIMELINE)
-STARTED = events.GenerationStarted(job_id="a", generation=2, num_gpus=2, iteration=7, resize=TIMELINE, at_s=NOW_S)
+STARTED = events.GenerationStarted(
+    job_id="a", generation=2, num_gpus=2, iteration=7, resize=TIMELINE, at_s=NOW_S, node_id="node-0"
+)
 
 
 def training(num_gpus: int = 1) -> ExecutorNode:
@@ -75,7 +77,9 @@ def test_other_counts_of_virtual_nodes_on_the_same_gpus_are_a_switch() -> None:
 
 def test_a_staying_worker_opens_the_rendezvous_and_the_joining_one_gets_its_address() -> None:
     node = listens(training().place("node-0:0", "node-0:3").forget())
-    assert node.emitted == [events.RendezvousOpened(job_id="a", generation=2, address="10.0.0.1:5000")]
+    assert node.emitted == [
+        events.RendezvousOpened(job_id="a", generation=2, address="10.0.0.1:5000", node_id="node-0")
+    ]
     join = JoinRendezvous(generation=2, address="10.0.0.1:5000")
     assert node.actions == [sent(join, generation=2, rank=1)]
 

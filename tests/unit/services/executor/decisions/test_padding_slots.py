@@ -53,7 +53,6 @@ def test_a_load_runs_only_where_its_needs_are_met() -> None:
     other = replace(OPENED, load_id="other", spec=replace(OPENED.spec, gpu_type="H100"))
     ordered = node.ledger(other).state.padding_slots
     assert [load.load_id for load in ordered.loads] == ["proteins"]
-    assert ordered.live_load_ids == ("other", "proteins"), "its results are kept here too"
 
 
 @pytest.mark.parametrize(

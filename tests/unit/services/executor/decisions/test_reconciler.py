@@ -35,10 +35,14 @@ def test_a_placed_generation_is_started_and_reported_step_by_step() -> None:
         (1, 3, 3, ""),
     ]
     node.reports(RendezvousListening(generation=1, port=4000))
-    assert node.emitted == [events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.1:4000")]
+    assert node.emitted == [
+        events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.1:4000", node_id="node-0")
+    ]
     assert node.actions[2:] == [sent(JoinRendezvous(generation=1, address="10.0.0.1:4000"), rank=1)]
     node.reports(Started(iteration=7), rank=1).reports(Started(iteration=7))
-    assert node.emitted[1:] == [events.GenerationStarted(job_id="a", generation=1, num_gpus=3, iteration=7, at_s=NOW_S)]
+    assert node.emitted[1:] == [
+        events.GenerationStarted(job_id="a", generation=1, num_gpus=3, iteration=7, at_s=NOW_S, node_id="node-0")
+    ]
 
 
 def test_workers_start_with_the_placed_numbers_of_virtual_nodes() -> None:

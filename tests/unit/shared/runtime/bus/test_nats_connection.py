@@ -11,6 +11,7 @@ import structlog.testing
 from elasticflow.shared.errors import BadSettings, BusClosed
 from elasticflow.shared.runtime.bus.nats import connection as nats_connection
 from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.process.nats_access import WITH_TOKEN
 
 URL = "nats://127.0.0.1:4222"
 Told = Callable[[], Awaitable[None]]
@@ -66,13 +67,13 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 @pytest.fixture
 async def connection(client: FakeClient) -> Connection:
     made = Connection(URL, None)
-    await made.open(URL, name="reader", wait_s=1.0, tls=None, credentials_file=None)
+    await made.open(URL, name="reader", wait_s=1.0, access=WITH_TOKEN)
     return made
 
 
 async def test_a_url_that_is_none_is_refused_before_there_is_a_connection() -> None:
     with pytest.raises(BadSettings, match="NATS_URL must be like"):
-        await Connection("s3cret", None).open("s3cret", name="reader", wait_s=1.0, tls=None, credentials_file=None)
+        await Connection("s3cret", None).open("s3cret", name="reader", wait_s=1.0, access=WITH_TOKEN)
 
 
 async def test_websockets_need_a_library_that_is_not_installed_with_us(
@@ -81,7 +82,7 @@ async def test_websockets_need_a_library_that_is_not_installed_with_us(
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     url = "ws://127.0.0.1:4222"
     with pytest.raises(BadSettings, match="pip install aiohttp"):
-        await Connection(url, None).open(url, name="reader", wait_s=1.0, tls=None, credentials_file=None)
+        await Connection(url, None).open(url, name="reader", wait_s=1.0, access=WITH_TOKEN)
 
 
 async def test_only_what_its_caller_did_not_do_is_told_where_nobody_listens(
@@ -89,7 +90,7 @@ async def test_only_what_its_caller_did_not_do_is_told_where_nobody_listens(
 ) -> None:
     told = structlog.testing.CapturingLogger()
     monkeypatch.setattr(nats_connection, "log", told)
-    await connection.open(URL, name="reader", wait_s=1.0, tls=None, credentials_file=None)
+    await connection.open(URL, name="reader", wait_s=1.0, access=WITH_TOKEN)
     await client.tell["disconnected_cb"]()
     await client.tell["reconnected_cb"]()
     await connection.close()

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -13,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.shared.messages.limits import GPU_TYPE_PATTERN
-from elasticflow.shared.runtime.process.local_hardware import LocalGpu, cpu_slot_type, gpu_type_of, visible_gpus
+from elasticflow.shared.runtime.process.local_hardware import (
+    LocalGpu,
+    cgroup_limit_bytes,
+    cpu_slot_type,
+    gpu_type_of,
+    memory_bytes,
+    visible_gpus,
+)
 
 V100 = "Tesla V100-SXM2-16GB"
 
@@ -168,3 +176,23 @@ def test_a_gpu_has_the_name_that_torch_reads() -> None:
     first, torch_name = visible_gpus(os.environ)[0], torch.cuda.get_device_properties(0).name
     assert first.gpu_type == gpu_type_of(torch_name)
     assert first.memory_bytes >= torch.cuda.get_device_properties(0).total_memory
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+def test_the_least_limit_of_the_cgroups_counts(tmp_path: Path) -> None:
+    own, cgroups = tmp_path / "own", tmp_path / "cgroups"
+    (cgroups / "slice" / "job").mkdir(parents=True)
+    own.write_text("0::/slice/job\n")
+    assert cgroup_limit_bytes(cgroups, own) == 0
+    (cgroups / "slice" / "job" / "memory.max").write_text("max\n")
+    (cgroups / "slice" / "memory.max").write_text("7000\n")
+    assert cgroup_limit_bytes(cgroups, own) == 7000
+    (cgroups / "slice" / "job" / "memory.max").write_text("5000\n")
+    assert cgroup_limit_bytes(cgroups, own) == 5000
+
+
+def test_a_machine_without_cgroups_has_no_limit(tmp_path: Path) -> None:
+    assert cgroup_limit_bytes(tmp_path / "cgroups", tmp_path / "own") == 0
+    assert memory_bytes() > 0

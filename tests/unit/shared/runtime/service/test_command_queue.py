@@ -68,14 +68,15 @@ async def test_no_more_commands_are_taken_at_once_than_one_decision_can_hold(
     await asyncio.wait({running})
 
 
-async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_ledger() -> None:
+@pytest.mark.parametrize("reporter", ["", "n"])
+async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_ledger(reporter: str) -> None:
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
     for name in ("old", "unfolded"):
         stopped = WorkersStopped(job_id=name, generation=1, node_id="n", at_s=0.0)
         data = codec.encode(stopped, id=name, recorded_at_s=0.0)
-        await bus.append(subjects.job("p", name), data, message_id=name)
+        await bus.append(subjects.job("p", name, reporter), data, message_id=name)
     refusals = await bus.subscribe(subjects.answer("p", "old"))
     names = ["old", "unfolded", "new"]
     for name in names:

@@ -21,7 +21,7 @@ from elasticflow.shared.runtime.bus.contract import LedgerEnd
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import MAX_HEADER_BYTES
-from elasticflow.shared.state import snapshot_encoding
+from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
@@ -212,6 +212,44 @@ def test_an_unreadable_decision_that_arrives_while_the_planner_asks_for_the_time
     pool.run_for(LONG_S)
     assert (pool.decided, pool.num_unacknowledged) == ([], 1)
     assert "--skip-plan-up-to 1" in str(replica.host.unwell())
+
+
+def test_a_planner_takes_no_decisions_on_a_changed_ledger_until_the_operator_skips_it(pool: OnePool) -> None:
+    pool.store(subjects.job(POOL, "other"), b"first")
+    pool.submit("a")
+    first = pool.start(pool.bus(), ADMISSION, "first")
+    pool.run_for(LONG_S)
+    messages = pool.broker.ledger(POOL).messages
+    messages[1] = replace(messages[1], data=b"forged")
+    first.host.wake()
+    pool.submit("b")
+    pool.run_for(LONG_S)
+    assert first.host.unwell() is None, "it has read the message before"
+
+    second = pool.start(pool.bus(), ALLOCATOR, "second")
+    pool.run_for(LONG_S)
+    assert "messages 1 to 1 are not those on which the decision at 2 rests" in str(second.host.unwell())
+    assert "--skip-plan-up-to 2" in str(second.host.unwell())
+    assert "LedgerChanged" in pool.log.lines
+    assert pool.blocked("changed_ledger") == 1
+    assert second.host.snapshot() is None
+
+    pool.configure(skip_plan_up_to=2)
+    pool.run_for(LONG_S)
+    assert second.host.unwell() is None
+    assert second.host.snapshot() is not None
+
+
+def test_a_snapshot_of_another_history_is_found_at_the_next_decision(pool: OnePool) -> None:
+    pool.store(subjects.job(POOL, "other"), b"first")
+    running = pool.start(pool.bus(), ADMISSION, "first")
+    pool.run_for(LONG_S)
+    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store.NAME] = snapshot(sequence=1)
+    misled = pool.start(pool.bus(), ALLOCATOR, "second")
+    pool.submit("a")
+    pool.run_for(LONG_S)
+    assert running.host.unwell() is None
+    assert "the snapshot at 1, or messages" in str(misled.host.unwell())
 
 
 def test_an_unreadable_event_stops_no_planner(pool: OnePool) -> None:
@@ -405,16 +443,20 @@ def test_a_slow_answer_of_the_server_is_no_wrong_clock(pool: OnePool) -> None:
 
 # -- snapshots
 
-GOOD = snapshot_encoding.dump(PoolState(sequence=1, plan_sequence=1))
+
+def snapshot(**state: int) -> bytes:
+    """Of a pool without jobs."""
+    return snapshot_store.encode(Snapshot(state=PoolState(**state), chain="00" * 16))
 
 
-PARTIAL = snapshot_encoding.dump(PoolState(sequence=1, unreadable_plan_sequence=1))  # of a reader that was too old
+GOOD = snapshot(sequence=1, plan_sequence=1)
+PARTIAL = snapshot(sequence=1, unreadable_plan_sequence=1)  # of a reader that was too old
 
 
-@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], PARTIAL, snapshot_encoding.dump(PoolState(sequence=99))])
+@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], GOOD[3:], PARTIAL, snapshot(sequence=99)])
 def test_a_damaged_snapshot_is_not_used_and_changes_no_decision(data: bytes, pool: OnePool) -> None:
     pool.decide(admitted("other"))
-    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store._NAME] = data
+    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store.NAME] = data
     replica = pool.start(pool.bus(), ADMISSION)
     pool.submit("a")
     pool.run_for(LONG_S)
@@ -426,7 +468,7 @@ def test_a_damaged_snapshot_is_not_used_and_changes_no_decision(data: bytes, poo
 def test_a_snapshot_replaces_the_messages_before_it(pool: OnePool) -> None:
     """So the test above can fail: a host trusts what a readable snapshot says."""
     pool.decide(admitted("other"))
-    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store._NAME] = GOOD
+    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store.NAME] = GOOD
     pool.start(pool.bus(), ADMISSION)
     pool.submit("a")
     pool.run_for(LONG_S)

@@ -18,13 +18,19 @@ JOB = spec(model_name="new")
 
 
 def measured(
-    key: str, num_gpus: int, rate: float, at_s: float, single_gpu: SingleGpuStepTimes | None = None
+    key: str,
+    num_gpus: int,
+    rate: float,
+    at_s: float,
+    single_gpu: SingleGpuStepTimes | None = None,
+    one_virtual_node_s: float | None = None,
 ) -> events.ThroughputMeasured:
     return events.ThroughputMeasured(
         profile_key=key,
         num_gpus=num_gpus,
         iterations_per_s=rate,
         single_gpu=single_gpu,
+        one_virtual_node_s=one_virtual_node_s,
         job_id="a",
         generation=1,
         source="profile",
@@ -67,7 +73,7 @@ def test_a_speed_in_training_corrects_all_step_times() -> None:
     assert times_of(history).step_s_V("")[::7] == pytest.approx((0.6, 2.0))
 
 
-def test_communication_is_the_distributed_step_less_its_largest_part_and_the_shortest_of_all_types() -> None:
+def test_communication_is_the_distributed_step_less_its_largest_part_on_each_type() -> None:
     on_p100 = SingleGpuStepTimes(
         num_virtual_nodes=8, step_s_by_virtual_nodes={1: 1.0, 4: 2.0, 8: 4.0}, reproducible="bitwise"
     )
@@ -78,5 +84,29 @@ def test_communication_is_the_distributed_step_less_its_largest_part_and_the_sho
         measured("new/b64@P100", 1, 0.25, 4.0, on_p100),
         measured("new/b64@P100", 2, 1 / 2.1, 5.0),
     )
-    communication = times_of(history).communication
-    assert (communication.at(2), communication.at(4)) == pytest.approx((0.1, 0.2))
+    v100, p100 = times_of(history).communication.values()
+    assert (v100.at(2), v100.at(4)) == pytest.approx((0.15, 0.2))
+    assert (p100.at(2), p100.at(4)) == pytest.approx((0.1, 0.2))
+
+
+def test_a_step_with_one_virtual_node_on_each_gpu_tells_the_communication_and_training_keeps_it() -> None:
+    history = two_types().then(
+        measured("new/b64", 1, 1.0, 1.0, ON_V100),
+        measured("new/b64", 2, 1 / 0.75, 2.0, one_virtual_node_s=0.32),
+        measured("new/b64", 4, 1 / 0.6, 3.0),
+        measured("new/b64", 2, 1 / 0.9, 4.0),
+    )
+    communication = times_of(history).communication[""]
+    assert (communication.at(2), communication.at(4)) == pytest.approx((0.02, 0.2))
+
+
+@pytest.mark.parametrize(("rate", "communication_s"), [(0.25, 0.6), (2.0, 0.15)])
+def test_a_type_without_step_times_communicates_as_the_measured_one_and_longer_if_it_is_slower(
+    rate: float, communication_s: float
+) -> None:
+    history = two_types().then(
+        measured("new/b64", 1, 1.0, 1.0, ON_V100),
+        measured("new/b64", 2, 1 / 0.75, 2.0),
+        measured("new/b64@P100", 1, rate, 3.0),
+    )
+    assert times_of(history).communication["P100"].at(2) == pytest.approx(communication_s)

@@ -1,5 +1,7 @@
 """The split over GPU types, beside Table 4 and section 6.5.1 of the VirtualFlow paper: ResNet-50, batches of 8,192."""
 
+from dataclasses import replace
+
 import pytest
 
 from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
@@ -16,24 +18,32 @@ GAIN_OVER_V100, GAIN_OVER_P100 = 1.423, 1.524  # of H3: two V100 with 2,048 samp
 # The unit of time is that of one sample on a P100.
 COMMUNICATION = (1024 - GAIN_OVER_P100 * 512) / (GAIN_OVER_P100 - 1)
 V100_SPEED = 4096 / (GAIN_OVER_V100 * (512 + COMMUNICATION) - COMMUNICATION)
+FREE = CommunicationTimes()
 SAME_FOR_ALL = CommunicationTimes((2, 16), (COMMUNICATION, COMMUNICATION))
 
 
-def gpus(name: str, num_gpus: int, num_virtual_nodes: int, speed: float, most: int | None = None) -> GpusOfType:
+def gpus(
+    name: str,
+    num_gpus: int,
+    num_virtual_nodes: int,
+    speed: float,
+    most: int | None = None,
+    communication: CommunicationTimes = FREE,
+) -> GpusOfType:
     each = BATCH_SIZE / num_virtual_nodes / speed
     times = (count * each for count in range(1, (most or num_virtual_nodes) + 1))
-    return GpusOfType(name=name, num_gpus=num_gpus, step_s_V=tuple(times))
+    return GpusOfType(name=name, num_gpus=num_gpus, step_s_V=tuple(times), communication=communication)
 
 
 def mix(num_v100: int, num_p100: int, num_virtual_nodes: int) -> list[GpusOfType]:
     return [
-        gpus("P100", num_p100, num_virtual_nodes, 1.0),
-        gpus("V100", num_v100, num_virtual_nodes, V100_SPEED),
+        gpus("P100", num_p100, num_virtual_nodes, 1.0, communication=SAME_FOR_ALL),
+        gpus("V100", num_v100, num_virtual_nodes, V100_SPEED, communication=SAME_FOR_ALL),
     ]
 
 
 def split(types: list[GpusOfType], num_virtual_nodes: int) -> VirtualNodeSplit:
-    found = split_virtual_nodes(types, num_virtual_nodes, SAME_FOR_ALL)
+    found = split_virtual_nodes(types, num_virtual_nodes)
     assert isinstance(found, VirtualNodeSplit)
     return found
 
@@ -127,12 +137,25 @@ def test_too_little_memory_names_what_each_type_holds() -> None:
 
 def test_communication_that_grows_with_the_workers_leaves_gpus_idle() -> None:
     types = [GpusOfType(name="a", num_gpus=8, step_s_V=(1.0, 1.1, 1.2, 1.3))]
-    few = split_virtual_nodes(types, 8, CommunicationTimes((2, 4, 8), (0.1, 0.5, 2.0)))
+    communicating = [replace(types[0], communication=CommunicationTimes((2, 4, 8), (0.1, 0.5, 2.0)))]
+    few = split_virtual_nodes(communicating, 8)
     many = split_virtual_nodes(types, 8)
     assert isinstance(few, VirtualNodeSplit)
     assert isinstance(many, VirtualNodeSplit)
     assert (few.counts, few.step_s) == ({"a": (4, 4)}, 1.3 + 0.1)
     assert (many.counts, many.step_s) == ({"a": (1,) * 8}, 1.0)
+
+
+def test_gpus_that_communicate_for_longer_compute_less() -> None:
+    """A virtual node takes 1 s on the fast GPU and 4 s on a slow one."""
+    fast = gpus("fast", 1, 16, BATCH_SIZE / 16, communication=CommunicationTimes((2, 5), (1.0, 1.0)))
+    slow = gpus("slow", 4, 16, BATCH_SIZE / 64)
+    alike = split_virtual_nodes([fast, replace(slow, communication=fast.communication)], 16)
+    unlike = split_virtual_nodes([fast, replace(slow, communication=fast.communication.times(4.0))], 16)
+    assert isinstance(alike, VirtualNodeSplit)
+    assert isinstance(unlike, VirtualNodeSplit)
+    assert (alike.counts, alike.step_s) == ({"fast": (8,), "slow": (2, 2, 2, 2)}, 8.0 + 1.0)
+    assert (unlike.counts, unlike.step_s) == ({"fast": (11,), "slow": (2, 2, 1)}, 8.0 + 4.0)
 
 
 def test_of_equally_fast_types_the_first_by_name_is_filled() -> None:

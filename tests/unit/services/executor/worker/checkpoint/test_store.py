@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from elasticflow.services.executor.worker.checkpoint.sharded import ShardedCheckpoints
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded
 
 
@@ -120,3 +121,49 @@ def test_checkpoint_runs_no_code(tmp_path):
     store.save(10, {"model": Surprise()})
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
         store.newest()
+
+
+def part(numbers: range) -> dict:
+    """Of a parameter with four elements."""
+    moment = {"step": torch.tensor(3.0), "moment": torch.arange(4.0)[numbers.start : numbers.stop]}
+    return {
+        "state": {0: moment},
+        "param_groups": [{"lr": 0.1, "params": [0]}],
+        "slices": [(0, numbers.start, numbers.stop)],
+        "layouts": [((2, 2), (2, 1))],
+        "group_sizes": [1],
+    }
+
+
+def save_in_parts(folder: Path, iteration: int, *, generation: int = 1) -> None:
+    store = CheckpointStore(folder, generation=generation)
+    for rank, numbers in ((1, range(2, 4)), (0, range(2))):
+        written = ShardedCheckpoints(store, rank, 2, within_s=1.0).save(
+            iteration, {**state(iteration), "optimizer": part(numbers)}
+        )
+        assert (written is None) == (rank > 0), "rank 0 completes the checkpoint"
+
+
+def test_the_parts_of_a_state_become_a_whole_one(tmp_path):
+    for iteration in (10, 20, 30):
+        save_in_parts(tmp_path, iteration)
+    newest = CheckpointStore(tmp_path, generation=1).newest()
+    assert newest is not None
+    assert newest["optimizer"]["state"][0]["moment"].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert newest["optimizer"]["param_groups"] == [{"lr": 0.1, "params": [0]}]
+    assert len(list(tmp_path.glob("*.part"))) == 4, "two checkpoints are kept"
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"torn")])
+def test_a_checkpoint_without_a_part_is_passed_over(tmp_path, damage):
+    for iteration in (10, 20):
+        save_in_parts(tmp_path, iteration)
+    damage(next(tmp_path.glob("*i00000000000020-p00001-*.part")))
+    assert newest_iteration(CheckpointStore(tmp_path, generation=1)) == 10
+
+
+def test_rank_0_names_the_ranks_whose_parts_are_missing(tmp_path):
+    store = CheckpointStore(tmp_path, generation=1)
+    with pytest.raises(TimeoutError, match="the parts of ranks 1, 2 are not in"):
+        ShardedCheckpoints(store, 0, 3, within_s=0.0).save(10, {**state(10), "optimizer": part(range(4))})
+    assert store.newest() is None

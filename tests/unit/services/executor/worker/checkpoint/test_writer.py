@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded, rename_durably
+from elasticflow.services.executor.worker.checkpoint.files import rename_durably
+from elasticflow.services.executor.worker.checkpoint.host_copies import HostCopies
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
 
@@ -144,3 +146,27 @@ def test_an_obsolete_worker_raises_superseded(tmp_path):
     writer.join()
     with pytest.raises(Superseded):
         writer.write_in_background(older, 6, {"iteration": 6})
+
+
+def test_checkpoints_that_cost_more_are_written_less_often(tmp_path, monkeypatch):
+    """A write that takes 3 s of processor time is followed by a minute of training."""
+    channel, processor_s = WorkerReported(), iter([10.0, 13.0])
+    writer = CheckpointWriter(channel)
+    assert writer.interval_s(30.0) == 30.0
+    monkeypatch.setattr("elasticflow.services.executor.worker.checkpoint.writer.time.thread_time", processor_s.__next__)
+    writer.write_in_background(CheckpointStore(tmp_path, generation=1), 5, {"iteration": 5})
+    writer.join()
+    assert writer.interval_s(30.0) == pytest.approx(60.0, abs=1.0)
+    assert writer.interval_s(90.0) == 90.0
+
+
+def test_the_memory_of_a_copy_is_reused():
+    copies, weight = HostCopies(), torch.zeros(3)
+    first = copies.begin({"weight": weight})
+    assert first["weight"].data_ptr() != weight.data_ptr()
+    weight += 1
+    second = copies.begin({"weight": weight})
+    assert copies.finish() >= 0.0
+    assert second["weight"].data_ptr() == first["weight"].data_ptr()
+    assert second["weight"].tolist() == [1.0, 1.0, 1.0]
+    assert copies.begin({"weight": torch.zeros(4)})["weight"].shape == (4,)

@@ -78,6 +78,21 @@ def test_only_a_waiting_thread_is_abandoned_and_no_wait_begins_in_a_closed_group
     assert not group.abandon_waiting_thread()
 
 
+def test_received_data_are_waited_for_and_checked_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[None] = []
+    monkeypatch.setattr(group._on_device, "wait", lambda: waits.append(None))
+    group.check_received()
+    assert not waits
+    group.all_reduce(torch.ones(1)).wait()
+    group.check_received()
+    group.check_received()
+    assert len(waits) == 1
+    group.all_reduce(torch.ones(1)).wait()
+    group.close()
+    with pytest.raises(PeerLost):
+        group.check_received()
+
+
 class NeverSums:
     """A library whose sums never end. at_begin: called when one begins."""
 

@@ -117,7 +117,7 @@ def test_torch_does_not_end_the_process_for_errors_of_our_groups_only(
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_transfers_are_one_operation_and_none_are_no_operation(library: Library, number: int) -> None:
-    transport().exchange(transfers(number), transfers(number))
+    transport().begin_exchange(transfers(number), transfers(number))()
     assert library.calls[1:] == (["start", "send", "send", "receive", "receive", "end", "wait"] if number else [])
 
 
@@ -126,7 +126,7 @@ def test_an_operation_ends_if_one_of_its_transfers_fails(library: Library, call:
     """Else no later operation of this thread would begin."""
     library.fails = {call}
     with pytest.raises(dist.DistBackendError):
-        transport().exchange(transfers(1), transfers(1))
+        transport().begin_exchange(transfers(1), transfers(1))()
     assert library.calls[-1] == "end"
 
 

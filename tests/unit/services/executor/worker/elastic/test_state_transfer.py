@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.state_transfer import NO_STATE, transfer_state
@@ -114,6 +115,78 @@ def test_training_continues_bitwise_after_a_state_transfer():
     expected, _ = trained(5)
     for found in (given, taken):
         torch.testing.assert_close(found, expected.state_dict(), rtol=0.0, atol=0.0)
+
+
+class CountingTransport:
+    """Stands for what moves tensors between GPUs; the tensors here lie on the host."""
+
+    error = ""
+
+    def __init__(self, gloo):
+        self._gloo, self.num_bytes = gloo, 0
+
+    def begin_exchange(self, sends, receives):
+        self.num_bytes += sum(transfer.tensor.numel() for transfer in sends)
+        return self._gloo.begin_exchange(sends, receives)
+
+    def wait(self):
+        pass
+
+    def release(self):
+        pass
+
+
+@pytest.mark.parametrize(("size", "num_staying", "sources"), [(3, 3, {0}), (3, 2, {0, 2}), (3, 2, {2})])
+def test_tensors_on_the_device_do_not_pass_the_host(monkeypatch, size, num_staying, sources):
+    """Unless all workers that have the state leave: they have no group on the device with those that stay."""
+    monkeypatch.setattr(groups, "device_transport", lambda gloo, *_, **__: CountingTransport(gloo))
+    store, device = dist.HashStore(), torch.device("cpu", 0)
+    is_direct = any(rank < num_staying for rank in sources)
+    host_bytes = [0] * size
+
+    def act(transfer_group):
+        rank, training_group = transfer_group.rank, None
+        if rank < num_staying:
+            training_group = Group(
+                dist.PrefixStore("training", store),
+                generation=1,
+                rank=rank,
+                size=num_staying,
+                device=device,
+                timeout_s=30,
+            )
+        exchange_on_host = transfer_group.exchange
+
+        def exchange(sends, receives):
+            host_bytes[rank] += sum(transfer.tensor.numel() for transfer in sends)
+            exchange_on_host(sends, receives)
+
+        transfer_group.exchange = exchange
+        has_it = rank in sources
+        transfer = transfer_state(
+            transfer_group,
+            iteration=12 if has_it else NO_STATE,
+            num_staying=num_staying,
+            state=state(0.5) if has_it else None,
+            device=device,
+            training_group=training_group,
+        )
+        if rank < num_staying and not has_it:
+            assert_same(transfer.state, state(0.5))
+        return transfer.num_bytes, 0 if training_group is None else training_group._on_device.num_bytes
+
+    with ThreadPoolExecutor(size) as pool:
+
+        def member(rank):
+            group = Group(
+                dist.PrefixStore("transfer", store), generation=1, rank=rank, size=size, device=None, timeout_s=30
+            )
+            return act(group)
+
+        results = list(pool.map(member, range(size)))
+    num_bytes = results[0][0] * sum(rank not in sources for rank in range(num_staying))
+    assert sum(on_device for _, on_device in results) == (num_bytes if is_direct else 0)
+    assert sum(host_bytes) == (0 if is_direct else num_bytes)
 
 
 def test_the_end_of_a_peer_is_noticed():

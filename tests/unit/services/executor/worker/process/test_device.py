@@ -1,11 +1,16 @@
 """How a worker configures its device."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextvars import copy_context
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from elasticflow.services.executor.worker.process import device
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, claim
 
 
@@ -19,14 +24,14 @@ def _as_before() -> Iterator[None]:
 
 def test_a_gpu_uses_repeatable_kernels_despite_settings_of_the_training_function() -> None:
     torch.backends.cudnn.benchmark = True
-    choose_repeatable_kernels(torch.device("cuda", 0))
+    copy_context().run(choose_repeatable_kernels, torch.device("cuda", 0))
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.is_deterministic_algorithms_warn_only_enabled(), "an operation without such a kernel may run"
     assert not torch.backends.cudnn.benchmark
 
 
 def test_a_cpu_slot_is_not_configured() -> None:
-    choose_repeatable_kernels(torch.device("cpu"))
+    copy_context().run(choose_repeatable_kernels, torch.device("cpu"))
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -38,5 +43,52 @@ def test_a_worker_sees_only_its_own_gpu(monkeypatch: pytest.MonkeyPatch, inherit
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(started))
     monkeypatch.setattr(torch.cuda, "init", lambda: started.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    bound: list[str] = []
+    monkeypatch.setattr(device, "bind_to_numa_node", bound.append)
     assert claim("cuda", 2) == claim("cuda", 2) == torch.device("cuda", 0)
     assert started[0] == os.environ["CUDA_VISIBLE_DEVICES"] == alone
+    assert set(bound) == {"0000:3b:00.0"}, "the cores next to it"
+
+
+def new_pages_of_threads(*, first: str) -> int:
+    """Pages that the kernel gives to four threads which allocate and free large tensors, once they have had them."""
+    script = f"""
+import resource, threading, torch
+from elasticflow.services.executor.worker.process.device import claim, use_one_heap
+
+def in_thread(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+def channel():
+    idle.wait()
+
+def allocate():
+    for _ in range(3):
+        torch.empty(30_000_000).fill_(1.0)
+
+idle = threading.Event()
+{first}
+busy = threading.Thread(target=channel, daemon=True)
+busy.start()
+claim("cpu", 0)
+before = 0
+for repeat in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        in_thread(allocate)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    return int(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options are glibc's")
+def test_threads_of_a_worker_reuse_the_memory_of_freed_tensors() -> None:
+    """Although another thread, which has a heap of its own by default, was there before. A small allocation inside a
+    freed tensor may cost one or two of the twelve tensors new pages."""
+    own_heaps, one_heap = new_pages_of_threads(first=""), new_pages_of_threads(first="use_one_heap()")
+    assert own_heaps > 100_000, "each tensor has 29,297 pages"
+    assert one_heap < own_heaps / 3

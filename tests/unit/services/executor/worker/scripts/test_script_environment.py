@@ -1,5 +1,8 @@
 """The environment of a torchrun script, the value of its steps, and that no worker joins it while it trains."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch.distributed as dist
 
@@ -67,8 +70,15 @@ def test_a_step_is_an_iteration_or_the_workers_part_of_one():
     assert iterations_per_step(assignment()) == 1.0
     assert iterations_per_step(assignment(batch_per_worker=32)) == 1.0
     assert iterations_per_step(assignment(world_size=1, batch_per_worker=32)) == 0.25
-    with pytest.raises(TrainingFailed, match="batch_per_worker: must be a positive number of samples, not 'some'"):
-        iterations_per_step(assignment(batch_per_worker="some"))
+    of_three = spec(global_batch_size=150, hyperparameters={"batch_per_worker": 50})
+    third = iterations_per_step(replace(assignment(world_size=1), spec=of_three))
+    assert int(sum([third] * 6)) == 2, "parts add up without rounding"
+
+
+@pytest.mark.parametrize("wrong", ["some", 0, math.inf, math.nan, True])
+def test_a_batch_that_is_no_number_of_samples_is_named(wrong):
+    with pytest.raises(TrainingFailed, match=f"batch_per_worker: must be a positive number of samples, not {wrong!r}"):
+        iterations_per_step(assignment(batch_per_worker=wrong))
 
 
 @pytest.mark.parametrize(("entry", "stops"), [("Digits", False), ("__main__", False), ("__torchrun__", True)])

@@ -20,7 +20,8 @@ from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum, _Exchange
+from elasticflow.services.executor.worker.steps.tree_exchange import TreeExchange
+from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
 CPU = torch.device("cpu")
@@ -60,21 +61,24 @@ def beside_a_lost_peer(act: Callable[[Group], object]) -> None:
 @pytest.fixture
 def _lost_after_the_first_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 sends its parts of each sum, and never sends the sum of its own."""
-    share = _Exchange._share
+    share = TreeExchange._begin_sharing
 
-    def share_unless_lost(self: _Exchange, flat: torch.Tensor) -> None:
+    def share_unless_lost(self: TreeExchange, *which: int) -> None:
         if self._group.rank == 1:
             raise PeerLost("this is the lost one")
         close_soon(self._group)
-        share(self, flat)
+        share(self, *which)
 
-    monkeypatch.setattr(_Exchange, "_share", share_unless_lost)
+    monkeypatch.setattr(TreeExchange, "_begin_sharing", share_unless_lost)
 
 
 def finish(group: Group) -> None:
     summed = TensorSum(TWO, group)
-    summed.push(TWO.micro_batches(group.rank)[0], [torch.ones(3)])
-    summed.finish([torch.ones(3)])
+    (micro_batch,) = TWO.micro_batches(group.rank)
+    summed.begin_last(micro_batch, like := [torch.ones(3)])
+    summed.push(micro_batch, [torch.ones(3)])
+    summed.finish(like)
+    summed.check_received()
 
 
 @pytest.mark.usefixtures("_lost_after_the_first_exchange")

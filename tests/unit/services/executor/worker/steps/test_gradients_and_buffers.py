@@ -8,6 +8,7 @@ from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buf
 from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
+ONE = VirtualNodes(count=1, global_batch_size=4)
 TWO = VirtualNodes(count=2, global_batch_size=4)
 UNEVEN = VirtualNodes(count=2, global_batch_size=3)
 
@@ -82,6 +83,26 @@ def test_a_replaced_buffer_counts_as_changed():
     assert mean.item() == 12.0
 
 
+def test_a_replaced_buffer_stays_when_its_only_micro_batch_resumes():
+    def replace(model):
+        model.mean = model.mean + 2.0
+
+    def read(model):
+        assert model.mean.item() == 12.0
+
+    model = Holder()
+    one_step(model, ONE, [(0, replace), (0, read)])
+    assert model.mean.item() == 12.0
+
+
+def test_statistics_of_a_layer_that_does_not_train_keep_their_bits():
+    model = nn.BatchNorm1d(1, momentum=0.5).eval()
+    model.running_mean.fill_(0.1)
+    before = model.running_mean.clone()
+    one_step(model, UNEVEN, [(v, lambda m: m(torch.tensor([[1.0], [3.0]]))) for v in range(2)])
+    assert torch.equal(model.running_mean, before)
+
+
 def test_statistics_that_torch_writes_without_counting_versions_are_seen():
     model = nn.BatchNorm1d(1, momentum=0.5)
     one_step(
@@ -91,6 +112,24 @@ def test_statistics_that_torch_writes_without_counting_versions_are_seen():
     )
     assert model.running_mean.item() == 0.5 * 4.0
     assert model.num_batches_tracked.item() == 1
+
+
+class Uncounted(nn.BatchNorm1d):
+    """As a fused layer: it does not count its passes."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(input, self.running_mean, self.running_var, training=True)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(2), Uncounted(2)])
+def test_statistics_that_change_again_after_the_optimizers_step_are_seen(layer):
+    points = torch.arange(12.0).reshape(2, 2, 3)
+    buffers = one_step(layer, TWO, [(0, lambda m: m(points)), (1, lambda m: m(points))])
+    buffers.activate(1)
+    layer(points)
+    buffers.activate(None)
+    mean = [name for name, _ in layer.named_buffers()].index("running_mean")
+    assert [changed[mean] for changed in buffers.changes()] == [0.0, 1.0]
 
 
 def test_consecutive_steps_start_with_combined_buffers():

@@ -2,7 +2,7 @@
 
 import torch
 
-from elasticflow.services.executor.worker.steps.job_state import optimizer_settings, restore_settings
+from elasticflow.services.executor.worker.steps.additional_state import optimizer_settings, restore_settings
 
 
 def test_rolling_back_restores_the_optimizers_settings():

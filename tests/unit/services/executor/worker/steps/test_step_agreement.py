@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.step_agreement import (
     PARAMETERS_EVERY,
     Agreement,
@@ -27,7 +28,7 @@ def made(dtype=torch.float32, size=5):
 
 
 def of(model, optimizer, iteration=PARAMETERS_EVERY):
-    return fingerprint(optimizer, model.parameters(), iteration)
+    return fingerprint(optimizer, model.parameters(), AdditionalState({}, optimizer), iteration)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

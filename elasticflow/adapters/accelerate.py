@@ -1,0 +1,55 @@
+"""Accelerate: scripts with their own loop, whose objects `Accelerator.prepare` has wrapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticflow.adapters.unsupported import ONE_PROCESS, PARTS, SCALE, Rule, refuse
+from elasticflow.sdk.script import ElasticLoader, running_worker
+from elasticflow.sdk.script import elastic as elastic_script
+from elasticflow.shared.training_interface import OnStep
+
+
+def elastic(
+    accelerator: Any,
+    loader: Any,
+    model: Any,
+    optimizer: Any,
+    *further: Any,
+    virtual_nodes: int = 0,
+    on_step: OnStep | None = None,
+) -> ElasticLoader:
+    """As `elasticflow.elastic`, for prepared objects. Call it after `accelerator.prepare`.
+
+        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+        loader = elastic(accelerator, loader, model, optimizer, schedule)
+        for epoch in loader.epochs(10):
+            for batch in loader: ...
+
+    Raises Unsupported for gradient accumulation, fp16, and models that Accelerate shards or distributes.
+    """
+    if running_worker() is not None:
+        _refuse_unsupported(accelerator)
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        further = tuple(getattr(each, "scheduler", each) for each in further)
+    return elastic_script(loader, model, optimizer, *further, virtual_nodes=virtual_nodes, on_step=on_step)
+
+
+def _refuse_unsupported(accelerator: Any) -> None:
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    refuse(
+        Rule(
+            accelerator.gradient_accumulation_steps > 1,
+            "gradient_accumulation_steps",
+            PARTS,
+            "multiply the job's global batch by it, and set it to 1",
+        ),
+        Rule(accelerator.scaler is not None, 'mixed_precision="fp16"', SCALE, 'set mixed_precision="bf16"'),
+        Rule(accelerator.num_processes > 1, f"{accelerator.num_processes} processes", ONE_PROCESS, "start one"),
+        Rule(
+            kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA", "TP"),
+            kind,
+            "it distributes the model by itself",
+            "remove its plugin: the model must fit on one GPU",
+        ),
+    )

@@ -1,0 +1,169 @@
+"""Lightning, as `lightning` or `pytorch_lightning`: `elastic_trainer(trainer)` before `trainer.fit(module)`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from elasticflow.adapters.unsupported import ONE_PROCESS, PARTS, SCALE, Rule, Unsupported, refuse
+from elasticflow.sdk.script import running_worker
+from elasticflow.shared.training_interface import OnStep
+
+
+def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | None = None) -> Any:
+    """Make the training of a Lightning `Trainer` elastic; returns the trainer.
+
+        trainer = elastic_trainer(Trainer(max_epochs=10))
+        trainer.fit(module, train_loader)
+
+    The job's global batch replaces the loader's batch size, and its checkpoints replace the trainer's. The trainer's
+    loggers and progress bar are off: every worker would have them. Code after `fit()` runs in one process. Raises
+    Unsupported.
+    """
+    worker = running_worker()
+    if worker is None:
+        return trainer
+    _refuse_unsupported(trainer)
+    # a bar fails when it estimates the end of a loader without one
+    removed = (*trainer.checkpoint_callbacks, trainer.progress_bar_callback)
+    trainer.callbacks = [each for each in trainer.callbacks if each not in removed]
+    trainer.loggers = []
+    strategy = trainer.strategy
+    kind = type(strategy)
+    strategy.__class__ = type(kind.__name__, (_ElasticStrategy, kind), {})
+    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, is_looped_by_library=True)
+    strategy.job = _TrainedJob(trainer, attach)
+    return trainer
+
+
+def _refuse_unsupported(trainer: Any) -> None:
+    refuse(
+        Rule(
+            trainer.accumulate_grad_batches > 1,
+            "accumulate_grad_batches",
+            PARTS,
+            "multiply the job's global batch by it, and set it to 1",
+        ),
+        Rule(trainer.precision == "16-mixed", 'precision="16-mixed"', SCALE, 'set precision="bf16-mixed"'),
+        Rule(
+            trainer.world_size > 1 or type(trainer.strategy).__name__ != "SingleDeviceStrategy",
+            f"strategy {type(trainer.strategy).__name__} with {trainer.world_size} processes",
+            ONE_PROCESS,
+            'use devices=1 and strategy="auto"',
+        ),
+        Rule(
+            trainer.limit_train_batches not in (None, 1.0),
+            "limit_train_batches",
+            "a job reads each sample once an epoch",
+            "limit the data set",
+        ),
+        Rule(
+            trainer.val_check_interval not in (None, 1.0),
+            "val_check_interval",
+            "workers join within an epoch",
+            "set check_val_every_n_epoch",
+        ),
+    )
+
+
+class _TrainedJob:
+    """The trainer's part in a job. attach: gives its objects to the worker. present: the step that is computed."""
+
+    def __init__(self, trainer: Any, attach: Callable[..., Any]) -> None:
+        self.trainer = trainer
+        self.present: Any = None
+        self._attach = attach
+        self._max_iterations = math.inf
+
+    def begin(self, loader: Any) -> _JobLoader:
+        """Attach what the trainer has made, and let only the job's iteration end its loops."""
+        trainer, fit_loop = self.trainer, self.trainer.fit_loop
+        if not trainer.lightning_module.automatic_optimization or len(trainer.optimizers) != 1:
+            raise Unsupported(
+                "manual optimization, or several optimizers,", "a step has one backward pass", "write an ElasticJob"
+            )
+        schedules = [config.scheduler for config in trainer.strategy.lr_scheduler_configs]
+        self.steps = self._attach(loader, trainer.lightning_module, trainer.optimizers[0], *schedules)
+        if fit_loop.max_epochs not in (None, -1):
+            self._max_iterations = self.steps.iterations_of(fit_loop.max_epochs)
+        if fit_loop.max_steps not in (None, -1):
+            self._max_iterations = min(self._max_iterations, fit_loop.max_steps)
+        fit_loop.max_epochs = fit_loop.epoch_loop.max_steps = -1
+        fit_loop.min_epochs = fit_loop.epoch_loop.min_steps = 0
+        return _JobLoader(self, loader)
+
+    def begin_step(self, step: Any) -> None:
+        """Set the trainer's counters to the job's position: a worker joins in the middle, and a step may repeat."""
+        self.present = step
+        trainer, fit_loop = self.trainer, self.trainer.fit_loop
+        epochs, batches = fit_loop.epoch_progress.current, fit_loop.epoch_loop.batch_progress.current
+        epochs.ready = epochs.started = self.steps.epoch + 1
+        epochs.processed = epochs.completed = self.steps.epoch
+        batches.ready = batches.started = batches.processed = batches.completed = self.steps.iteration_in_epoch
+        optimization = fit_loop.epoch_loop.automatic_optimization.optim_progress
+        optimization.optimizer.step.total.completed = self.steps.iteration
+        fetcher = fit_loop._data_fetcher
+        fetcher.length = fetcher.fetched + 1 if self.steps.step_ends_epoch else sys.maxsize
+        trainer.val_check_batch = math.inf  # at the end of an epoch
+
+    def end_step(self) -> None:
+        self.trainer.should_stop |= self.steps.iteration >= self._max_iterations
+
+
+class _JobLoader:
+    """In place of the trainer's loader for training."""
+
+    def __init__(self, job: _TrainedJob, loader: Any) -> None:
+        self._job = job
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in self._job.steps:
+            self._job.begin_step(step)
+            yield step
+        self._job.trainer.should_stop |= self._job.steps.has_ended
+
+    def __len__(self) -> int:
+        """Without one, the trainer would fetch a step before the present one is computed."""
+        return sys.maxsize
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _ElasticStrategy(ABC):  # as a strategy: else Python refuses to change the class of an object
+    """Overrides of a strategy for one device: a batch of the trainer is a step, with several parts."""
+
+    job: _TrainedJob
+    lightning_module: Any
+    precision_plugin: Any
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        made = super().process_dataloader(dataloader)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.job.begin(made) if self.job.trainer.training else made
+
+    def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """A step stays as it is; its parts follow in `training_step`."""
+        if batch is self.job.present:
+            return batch
+        return super().batch_to_device(batch, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def training_step(self, step: Any, *args: Any, **kwargs: Any) -> Any:
+        del step
+        part = self.batch_to_device(self._part)
+        self.job.trainer._logger_connector.on_batch_start(part)  # the size of what the module logs
+        return super().training_step(part, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> None:
+        """The closure computes one part; clipping and the optimizer's step follow once."""
+        del model
+        for part in self.job.present:
+            self._part = part
+            closure()
+        self.precision_plugin._after_closure(self.lightning_module, optimizer)
+        optimizer.step(**kwargs)
+        self.job.end_step()

@@ -1,0 +1,137 @@
+"""Hugging Face Trainer: `elastic_trainer(trainer)` before `trainer.train()`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from elasticflow.adapters.unsupported import ONE_PROCESS, PARTS, SCALE, Rule, refuse
+from elasticflow.sdk.script import running_worker
+from elasticflow.shared.training_interface import OnStep
+
+
+def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | None = None) -> Any:
+    """Make the training of a `transformers.Trainer`, or of a subclass, elastic; returns the trainer.
+
+        trainer = elastic_trainer(Trainer(model=model, args=args, train_dataset=train_dataset))
+        trainer.train()
+
+    The job's global batch replaces per_device_train_batch_size, and its checkpoints replace the trainer's. Code after
+    `train()` runs in one process. Raises Unsupported.
+    """
+    worker = running_worker()
+    if worker is None:
+        return trainer
+    _refuse_unsupported(trainer)
+    trainer.args.save_strategy = "no"
+    trainer.args.per_device_train_batch_size = worker.global_batch_size
+    kind = type(trainer)
+    trainer.__class__ = type(kind.__name__, (_ElasticLoop, kind), {})
+    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, is_looped_by_library=True)
+    trainer.callback_handler.callbacks.insert(0, _callback_of(trainer, attach))
+    return trainer
+
+
+def _refuse_unsupported(trainer: Any) -> None:
+    args = trainer.args
+    refuse(
+        Rule(
+            args.gradient_accumulation_steps > 1,
+            "gradient_accumulation_steps",
+            PARTS,
+            "multiply the job's global batch by it, and set it to 1",
+        ),
+        Rule(bool(args.fp16), "fp16=True", SCALE, "set bf16=True"),
+        Rule(bool(args.deepspeed), "deepspeed", ONE_PROCESS, "remove it: the model must fit on one GPU"),
+        Rule(bool(args.fsdp), "fsdp", ONE_PROCESS, "remove it: the model must fit on one GPU"),
+        Rule(args.world_size * max(args.n_gpu, 1) > 1, "more than one device", ONE_PROCESS, "use one"),
+        Rule(
+            args.load_best_model_at_end,
+            "load_best_model_at_end",
+            "the trainer saves no checkpoints",
+            "evaluate after train()",
+        ),
+        Rule(bool(args.report_to), f"report_to={args.report_to}", "every worker would report", 'set report_to="none"'),
+        Rule(
+            args.include_num_input_tokens_seen not in (False, "no"),
+            "include_num_input_tokens_seen",
+            "a worker sees a part of the tokens",
+            "remove it",
+        ),
+        Rule(
+            args.auto_find_batch_size,
+            "auto_find_batch_size",
+            "the job divides batches that exceed the memory",
+            "remove it",
+        ),
+    )
+
+
+class _ElasticLoop:
+    """Overrides of a trainer: one pass of its loop is one step of the job."""
+
+    def get_train_dataloader(self) -> Any:
+        return _JobLoader(super().get_train_dataloader())  # pyright: ignore[reportAttributeAccessIssue]
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
+        """Loops without an end: the number of steps ends the training, since steps may repeat after a crash."""
+        _, _, *more = super().set_initial_training_values(args, dataloader)  # pyright: ignore[reportAttributeAccessIssue]
+        return (sys.maxsize, sys.maxsize, *more)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], None]:
+        """The next step, as the only batch of a pass. The loss is a mean over samples, whose number is fixed."""
+        for step in epoch_iterator:
+            return [step], None
+        self.control.should_epoch_stop = True  # pyright: ignore[reportAttributeAccessIssue]
+        return [], None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        losses = [super(_ElasticLoop, self).training_step(model, part) for part in inputs]  # pyright: ignore[reportAttributeAccessIssue]
+        return sum(losses) / len(losses)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Unknown for a step of which other workers compute parts."""
+        del inputs
+        return 0
+
+
+class _JobLoader:
+    """In place of the trainer's loader. steps: of the job, once the training has begun."""
+
+    steps: Any
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _callback_of(trainer: Any, attach: Callable[..., Any]) -> Any:
+    """Attaches the trainer to the job, and keeps its counters at the job's position."""
+    from transformers import TrainerCallback  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+
+    class JobPosition(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            loader = objects["train_dataloader"]
+            optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # as it was before Accelerate
+            self._steps = loader.steps = attach(loader, trainer.model_wrapped, optimizer, trainer.lr_scheduler)
+            state.global_step = trainer._initial_global_step = trainer._globalstep_last_logged = self._steps.iteration
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            """Before the trainer's own callback, which compares the step with the last one."""
+            state.global_step, state.epoch = self._steps.iteration, self._steps.epochs_done
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            if self._steps.has_ended:
+                control.should_training_stop = True
+
+    return JobPosition()

@@ -1,0 +1,94 @@
+"""`eflow ui`: the pool, or an exported ledger, in a browser."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant
+from elasticflow.cli.terminal_output import note, say_line
+from elasticflow.client.client import Client
+from elasticflow.client.ledger import read_ledger
+from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
+from elasticflow.shared.extras import require_extra
+from elasticflow.shared.runtime.process.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from elasticflow.web.reading import Page
+
+_LOOPBACK = "127.0.0.1"
+
+
+def ui(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="An exported ledger. Default: the live pool."),
+    ] = None,
+    operator: Annotated[
+        bool,
+        typer.Option("--operator", help="Let the page cancel, amend, checkpoint and reserve, as your tenant."),
+    ] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Default: a free one.")] = 0,
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen at; in a container 0.0.0.0, published on loopback only."),
+    ] = _LOOPBACK,
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Show the pool in a browser: promises, jobs, nodes, quotes, and a replay of
+    every decision. Ctrl-C ends the command.
+
+    It prints a link that opens one browser on this machine. The page reads only,
+    unless --operator is given. It needs the extra `web`.
+
+    \b
+    Examples:
+      eflow ui
+      eflow ui --operator --port 8420
+      eflow ui run.ledger          (an export, without NATS)
+    """
+    require_extra("web", "eflow ui")
+    if file is not None:
+        asyncio.run(_serve_file(file, host, port))
+        return
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    asyncio.run(_serve_pool(endpoint, host, port, tenant=tenant, operator=operator))
+
+
+async def _serve_pool(endpoint: Endpoint, host: str, port: int, *, tenant: str, operator: bool) -> None:
+    from elasticflow.web.reading import LIVE, Page  # here: other commands do without the extra
+    from elasticflow.web.sources import LiveSource
+
+    clock = SystemClock()
+    async with Client.connect(endpoint, tenant=tenant, clock=clock) as client:
+        source = LiveSource(client, clock)
+        page = Page(sources={LIVE: source}, client=client, data_dir=endpoint.data_dir, operator=operator)
+        await _serve(page, source.follow, host, port, source.title)
+
+
+async def _serve_file(file: Path, host: str, port: int) -> None:
+    from elasticflow.web.reading import LIVE, Page
+    from elasticflow.web.sources import RecordedSource
+
+    source = RecordedSource(file.name, read_ledger(file))
+    await _serve(Page(sources={LIVE: source}), source.fold_all, host, port, source.title)
+
+
+async def _serve(page: "Page", beside: "Callable[[], Awaitable[None]]", host: str, port: int, title: str) -> None:
+    from elasticflow.web.security import Sessions
+    from elasticflow.web.server import application, listening_socket, serve
+
+    with contextlib.closing(listening_socket(host, port)) as listening:
+        sessions = Sessions(listening.getsockname()[1])
+        page.csrf_token = sessions.csrf_token
+        app = application(page, sessions, lambda: note(f"opened; another browser: {sessions.new_link()}"))
+        say_line(f"{title}: {sessions.new_link()}")
+        note("the link opens one browser; Ctrl-C ends the server")
+        await serve(app, listening, beside)

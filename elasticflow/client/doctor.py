@@ -1,0 +1,179 @@
+"""What is wrong with a pool and with this machine, each with what to do. Nothing is changed."""
+
+import asyncio
+import json
+import os
+import shutil
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from elasticflow.client.curve_check import curve_problems
+from elasticflow.client.ledger import LedgerView
+from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.extras import require_one_version, torch_problem
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
+from elasticflow.shared.runtime.process.nats_access import NatsAccess, readable_by_others
+from elasticflow.shared.runtime.service.clock_check import ClockCheck
+from elasticflow.shared.runtime.service.decision_problems import (
+    chain_problem,
+    clock_problem,
+    plan_problem,
+    version_problem,
+)
+
+LEAST_FREE_BYTES = 1 << 30
+_SYNC = "sync_interval: always"
+_HTTP_TIMEOUT_S = 5.0
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_EXAMPLE_TOKEN = "development-only"  # of deploy/compose.yaml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check. problem: what is wrong and what to do; "" if nothing is. unknown: why it is missing."""
+
+    check: str
+    problem: str = ""
+    unknown: str = ""
+
+
+async def examine(
+    endpoint: Endpoint, *, replicas: int, clock: Clock, environment: Mapping[str, str], monitor_urls: Sequence[str] = ()
+) -> tuple[Finding, ...]:
+    """replicas: that each stream should have. monitor_urls: of the NATS servers' HTTP pages.
+
+    Checks of the pool need a connection; without one its error is found.
+    """
+    access = NatsAccess.from_environment(environment)
+    findings = [
+        *_findings("credentials", (*access.problems(), *_secret_problems(endpoint))),
+        *_findings("TLS", _encryption_problems(endpoint, access)),
+        *_findings("tenants", _token_problems(endpoint, access)),
+        *_findings("isolation", await asyncio.to_thread(lambda: tuple(_isolation_problems(environment, access)))),
+        *_findings("disk", _disk_problems(endpoint.data_dir or Path.cwd())),
+        *_findings("versions", _version_problems()),
+        *await asyncio.to_thread(_sync_findings, endpoint, monitor_urls),
+    ]
+    try:
+        limits = StreamLimits(replicas=replicas)
+        bus = await connect_nats(endpoint.nats_url, name="eflow-doctor", access=access, limits=limits)
+    except ElasticFlowError as error:
+        return (*findings, Finding(check="connection", problem=str(error)))
+    try:
+        return (*findings, Finding(check="connection"), *[each async for each in _of_pool(bus, endpoint.pool, clock)])
+    finally:
+        await bus.close()
+
+
+async def _of_pool(bus: NatsBus, pool: str, clock: Clock) -> AsyncIterator[Finding]:
+    clock_check = ClockCheck(bus, pool, clock)
+
+    async def streams() -> Iterable[str]:
+        return await bus.problems(pool)
+
+    async def decisions() -> Iterable[str | None]:
+        await clock_check.ask()
+        state, chain = await LedgerView(bus, pool).state_and_chain()
+        of_clock = clock_problem(clock_check, state.config.deadline_slack_s)
+        return of_clock, version_problem(state), plan_problem(state), chain_problem(chain, state)
+
+    async def curves() -> Iterable[str]:
+        return curve_problems(await LedgerView(bus, pool).state())
+
+    checks: tuple[tuple[str, Callable[[], Awaitable[Iterable[Any]]]], ...] = (
+        ("streams", streams),
+        ("clock and plan", decisions),
+        ("curves", curves),
+    )
+    for name, check in checks:
+        try:
+            problems = await check()
+        except ElasticFlowError as error:
+            problems = (str(error),)
+        for finding in _findings(name, problems):
+            yield finding
+
+
+def _findings(check: str, problems: Iterable[str | None]) -> tuple[Finding, ...]:
+    found = tuple(Finding(check=check, problem=problem) for problem in problems if problem)
+    return found or (Finding(check=check),)
+
+
+def _secret_problems(endpoint: Endpoint) -> Iterable[str]:
+    """Of the files that `eflow up` has written."""
+    if endpoint.data_dir is None:
+        return
+    for file in (endpoint.data_dir / "nats" / "token", endpoint.data_dir / "run.json"):
+        if (problem := readable_by_others(file)) is not None:
+            yield f"{file}: {problem}"
+
+
+def _encryption_problems(endpoint: Endpoint, access: NatsAccess) -> Iterable[str]:
+    if access.ca is None and (hosts := _other_hosts(endpoint)):
+        yield f"messages to {', '.join(hosts)} are not encrypted: set up TLS in NATS, and EF_NATS_CA here"
+
+
+def _token_problems(endpoint: Endpoint, access: NatsAccess) -> Iterable[str]:
+    if any(urlsplit(url).username == _EXAMPLE_TOKEN for url in endpoint.nats_url.split(",")):
+        yield f"the token is {_EXAMPLE_TOKEN!r}, which everyone can read in the documentation: set NATS_TOKEN"
+    if access.credentials is None and _other_hosts(endpoint):
+        yield "one token permits everything to all clients: give each its own key with `eflow keys`"
+
+
+def _other_hosts(endpoint: Endpoint) -> tuple[str, ...]:
+    hosts = (urlsplit(url).hostname or "" for url in endpoint.nats_url.split(","))
+    return tuple(host for host in hosts if host not in _LOOPBACK)
+
+
+def _isolation_problems(environment: Mapping[str, str], access: NatsAccess) -> Iterable[str]:
+    """Of an executor with this environment."""
+    has_key = access.credentials is not None and "EF_NODE_ID" in environment
+    mode = environment.get("EF_ISOLATION") or ("auto" if has_key else "none")
+    if mode != "none" and (problem := namespaces_problem()):
+        yield (
+            f"jobs see the processes and files of their executor's user: {problem}; permit user namespaces and mounts, "
+            "and set EF_ISOLATION=required"
+        )
+    elif mode == "none" and os.geteuid() == 0:
+        yield "this is the user root, and jobs run as the user of their executor: set EF_ISOLATION=auto"
+
+
+def _disk_problems(folder: Path) -> Iterable[str]:
+    if (free := shutil.disk_usage(folder).free) < LEAST_FREE_BYTES:
+        yield f"{folder} has {free >> 20} MiB free, less than {LEAST_FREE_BYTES >> 20} MiB: free disk space"
+
+
+def _sync_findings(endpoint: Endpoint, monitor_urls: Sequence[str]) -> tuple[Finding, ...]:
+    """Whether servers acknowledge only what is on their disks. NATS tells it on its HTTP page only."""
+    own = endpoint.data_dir / "nats" / "server.conf" if endpoint.data_dir is not None else None
+    if own is not None and own.exists():
+        return _findings("sync", () if _SYNC in own.read_text() else (f"{own} has no `{_SYNC}`: restart `eflow up`",))
+    if not monitor_urls:
+        return (Finding(check="sync", unknown="name the HTTP page of each NATS server with --nats-monitor"),)
+    return _findings("sync", map(_sync_problem, monitor_urls))
+
+
+def _sync_problem(url: str) -> str | None:
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/varz", timeout=_HTTP_TIMEOUT_S) as page:
+            syncs = json.load(page)["jetstream"]["config"].get("sync_always", False)
+    except (OSError, ValueError, KeyError) as error:
+        return f"{url}/varz cannot be read ({error}): set `http` in the configuration of NATS"
+    return None if syncs else f"{url} may lose what it has acknowledged: set `{_SYNC}` in its section jetstream"
+
+
+def _version_problems() -> Iterable[str]:
+    try:
+        require_one_version()
+    except ElasticFlowError as error:
+        yield str(error)
+    if (problem := torch_problem()) is not None:
+        yield problem

@@ -1,0 +1,42 @@
+"""The jobs and padding loads that an event concerns. Pure."""
+
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.events import Event, LoadEvent
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState
+
+_ON_THE_POOL = (events.NodeJoined, events.NodeLost, events.PoolConfigured)
+
+
+def names_concerned(event: Event, before: PoolState, after: PoolState) -> tuple[str, ...]:
+    """Their names, each once; the name "" for an event on a node or on the whole pool."""
+    match event:
+        case events.AllocationDecided():
+            names = (*event.num_gpus_by_job, *before.num_gpus_by_job)
+            return tuple(name for name in dict.fromkeys(names) if _share(before, name) != _share(after, name))
+        case events.PlacementDecided():
+            return tuple(placed.job_id for placed in event.placements)
+        case events.ThroughputMeasured() | events.ProfileCompleted():
+            key = event.profile_key
+            return tuple(name for name, job in after.live_jobs.items() if is_profile_of(job, key))
+        case events.JobAdmitted():
+            return (event.job_id, *(name for name in event.replanned if name != event.job_id))
+        case events.NodeLost():
+            return ("", *(name for name, job in before.live_jobs.items() if event.node_id in job.nodes))
+        case _ if isinstance(event, _ON_THE_POOL):
+            return ("",)
+        case _ if isinstance(event, LoadEvent):
+            return (event.load_id,)
+        case _:
+            name = getattr(event, "job_id", "")
+            return (name,) if name else ()
+
+
+def is_profile_of(job: Job, profile_key: str) -> bool:
+    """Whether the live job waits for this scaling curve, or trains by it."""
+    return job.live and job.spec is not None and profile_key in (job.spec.profile_key, job.spec.measured_key)
+
+
+def _share(state: PoolState, name: str) -> int:
+    job = state.job(name)
+    return 0 if job is None else job.num_gpus

@@ -1,0 +1,145 @@
+"""What the page shows, as values for JSON. Pure.
+
+The texts are those of the command line. Times are seconds since 1970.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+from elasticflow.history.formatting import offer_in_words, schedule_in_words, spec_in_words
+from elasticflow.history.load_views import load_views
+from elasticflow.history.pool_views import JobView, gpu_type_of, job_view, node_views
+from elasticflow.sdk.times import duration_in_words
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.state.gpu_types import num_added_by_type
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
+from elasticflow.web.pool_history import FeedEntry, JobTrack, PoolHistory
+
+FEED_COUNT = 200  # sentences on the page of the pool
+_DAY_S = 86_400.0
+_OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offers")  # `asdict` copies at depth
+
+
+def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: int) -> dict[str, Any]:
+    """What messages after this sequence have changed; everything if it is 0. state: now, or one of the past."""
+    names = sorted(history.changed_after(after))
+    jobs = [job for name in names if (job := state.job(name)) is not None]
+    has_new_nodes = history.nodes_changed_sequence > after or state is not history.state
+    feed = history.feed_until(state.sequence, after=after, count=FEED_COUNT)
+    return {
+        "sequence": state.sequence,
+        "now_s": now_s,
+        "num_gpus": state.num_gpus,
+        "num_gpus_by_type": num_gpus_by_type(state),
+        "num_gpus_used": sum(len(job.gpus) for job in state.live_jobs.values()),
+        "num_forgotten": state.num_forgotten,
+        "jobs": [_job_row(state, job, history.tracks.get(job.job_id), now_s) for job in jobs],
+        "nodes": [asdict(view) for view in node_views(state)] if has_new_nodes else None,
+        "loads": [
+            {**asdict(view), "progress": view.progress, "tasks_in_words": view.tasks_in_words}
+            for view in load_views(state, now_s, ended=True)
+        ],
+        "quotes": [
+            {"job_id": quote.job_id, "deadline_s": quote.deadline_s, "promised": _flat(quote.schedule)}
+            for quote in state.quotes_at(now_s)
+        ],
+        "feed": [feed_row(entry) for entry in feed],
+    }
+
+
+def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -> dict[str, Any]:
+    """The page of one job."""
+    track = history.tracks.get(job.job_id) or JobTrack()
+    spec = job.spec
+    return {
+        "row": _job_row(state, job, track, now_s),
+        "spec": spec_in_words(spec) if spec else "",
+        "hyperparameters": dict(spec.hyperparameters) if spec else {},
+        "promise": schedule_in_words(job.minimum_satisfactory_share) if job.minimum_satisfactory_share else "",
+        "offers": [{**asdict(offer), "text": offer_in_words(offer, spec, job.decided_at_s)} for offer in job.offers],
+        "traceback": job.traceback,
+        "history": [asdict(entry) for entry in track.history if entry.sequence <= state.sequence],
+        "reports": [asdict(report) for report in track.reports if report.sequence <= state.sequence],
+    }
+
+
+def tenant_rows(state: PoolState, now_s: float) -> list[dict[str, Any]]:
+    """What each tenant was promised in the last 24 hours, and its limits."""
+    tenants = {*state.usage, *state.config.quotas, *(job.tenant for job in state.live_jobs.values())}
+    return [_tenant_row(state, tenant, now_s) for tenant in sorted(tenants)]
+
+
+def feed_row(entry: FeedEntry) -> dict[str, Any]:
+    return {"name": entry.name, **asdict(entry.entry)}
+
+
+def _tenant_row(state: PoolState, tenant: str, now_s: float) -> dict[str, Any]:
+    usage = [used for used in state.usage.get(tenant, ()) if now_s - used.at_s < _DAY_S]
+    live = [job for job in state.live_jobs.values() if job.tenant == tenant]
+    quota = state.config.quota(tenant)
+    return {
+        "tenant": tenant,
+        "num_live_jobs": len(live),
+        "num_gpus": sum(len(job.gpus) for job in live),
+        "num_promised_jobs": sum(used.num_jobs for used in usage),
+        "promised_gpu_hours": sum(used.gpu_seconds for used in usage) / 3_600.0,
+        "max_jobs_per_day": quota.max_jobs_per_day,
+        "max_gpu_hours_per_day": quota.max_gpu_hours_per_day,
+    }
+
+
+def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -> dict[str, Any]:
+    view = job_view(
+        job, now_s, state.gpu_limits.get(job.job_id), gpu_type_of(state, job), num_added_by_type(state, job)
+    )
+    steps = track.steps if track else ()
+    return {
+        **{name: getattr(view, name) for name in _OF_A_JOB},
+        "progress": view.progress,
+        "live": job.live,
+        "promise": promise_word(job),
+        "sentence": _sentence(view),
+        "steps": [[step.at_s, step.num_gpus] for step in steps if step.sequence <= state.sequence],
+        "promised": _flat(job.planned_share or job.minimum_satisfactory_share) if job.live else [],
+        "submittable": job.spec is not None and not job.profile_only,
+        "global_batch_size": job.spec.global_batch_size if job.spec else 0,
+    }
+
+
+def promise_word(job: Job) -> str:
+    """What became of its promise: "" if it has none; else live, at risk, kept, broken, or void."""
+    if job.spec is None or job.spec.job_class is not JobClass.SLO or job.deadline_s is None:
+        return ""
+    match job.phase:
+        case Phase.ADMITTED:
+            return "at risk" if job.at_risk else "live"
+        case Phase.FINISHED:
+            return "kept" if job.ended_at_s is not None and job.ended_at_s <= job.deadline_s else "broken"
+        case Phase.FAILED | Phase.CANCELLED if job.minimum_satisfactory_share:
+            return "void"
+        case _:
+            return ""
+
+
+def _sentence(view: JobView) -> str:
+    """As "running on 4 GPUs, iteration 120 of 300; the expected finish is 51.0s before its deadline"."""
+    words = [view.activity + (f" on {view.num_gpus} GPU{'' if view.num_gpus == 1 else 's'}" if view.num_gpus else "")]
+    if view.max_iterations:
+        words.append(f"iteration {view.iteration} of {view.max_iterations}")
+    text = ", ".join(words)
+    if view.margin_s is not None:
+        side = "before" if view.margin_s >= 0 else "after"
+        finish = "the expected finish is" if view.ended_at_s is None else "it ended"
+        text += f"; {finish} {duration_in_words(abs(view.margin_s))} {side} its deadline"
+    return text + (f"; {view.explanation}" if view.explanation else "")
+
+
+def _flat(schedule: ShareSchedule) -> list[list[float]]:
+    return [[segment.start_s, segment.end_s, segment.num_gpus] for segment in _used(schedule)]
+
+
+def _used(schedule: ShareSchedule) -> Iterable[Any]:
+    return (segment for segment in segments(schedule) if segment.num_gpus)

@@ -1,0 +1,181 @@
+"""A ledger as the page draws it: the state, and for each job its GPUs and reports over time. Pure."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
+from elasticflow.history.names_concerned import names_concerned
+from elasticflow.history.pool_views import expected_finish_s
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState
+
+CHECKPOINT_EVERY = 128  # messages between two states that are kept at first; a step of the replay folds so many
+MAX_CHECKPOINTS = 64  # beyond, every second one is dropped: each may hold another version of every live job
+MAX_REPORTS = 2_000  # of one job; beyond, every second one is dropped
+MAX_FEED = 100_000
+_ONLY_OF_A_JOB = (events.WorkersStopped.__name__, events.CheckpointRequested.__name__)  # consequences, not decisions
+_NODE_EVENTS = (events.NodeJoined, events.NodeLost, events.WorkerLagged, events.PlacementDecided)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """From at_s on, the job holds num_gpus GPUs."""
+
+    sequence: int
+    at_s: float
+    num_gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The progress of a job at one time. margin_s: deadline less expected finish, as it was then."""
+
+    sequence: int
+    at_s: float
+    iteration: int
+    num_gpus: int
+    iterations_per_s: float | None
+    margin_s: float | None
+    metrics: Mapping[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class JobTrack:
+    """What is kept of a job or padding load beside the state."""
+
+    changed_sequence: int = 0
+    steps: list[Step] = field(default_factory=list[Step])
+    reports: list[Report] = field(default_factory=list[Report])
+    history: list[HistoryEntry] = field(default_factory=list[HistoryEntry])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedEntry:
+    """One sentence; name: of the job or load, "" for a node or the whole pool."""
+
+    name: str
+    entry: HistoryEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state after a message, from which later states are folded."""
+
+    at_s: float
+    state: PoolState
+
+
+class PoolHistory:
+    """Folds one ledger, message by message."""
+
+    def __init__(self) -> None:
+        self._words = EventsInWords()
+        self.tracks: dict[str, JobTrack] = {}
+        self.feed: list[FeedEntry] = []
+        self.first_at_s = 0.0
+        self.last_at_s = 0.0
+        self.nodes_changed_sequence = 0
+        self.checkpoint_every = CHECKPOINT_EVERY
+        self._checkpoints = [Checkpoint(at_s=0.0, state=PoolState())]
+
+    @property
+    def state(self) -> PoolState:
+        return self._words.state
+
+    def fold(self, sequence: int, at_s: float, message: LedgerMessage) -> None:
+        before = self.state
+        said = self._words.fold(sequence, at_s, message)
+        self.first_at_s = self.first_at_s or at_s
+        self.last_at_s = max(self.last_at_s, at_s)
+        if not isinstance(message, Unreadable):
+            self._follow(sequence, at_s, message, before)
+        for name, entry in said:
+            if name:
+                append_entry(self._track(name, sequence).history, entry)
+            if not entry.is_report and entry.type not in _ONLY_OF_A_JOB:
+                self.feed.append(FeedEntry(name=name, entry=entry))
+        if len(self.feed) > MAX_FEED:
+            del self.feed[: MAX_FEED // 2]
+        if sequence % self.checkpoint_every == 0:
+            self._keep_state(at_s)
+        if self.state.num_forgotten > before.num_forgotten:
+            self._forget()
+
+    def feed_until(self, sequence: int, *, after: int = 0, count: int) -> list[FeedEntry]:
+        """The newest sentences on messages after one and up to another, oldest first."""
+        end = bisect_right(self.feed, sequence, key=lambda entry: entry.entry.sequence)
+        start = bisect_right(self.feed, after, key=lambda entry: entry.entry.sequence)
+        return self.feed[max(start, end - count) : end]
+
+    def checkpoint_before(self, sequence: int) -> Checkpoint:
+        """The last one up to this sequence."""
+        index = bisect_right(self._checkpoints, sequence, key=lambda checkpoint: checkpoint.state.sequence)
+        return self._checkpoints[max(0, index - 1)]
+
+    def checkpoint_before_time(self, at_s: float) -> Checkpoint:
+        """The last one up to this instant."""
+        index = bisect_right(self._checkpoints, at_s, key=lambda checkpoint: checkpoint.at_s)
+        return self._checkpoints[max(0, index - 1)]
+
+    def changed_after(self, sequence: int) -> Iterator[str]:
+        """Jobs and loads that a later message concerns."""
+        return (name for name, track in self.tracks.items() if track.changed_sequence > sequence)
+
+    def _follow(self, sequence: int, at_s: float, message: Event | PlanDecided, before: PoolState) -> None:
+        parts = message.events if isinstance(message, PlanDecided) else (message,)
+        names = {name for event in parts for name in names_concerned(event, before, self.state)}
+        if isinstance(message, PlanDecided):  # a plan may change the schedules of any jobs
+            after = self.state.live_jobs
+            names |= {name for name, job in before.live_jobs.items() if after.get(name) is not job}
+        for name in names - {""}:
+            track = self._track(name, sequence)
+            if job := self.state.job(name):
+                _add_step(track, job, sequence, at_s)
+        for event in parts:
+            if isinstance(event, JobProgressed) and (job := self.state.job(event.job_id)):
+                _add_report(self._track(event.job_id, sequence), job, event, sequence)
+        if any(isinstance(event, _NODE_EVENTS) for event in parts) or self.state.nodes is not before.nodes:
+            self.nodes_changed_sequence = sequence
+
+    def _keep_state(self, at_s: float) -> None:
+        self._checkpoints.append(Checkpoint(at_s=at_s, state=self.state))
+        if len(self._checkpoints) > MAX_CHECKPOINTS:
+            self.checkpoint_every *= 2
+            del self._checkpoints[1::2]
+
+    def _track(self, name: str, sequence: int) -> JobTrack:
+        track = self.tracks.setdefault(name, JobTrack())
+        track.changed_sequence = sequence
+        return track
+
+    def _forget(self) -> None:
+        """The state keeps only the newest ended jobs, and so does the page."""
+        kept = {name for name in self.tracks if self.state.job(name) or name in self.state.loads}
+        self.tracks = {name: track for name, track in self.tracks.items() if name in kept}
+
+
+def _add_step(track: JobTrack, job: Job, sequence: int, at_s: float) -> None:
+    num_gpus = len(job.gpus) if job.live else 0
+    if num_gpus != (track.steps[-1].num_gpus if track.steps else 0):
+        track.steps.append(Step(sequence=sequence, at_s=at_s, num_gpus=num_gpus))
+
+
+def _add_report(track: JobTrack, job: Job, event: JobProgressed, sequence: int) -> None:
+    finish_s = expected_finish_s(job, event.at_s)
+    if len(track.reports) >= MAX_REPORTS:
+        del track.reports[::2]
+    track.reports.append(
+        Report(
+            sequence=sequence,
+            at_s=event.at_s,
+            iteration=event.iteration,
+            num_gpus=len(job.gpus),
+            iterations_per_s=event.iterations_per_s,
+            margin_s=job.deadline_s - finish_s if job.deadline_s and finish_s else None,
+            metrics=event.metrics,
+        )
+    )

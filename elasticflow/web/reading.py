@@ -1,0 +1,197 @@
+"""The routes that read: the pool and its changes, one job, its logs, events, tenants, and quotes."""
+
+import contextlib
+from dataclasses import asdict, dataclass, field, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from elasticflow.client.client import Client
+from elasticflow.client.worker_logs import LogReader
+from elasticflow.history.event_rows import event_rows
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.web.page_values import job_detail, pool_update, tenant_rows
+from elasticflow.web.sources import Source, state_at, state_at_time
+from elasticflow.web.streams import PoolStream, encoded, log_events
+
+LIVE = "live"
+_EVENT_STREAM = "text/event-stream"
+_MAX_ROWS = 500
+_ANY_DEADLINE_S = 86_400.0  # a quote ignores it
+
+
+@dataclass(slots=True, kw_only=True)
+class Page:
+    """What all routes share. sources: by name, LIVE the first; client: None for a page of a file."""
+
+    sources: dict[str, Source]
+    csrf_token: str = ""
+    client: Client | None = None
+    data_dir: Path | None = None
+    operator: bool = False
+    streams: dict[str, PoolStream] = field(default_factory=dict[str, PoolStream])
+
+    def source(self, request: Request) -> Source:
+        name = request.query_params.get("source", LIVE)
+        if name not in self.sources:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"no ledger {name!r} is open; open its file again")
+        return self.sources[name]
+
+    def connected(self) -> Client:
+        if self.client is None:
+            raise HTTPException(HTTPStatus.CONFLICT, "this page shows a file, not a live pool")
+        return self.client
+
+
+def page_of(request: Request) -> Page:
+    page = request.app.state.page
+    assert isinstance(page, Page)
+    return page
+
+
+def as_json(value: Any) -> Response:
+    return Response(encoded(value), media_type="application/json")
+
+
+def number(request: Request, name: str, otherwise: int) -> int:
+    """A query parameter that is a number. Raises HTTPException."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return otherwise
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} must be a number, not {text!r}")
+    return int(text)
+
+
+async def session(request: Request) -> Response:
+    page = page_of(request)
+    shown = {
+        name: {
+            "title": source.title,
+            "is_live": source.is_live,
+            "first_at_s": source.history.first_at_s,
+            "last_at_s": source.history.last_at_s,
+            "last_sequence": source.history.state.sequence,
+        }
+        for name, source in page.sources.items()
+    }
+    tenant = page.client.tenant if page.client else ""
+    return as_json({"operator": page.operator, "tenant": tenant, "csrf_token": page.csrf_token, "sources": shown})
+
+
+async def stream(request: Request) -> Response:
+    page = page_of(request)
+    name = request.query_params.get("source", LIVE)
+    of_source = page.streams.setdefault(name, PoolStream(page.source(request)))
+    last = request.headers.get("last-event-id", "")
+    after = int(last) if last.isascii() and last.isdigit() else 0
+    return StreamingResponse(of_source.events(after), media_type=_EVENT_STREAM)
+
+
+async def state(request: Request) -> Response:
+    """The pool after one message of the ledger."""
+    source = page_of(request).source(request)
+    past, at_s = await _state(request, source)
+    return as_json(pool_update(source.history, past, at_s, after=0) | {"whole": True})
+
+
+async def job(request: Request) -> Response:
+    source = page_of(request).source(request)
+    past, at_s = await _state(request, source)
+    return as_json(job_detail(source.history, past, known_job(request, past), at_s))
+
+
+async def logs(request: Request) -> Response:
+    page = page_of(request)
+    job_id = known_job(request, page.source(request).history.state).job_id
+    if page.data_dir is None:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "the pool's data folder is not known here (--data-dir)")
+    reader = LogReader(page.data_dir / "logs" / job_id, None)
+    return StreamingResponse(log_events(reader), media_type=_EVENT_STREAM)
+
+
+async def events(request: Request) -> Response:
+    """Rows of the ledger up to a sequence, the newest last; of one job, or of one type, if the request names it."""
+    source = page_of(request).source(request)
+    end = min(number(request, "before", 1 << 40) - 1, source.history.state.sequence)
+    count = min(number(request, "count", 200), _MAX_ROWS)
+    job_id, wanted = request.query_params.get("job", ""), request.query_params.get("type", "")
+    rows: list[dict[str, Any]] = []
+    first = max(0, end - _MAX_ROWS * (10 if job_id or wanted else 1))
+    async with contextlib.aclosing(source.entries(first, max(first, end))) as entries:
+        async for stored, message in entries:
+            rows += (row for row in event_rows(stored, message, job_id) if wanted in ("", row["type"]))
+    shown = rows[-count:]
+    more_before = shown[0]["sequence"] if len(rows) > count else first + 1
+    return as_json({"rows": shown, "before": more_before if more_before > 1 else None})
+
+
+async def tenants(request: Request) -> Response:
+    source = page_of(request).source(request)
+    return as_json(tenant_rows(source.history.state, source.now_s()))
+
+
+async def quote(request: Request) -> Response:
+    """The earliest deadline of a job like an earlier one, with other numbers."""
+    page = page_of(request)
+    client = page.connected()
+    spec = spec_like(request, page.source(request).history.state)
+    try:
+        return as_json(asdict(await client.quote(spec)))
+    except InvalidJob as error:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
+
+
+def spec_like(request: Request, past: PoolState) -> JobSpec:
+    """The specification of an earlier job, with the request's iterations and batch."""
+    like = known_job(request, past)
+    if like.spec is None:
+        raise HTTPException(HTTPStatus.CONFLICT, f"the specification of {like.job_id} is not known")
+    spec = like.submitted_spec or like.spec
+    return replace(
+        spec,
+        max_iterations=number(request, "iterations", spec.max_iterations),
+        global_batch_size=number(request, "batch", spec.global_batch_size),
+        job_class=JobClass.SLO,
+        deadline_s=None,
+        deadline_in_s=float(number(request, "deadline_in_s", int(_ANY_DEADLINE_S))),
+    )
+
+
+def known_job(request: Request, past: PoolState) -> Job:
+    """The job that the path or the query names. Raises HTTPException."""
+    job_id = request.path_params.get("job_id") or request.query_params.get("like", "")
+    found = past.job(job_id)
+    if found is None:
+        raise HTTPException(HTTPStatus.NOT_FOUND, f"no job {job_id!r} at this point of the ledger")
+    return found
+
+
+async def _state(request: Request, source: Source) -> tuple[PoolState, float]:
+    """Now, after the message that the request names, or at the millisecond that it names."""
+    if "sequence" in request.query_params:
+        return await state_at(source, number(request, "sequence", 0))
+    if "at_ms" in request.query_params:
+        at_s = number(request, "at_ms", 0) / 1e3
+        return (await state_at_time(source, at_s))[0], at_s
+    return source.history.state, source.now_s()
+
+
+READING = [
+    Route("/api/session", session),
+    Route("/api/stream", stream),
+    Route("/api/state", state),
+    Route("/api/jobs/{job_id}", job),
+    Route("/api/jobs/{job_id}/logs", logs),
+    Route("/api/events", events),
+    Route("/api/tenants", tenants),
+    Route("/api/quote", quote),
+]

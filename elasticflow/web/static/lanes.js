@@ -1,0 +1,171 @@
+// Draws promise lanes on a canvas: one lane a job. The height of a lane's bar is its number of GPUs.
+
+import { clockTime, colourOf, durationInWords, finishOf, marginOf, PROMISES, promiseOf } from "./words.js";
+
+export const LANE_PX = 48;
+export const AXIS_PX = 26;
+const BAR_PX = LANE_PX - 10;
+const LEAST_BAR_PX = 5;
+
+/** @typedef {{fromS: number, toS: number}} Span */
+/** @typedef {{jobs: any[], nowS: number, span: Span, first: number, selected: string, width: number, height: number,
+ *   labelPx: number}} View */
+
+/** The times that show all of these jobs. @param {any[]} jobs @param {number} nowS @returns {Span} */
+export function spanOf(jobs, nowS) {
+  let [fromS, toS] = [nowS - 60, nowS + 30];
+  for (const job of jobs) {
+    fromS = Math.min(fromS, job.steps.length ? job.steps[0][0] : job.decided_at_s);
+    toS = Math.max(toS, job.deadline_s ?? 0, job.ended_at_s ?? 0, job.expected_finish_s ?? 0);
+  }
+  const ahead = jobs.some((job) => job.live) ? 0.04 : 0.02;
+  return { fromS: fromS - 0.01 * (toS - fromS), toS: toS + ahead * (toS - fromS) };
+}
+
+/** @param {CanvasRenderingContext2D} context @param {View} view @param {(name: string) => string} colour */
+export function drawLanes(context, view, colour) {
+  const { width, height, labelPx, span } = view;
+  const xOf = (/** @type {number} */ atS) =>
+    labelPx + ((atS - span.fromS) / (span.toS - span.fromS)) * (width - labelPx);
+  context.clearRect(0, 0, width, height);
+  context.textBaseline = "middle";
+  context.font = `12px ${FONT}`;
+  drawTimes(context, view, colour, xOf);
+  const most = Math.max(1, ...view.jobs.flatMap((job) => [...job.steps, ...job.promised].map((step) => step.at(-1))));
+  const end = Math.min(view.jobs.length, view.first + Math.ceil(height / LANE_PX) + 1);
+  for (let index = Math.floor(view.first); index < end; index += 1) {
+    const top = AXIS_PX + (index - view.first) * LANE_PX;
+    context.save();
+    context.beginPath();
+    context.rect(0, Math.max(AXIS_PX, top), width, LANE_PX);
+    context.clip();
+    drawLane(context, view, view.jobs[index], top, most, colour, xOf);
+    context.restore();
+  }
+  const nowX = xOf(view.nowS);
+  if (nowX >= labelPx) {
+    context.fillStyle = colour("--text");
+    context.fillRect(Math.round(nowX), AXIS_PX - 6, 1, height);
+    context.textAlign = nowX > width - 40 ? "right" : "left";
+    context.fillText("now", nowX + (nowX > width - 40 ? -4 : 4), AXIS_PX - 2);
+  }
+}
+
+const FONT = "system-ui, sans-serif";
+const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
+
+/** @param {CanvasRenderingContext2D} context @param {View} view @param {(name: string) => string} colour
+ * @param {(atS: number) => number} xOf */
+function drawTimes(context, view, colour, xOf) {
+  const lengthS = view.span.toS - view.span.fromS;
+  const most = Math.max(2, Math.floor((view.width - view.labelPx) / 90));
+  const stepS = STEPS_S.find((each) => lengthS / each <= most) ?? lengthS;
+  context.textAlign = "center";
+  for (let atS = Math.ceil(view.span.fromS / stepS) * stepS; atS < view.span.toS; atS += stepS) {
+    const x = Math.round(xOf(atS));
+    context.fillStyle = colour("--line");
+    context.fillRect(x, AXIS_PX, 1, view.height);
+    if (x < view.labelPx + 30 || x > view.width - 30) continue;
+    context.fillStyle = colour("--muted");
+    context.fillText(clockTime(atS), x, 9);
+  }
+}
+
+/** @param {CanvasRenderingContext2D} context @param {View} view @param {any} job @param {number} top
+ * @param {number} most @param {(name: string) => string} colour @param {(atS: number) => number} xOf */
+function drawLane(context, view, job, top, most, colour, xOf) {
+  const bottom = top + LANE_PX - 6;
+  const tall = (/** @type {number} */ gpus) => Math.max(LEAST_BAR_PX, (BAR_PX * gpus) / most);
+  if (job.job_id === view.selected) {
+    context.fillStyle = colour("--selected");
+    context.fillRect(0, top, view.width, LANE_PX);
+  }
+  context.fillStyle = colour("--line");
+  context.fillRect(0, top + LANE_PX - 1, view.width, 1);
+  context.save();
+  context.beginPath();
+  context.rect(view.labelPx, top, view.width - view.labelPx, LANE_PX);
+  context.clip();
+  const fill = colour(colourOf(job.job_id));
+  const endS = job.ended_at_s ?? view.nowS;
+  job.steps.forEach((/** @type {number[]} */ [fromS, gpus], /** @type {number} */ index) => {
+    const toS = Math.min(job.steps[index + 1]?.[0] ?? endS, view.nowS);
+    if (!gpus || toS <= fromS) return;
+    const [x, length] = [xOf(fromS), Math.max(1, xOf(toS) - xOf(fromS))];
+    context.fillStyle = fill;
+    context.fillRect(x, bottom - tall(gpus), length, tall(gpus));
+    if (length > 16 && tall(gpus) >= 12) {
+      context.fillStyle = colour("--on-job");
+      context.textAlign = "left";
+      context.fillText(String(gpus), x + 4, bottom - tall(gpus) / 2);
+    }
+  });
+  for (const [fromS, toS, gpus] of job.promised) {
+    const x = xOf(Math.max(fromS, view.nowS));
+    if (toS <= view.nowS) continue;
+    context.strokeStyle = fill;
+    context.lineWidth = 1.5;
+    context.setLineDash([4, 3]);
+    context.strokeRect(x + 1, bottom - tall(gpus), Math.max(1, xOf(toS) - x - 2), tall(gpus) - 1);
+    context.setLineDash([]);
+  }
+  drawDeadline(context, view, job, top, colour, xOf);
+  context.restore();
+  drawLabel(context, view, job, top, colour);
+}
+
+/** The deadline as a line, and the margin as the gap before it.
+ * @param {CanvasRenderingContext2D} context @param {View} view @param {any} job @param {number} top
+ * @param {(name: string) => string} colour @param {(atS: number) => number} xOf */
+function drawDeadline(context, view, job, top, colour, xOf) {
+  if (job.deadline_s === null) return;
+  const tone = colour(`--${PROMISES[promiseOf(job, view.nowS)].tone}`);
+  const x = Math.round(xOf(job.deadline_s));
+  const [finishS, marginS] = [finishOf(job, view.nowS), marginOf(job, view.nowS)];
+  if (finishS !== null && marginS !== null && job.promise !== "void") {
+    const [left, right] = [Math.min(xOf(finishS), x), Math.max(xOf(finishS), x)];
+    const gap = marginS < 0 ? colour("--bad") : tone;
+    context.strokeStyle = gap;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(left, top + LANE_PX / 2);
+    context.lineTo(right, top + LANE_PX / 2);
+    context.moveTo(xOf(finishS), top + LANE_PX / 2 - 4);
+    context.lineTo(xOf(finishS), top + LANE_PX / 2 + 4);
+    context.stroke();
+    const text = marginS < 0 ? `${durationInWords(-marginS)} late` : durationInWords(marginS);
+    if (right - left > context.measureText(text).width + 12) {
+      context.fillStyle = gap;
+      context.textAlign = "center";
+      context.fillText(text, (left + right) / 2, top + LANE_PX / 2 - 8);
+    }
+  }
+  context.fillStyle = tone;
+  context.fillRect(x - 1, top + 4, 2, LANE_PX - 10);
+  context.beginPath();
+  context.moveTo(x - 5, top + 4);
+  context.lineTo(x + 5, top + 4);
+  context.lineTo(x, top + 10);
+  context.fill();
+}
+
+/** @param {CanvasRenderingContext2D} context @param {View} view @param {any} job @param {number} top
+ * @param {(name: string) => string} colour */
+function drawLabel(context, view, job, top, colour) {
+  const promise = PROMISES[promiseOf(job, view.nowS)];
+  context.save();
+  context.beginPath();
+  context.rect(0, top, view.labelPx - 8, LANE_PX);
+  context.clip();
+  context.textAlign = "left";
+  context.fillStyle = colour(`--${promise.tone}`);
+  context.fillText(promise.symbol, 8, top + 17);
+  context.fillStyle = colour("--text");
+  context.font = `600 13px ${FONT}`;
+  context.fillText(job.job_id, 24, top + 17);
+  context.font = `12px ${FONT}`;
+  context.fillStyle = colour("--muted");
+  const gpus = job.num_gpus ? ` · ${job.num_gpus} GPU${job.num_gpus === 1 ? "" : "s"}` : "";
+  context.fillText(`${job.activity}${gpus}`, 24, top + 33);
+  context.restore();
+}

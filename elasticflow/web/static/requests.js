@@ -1,0 +1,36 @@
+// Requests to the server of this page. A failure is an Error with the server's sentence.
+
+let csrfToken = "";
+
+/** @param {string} token */
+export function useToken(token) {
+  csrfToken = token;
+}
+
+/** @param {string} path @param {Record<string, string | number>} [query] @param {AbortSignal} [signal] */
+export async function read(path, query = {}, signal) {
+  return answer(await fetch(`${path}?${new URLSearchParams(strings(query))}`, { signal }));
+}
+
+/** @param {string} path @param {unknown} body @param {Record<string, string | number>} [query] */
+export async function write(path, body, query = {}) {
+  const data = body instanceof Blob ? body : JSON.stringify(body);
+  const headers = { "x-csrf-token": csrfToken };
+  return answer(await fetch(`${path}?${new URLSearchParams(strings(query))}`, { method: "POST", headers, body: data }));
+}
+
+/** @param {string} job */
+export function jobPath(job) {
+  return `/api/jobs/${encodeURIComponent(job)}`;
+}
+
+/** @param {Record<string, string | number>} query */
+function strings(query) {
+  return Object.fromEntries(Object.entries(query).map(([name, value]) => [name, String(value)]));
+}
+
+/** @param {Response} response */
+async function answer(response) {
+  if (!response.ok) throw new Error((await response.text()).trim() || response.statusText);
+  return response.json();
+}

@@ -1,0 +1,90 @@
+"""Server-sent events: the changes of a pool, and the lines of a job's logs."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, cast
+
+from elasticflow.client.worker_logs import LogReader
+from elasticflow.web.page_values import pool_update
+from elasticflow.web.sources import Source
+
+_SPACING_S = 0.1  # at least, between two events to one browser
+_KEEP_ALIVE_S = 10.0
+_LOG_POLL_S = 0.3
+_MAX_LINES = 2_000  # of one event; of more, the newest
+
+
+def encoded(value: Any) -> bytes:
+    """JSON as a browser reads it. Raises ValueError for a number that is not finite; messages have none."""
+    return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    """Of a value that JSON does not know: a persistent map, or a dataclass."""
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else asdict(value)
+
+
+def event(value: Any, *, name: str = "message", id: int | None = None) -> bytes:
+    head = f"event: {name}\n" + (f"id: {id}\n" if id is not None else "")
+    return head.encode() + b"data: " + encoded(value) + b"\n\n"
+
+
+class PoolStream:
+    """Encodes each update once, however many browsers have seen as much."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._encoded: dict[tuple[int, int], bytes] = {}
+
+    async def events(self, after: int) -> AsyncGenerator[bytes, None]:
+        """The pool as of now, then what changes, without end. after: what the browser has; its Last-Event-ID."""
+        source = self._source
+        told: tuple[object, ...] | None = None
+        if after > source.history.state.sequence:
+            after = 0  # another ledger, or one that is being read again
+        while True:
+            sequence = source.history.state.sequence
+            status = (source.stale_since_s, source.last_sequence if sequence < source.last_sequence else 0)
+            if told is None or sequence > after:
+                yield self._update(after, sequence)
+                after = sequence
+            if told != status:
+                told = status
+                yield event({"stale_since_s": status[0], "reads_up_to": status[1]}, name="status")
+            await asyncio.sleep(_SPACING_S)
+            if source.history.state.sequence == after:
+                try:
+                    async with asyncio.timeout(_KEEP_ALIVE_S):
+                        await source.changed()
+                except TimeoutError:
+                    yield b": alive\n\n"
+
+    def _update(self, after: int, sequence: int) -> bytes:
+        """One update is kept for each of the newest ranges: browsers in step get the same bytes."""
+        key = (after, sequence)
+        if key not in self._encoded:
+            source = self._source
+            update = pool_update(source.history, source.history.state, source.now_s(), after=after)
+            self._encoded[key] = event(update | {"whole": after == 0}, id=sequence)
+            for old in list(islice(self._encoded, max(0, len(self._encoded) - 8))):
+                del self._encoded[old]
+        return self._encoded[key]
+
+
+async def log_events(reader: LogReader) -> AsyncGenerator[bytes, None]:
+    """New lines of all workers, without end. Of a flood, the newest lines and the number of the others."""
+    while True:
+        lines: deque[str] = deque(maxlen=_MAX_LINES)
+        count = 0
+        for line in await asyncio.to_thread(lambda: list(reader.new_lines(to_the_end=False))):
+            lines.append(line)
+            count += 1
+        if count:
+            yield event({"lines": list(lines), "skipped": count - len(lines)})
+        else:
+            yield b": alive\n\n"
+        await asyncio.sleep(_LOG_POLL_S)

@@ -1,0 +1,174 @@
+"""The routes that write: commands of the viewer's tenant, with `--operator` only; and the opening of an export."""
+
+import io
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, replace
+from http import HTTPStatus
+from typing import Any, cast
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from elasticflow.client.client import Client
+from elasticflow.client.command_requests import fresh_job_id
+from elasticflow.errors import Undecided
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.shared.errors import ElasticFlowError, Retry
+from elasticflow.shared.messages.events import (
+    AmendRejected,
+    CancelRejected,
+    CheckpointFailed,
+    CheckpointRejected,
+    JobRejected,
+    QuoteRejected,
+)
+from elasticflow.shared.messages.export import BadExport, read_export
+from elasticflow.shared.runtime.service.ledger_encoding import read_message
+from elasticflow.shared.state.job import Job
+from elasticflow.web.reading import Page, as_json, known_job, page_of, spec_like
+from elasticflow.web.sources import RecordedSource
+
+MAX_EXPORT_BYTES = 256 << 20
+EXPORT = "export"  # the source that a browser has opened
+_REJECTIONS = (AmendRejected, CancelRejected, CheckpointFailed, CheckpointRejected, JobRejected, QuoteRejected)
+_MAX_BODY_BYTES = 4_096
+_RESERVE_S = 300.0
+
+Command = Callable[[Client, Job, Mapping[str, Any]], Awaitable[Any]]
+
+
+async def _cancel(client: Client, job: Job, wanted: Mapping[str, Any]) -> Any:
+    return await client.cancel(job.job_id, reason="by its operator, in the browser")
+
+
+async def _checkpoint(client: Client, job: Job, wanted: Mapping[str, Any]) -> Any:
+    return await client.checkpoint(job.job_id)
+
+
+async def _amend(client: Client, job: Job, wanted: Mapping[str, Any]) -> Any:
+    return await client.amend(
+        job.job_id,
+        within=_positive(wanted, "deadline_in_s"),
+        max_iterations=_whole(_positive(wanted, "max_iterations")),
+    )
+
+
+async def _take_offer(client: Client, job: Job, wanted: Mapping[str, Any]) -> Any:
+    """Submit the rejected job again, under a new id, with the numbers of one of its offers."""
+    index = wanted.get("offer")
+    if job.spec is None or not isinstance(index, int) or not 0 <= index < len(job.offers):
+        raise HTTPException(HTTPStatus.CONFLICT, f"{job.job_id} has no such offer")
+    offer = job.offers[index]
+    spec = replace(
+        job.submitted_spec or job.spec,
+        max_iterations=offer.max_iterations,
+        global_batch_size=offer.global_batch_size,
+        deadline_s=None,
+        deadline_in_s=float(math.ceil(offer.deadline_s - job.decided_at_s)),
+    )
+    return await client.submit(spec, job_id=fresh_job_id(spec))
+
+
+_COMMANDS: dict[str, Command] = {
+    "cancel": _cancel,
+    "checkpoint": _checkpoint,
+    "amend": _amend,
+    "take-offer": _take_offer,
+}
+
+
+async def command(request: Request) -> Response:
+    """One command on one job. The answer is admission's, also if it rejects the command."""
+    page = _operator_page(request)
+    send = _COMMANDS.get(request.path_params["command"])
+    if send is None:
+        raise HTTPException(HTTPStatus.NOT_FOUND, f"no command {request.path_params['command']!r}")
+    job = known_job(request, page.source(request).history.state)
+    return await _answer(send(page.connected(), job, await _body(request)))
+
+
+async def reserve(request: Request) -> Response:
+    """Reserve what a quote needs for five minutes. The query is that of a quote."""
+    page = _operator_page(request)
+    spec = spec_like(request, page.source(request).history.state)
+    return await _answer(page.connected().reserve(spec, duration=_RESERVE_S))
+
+
+async def open_export(request: Request) -> Response:
+    """Show an exported ledger beside the live one; it replaces the one that was opened before."""
+    page = page_of(request)
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_EXPORT_BYTES:
+            too_large = f"the file is larger than {MAX_EXPORT_BYTES >> 20} MiB; open it with `eflow ui FILE`"
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, too_large)
+    try:
+        records = read_export(io.BytesIO(data))
+    except BadExport as error:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"the file cannot be replayed: {error}") from None
+    source = RecordedSource("an exported ledger", tuple((record, read_message(record)) for record in records))
+    await source.fold_all()
+    page.sources[EXPORT] = source
+    page.streams.pop(EXPORT, None)
+    return as_json({"source": EXPORT, "last_sequence": source.last_sequence})
+
+
+async def _answer(asked: Awaitable[Any]) -> Response:
+    try:
+        reply = await asked
+    except InvalidJob as error:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
+    except (Retry, Undecided) as error:
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from None
+    except ElasticFlowError as error:
+        raise HTTPException(HTTPStatus.CONFLICT, str(error)) from None
+    fields = asdict(reply)
+    text = fields.get("explanation", "")
+    shown = {name: fields[name] for name in ("job_id", "deadline_s", "until_s", "gpu_seconds") if name in fields}
+    return as_json(
+        {"accepted": not isinstance(reply, _REJECTIONS), "type": type(reply).__name__, "text": text, **shown}
+    )
+
+
+def _operator_page(request: Request) -> Page:
+    page = page_of(request)
+    if not page.operator:
+        raise HTTPException(HTTPStatus.FORBIDDEN, "this page only reads; `eflow ui --operator` makes one that writes")
+    return page
+
+
+async def _body(request: Request) -> Mapping[str, Any]:
+    if int(request.headers.get("content-length", "0")) > _MAX_BODY_BYTES:
+        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is too large")
+    try:
+        body = await request.json()
+    except ValueError:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the request is not JSON") from None
+    if not isinstance(body, dict):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the request must be a JSON object")
+    return cast("dict[str, Any]", body)
+
+
+def _positive(wanted: Mapping[str, Any], name: str) -> float | None:
+    """A number of the request; None if it names none. Raises HTTPException."""
+    value = wanted.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"{name} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+WRITING = [
+    Route("/api/jobs/{job_id}/{command}", command, methods=["POST"]),
+    Route("/api/quote", reserve, methods=["POST"]),
+    Route("/api/export", open_export, methods=["POST"]),
+]

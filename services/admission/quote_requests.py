@@ -1,0 +1,114 @@
+"""Requests for quotes: those of each tenant in turn, at a limited rate, and never for long before decisions."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import MessageRejected
+from elasticflow.shared.runtime.bus.contract import Bus, Message, Subscription
+from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.service.answer_sender import AnswerSender
+
+QUOTES_PER_S = 10.0  # of one tenant, in the long run
+MAX_AT_ONCE = 20  # of one tenant, after a pause
+MAX_REFUSALS_PER_S = 200  # of one tenant: clients that wait for each answer ask no faster
+MAX_WAITING = 1_000  # of all tenants
+MAX_TENANTS = 10_000  # whose rates are known; more are names that one client makes up
+YIELD_EVERY = 64  # requests that are received at once
+REST = 1.0  # after a quote, decisions get this many times as long as it took
+
+Answer = Callable[[bytes, str], codec.Message]
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """num_allowed: quotes that it may ask at measured_at_s. num_refused: in the second refused_in since 1970."""
+
+    measured_at_s: float
+    num_allowed: float = MAX_AT_ONCE
+    refused_in: int = 0
+    num_refused: int = 0
+    waiting: deque[Message] = field(default_factory=deque[Message])
+
+
+class QuoteRequests:
+    """answer: of the data of a request and the tenant that may send it."""
+
+    def __init__(self, bus: Bus, pool: str, answer: Answer, clock: Clock, log: Any) -> None:
+        self._answer, self._clock, self._log = answer, clock, log
+        self._answers = AnswerSender(bus, pool, log)
+        self._tenants: dict[str, _Tenant] = {}
+        self._turns: deque[str] = deque()  # tenants with requests, the next one first
+        self._num_waiting = 0
+        self._news = asyncio.Event()
+
+    async def run(self, requests: Subscription) -> None:
+        """Answer each request, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._answer_in_turn(), name="quotes")
+            num_received = 0
+            async for request in requests:
+                await self._receive(request)
+                num_received += 1
+                if num_received % YIELD_EVERY == 0:
+                    await asyncio.sleep(0)  # a flood must not keep decisions waiting
+
+    async def _receive(self, request: Message) -> None:
+        name = request.subject.split(".")[2]
+        tenant = self._tenant(name)
+        if self._num_waiting >= MAX_WAITING or tenant.num_allowed < 1.0:
+            await self._refuse(request, name, tenant)
+            return
+        tenant.num_allowed -= 1.0
+        if not tenant.waiting:
+            self._turns.append(name)
+        tenant.waiting.append(request)
+        self._num_waiting += 1
+        self._news.set()
+
+    async def _refuse(self, request: Message, name: str, tenant: _Tenant) -> None:
+        """Further requests of the same second are dropped, because each answer to a flood delays decisions."""
+        second = int(tenant.measured_at_s)
+        if tenant.refused_in != second:
+            tenant.refused_in, tenant.num_refused = second, 0
+        tenant.num_refused += 1
+        if tenant.num_refused > MAX_REFUSALS_PER_S:
+            return
+        problem = f"tenant {name!r} asks for more than {QUOTES_PER_S:g} quotes a second: ask again in a second"
+        await self._send(request, MessageRejected(problems=(problem,)))
+
+    def _tenant(self, name: str) -> _Tenant:
+        now_s = self._clock.now_s()
+        if name not in self._tenants and len(self._tenants) >= MAX_TENANTS:
+            self._tenants = {known: tenant for known, tenant in self._tenants.items() if tenant.waiting}
+        tenant = self._tenants.setdefault(name, _Tenant(now_s))
+        earned = max(now_s - tenant.measured_at_s, 0.0) * QUOTES_PER_S
+        tenant.num_allowed, tenant.measured_at_s = min(tenant.num_allowed + earned, MAX_AT_ONCE), now_s
+        return tenant
+
+    async def _answer_in_turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._news.wait()
+            name = self._turns.popleft()
+            waiting = self._tenants[name].waiting
+            request = waiting.popleft()
+            self._num_waiting -= 1
+            if waiting:
+                self._turns.append(name)
+            elif not self._turns:
+                self._news.clear()
+            began_s = loop.time()
+            await self._send(request, self._answer(request.data, name))
+            await asyncio.sleep(REST * (loop.time() - began_s))
+
+    async def _send(self, request: Message, message: codec.Message) -> None:
+        data = codec.encode(message, id="quote", recorded_at_s=self._clock.now_s())
+        try:
+            await self._answers.send(request.reply, data)
+        except Retry as error:
+            self._log.warning("quote not answered", error=str(error))

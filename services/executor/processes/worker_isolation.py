@@ -1,0 +1,85 @@
+"""What separates the workers of this node from it and from each other (docs/adr/0058)."""
+
+import sys
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from elasticflow.services.executor.settings import ExecutorSettings
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.worker_protocol.forking import Isolation
+from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
+from elasticflow.shared.runtime.process.isolation.system_calls import set_readable_by_others
+from elasticflow.shared.runtime.process.settings import Settings
+
+_ALLOWED_NAMES = (
+    *("PATH", "LANG", "TZ", "USER", "LOGNAME", "SHELL", "TERM", "HOSTNAME"),
+    *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
+_ALLOWED_STARTS = (
+    *("LC_", "PYTHON", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "TRITON_"),
+    *("OMP_", "OPENBLAS_", "MKL_", "KMP_", "NUMBA_", "VIRTUAL_ENV"),
+)
+_SERVICE_STARTS = ("NATS_", "EF_")  # addresses and secrets of the bus
+
+
+class WorkerIsolation(NamedTuple):
+    """isolation: of each worker; None: it has the rights of its executor. missing: what this machine cannot enforce."""
+
+    isolation: Isolation | None = None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Literal["none", "limits", "namespaces"]:
+        """As in `NodeJoined`."""
+        if self.isolation is None:
+            return "none"
+        return "namespaces" if self.isolation.namespaces else "limits"
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """What workers inherit of their executor's environment."""
+        if self.isolation is None:
+            return {name: value for name, value in inherited.items() if not name.startswith(_SERVICE_STARTS)}
+        allowed = {
+            name: value
+            for name, value in inherited.items()
+            if name in _ALLOWED_NAMES or name.startswith(_ALLOWED_STARTS)
+        }
+        return {**allowed, "HOME": "/tmp"}
+
+
+def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIsolation:
+    """Try what this machine can enforce, and protect this process. Blocking. Raises BadSettings if it is required."""
+    if settings.isolation == "none":
+        return WorkerIsolation(missing=("EF_ISOLATION=none: jobs have the rights of their executor",))
+    problem = namespaces_problem()
+    if problem and settings.isolation == "required":
+        raise BadSettings(
+            (
+                f"EF_ISOLATION=required: workers cannot have namespaces of their own: {problem}; "
+                "permit user namespaces and mounts (docs/how-to/secure-a-pool.md), or set auto",
+            )
+        )
+    if sys.platform == "linux":
+        set_readable_by_others(False)
+    shares_memory = settings.device == "cuda" and settings.num_gpus > 1
+    secrets = (process.nats_access.credentials, process.nats_access.key)
+    isolation = Isolation(
+        namespaces=not problem,
+        shares_memory=shares_memory,
+        readable=(*python_folders(), *settings.data_folders),
+        hidden=(str(process.data_dir), *(str(file) for file in secrets if file is not None)),
+    )
+    return WorkerIsolation(isolation, tuple(_missing(problem, shares_memory=shares_memory)))
+
+
+def _missing(problem: str, *, shares_memory: bool) -> list[str]:
+    missing = ["no limit for the main memory of a job: the kernel kills workers first when it is short"]
+    if problem:
+        missing.insert(0, f"jobs see the processes and files of their executor's user: {problem}")
+    elif shares_memory:
+        missing.insert(0, "jobs share /dev/shm, with which NCCL connects the node's GPUs")
+    return missing
+
+
+NOT_ISOLATED = WorkerIsolation()

@@ -1,0 +1,107 @@
+"""The additional state of a job: objects beside the model and the optimizer, for example a schedule or an average.
+
+train() changes them once in a step, as on one device, although a worker calls it once for each micro-batch: every call
+begins with the same state, and that of the last one stays. The optimizer's settings, which schedules change, follow the
+same rule. A rolled back step restores both.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+
+from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
+from elasticflow.shared.training_interface import Stateful
+
+OptimizerSettings = Sequence[dict[str, Any]]  # of each parameter group, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """settings: of the optimizer. structure: of the objects' states, by name."""
+
+    settings: OptimizerSettings
+    structure: Any
+    tensors: "tuple[_KeptTensor, ...]"
+
+
+class AdditionalState:
+    """objects: by name. Calls of their methods in train() are calls of the user's own code."""
+
+    def __init__(self, objects: Mapping[str, Stateful], optimizer: torch.optim.Optimizer) -> None:
+        self.objects = objects
+        self._optimizer = optimizer
+        self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
+
+    def state(self) -> tuple[Any, list[torch.Tensor]]:
+        """The structure of the objects' states, by name, and their tensors, which are not copied."""
+        tensors: list[torch.Tensor] = []
+        return flatten({name: each.state_dict() for name, each in self.objects.items()}, tensors), tensors
+
+    def snapshot(self) -> Snapshot:
+        """Copies only tensors that have changed since the last snapshot."""
+        structure, tensors = self.state()
+        self._kept = tuple(
+            kept if kept is not None and kept.is_current(tensor) else _KeptTensor.of(tensor)
+            for tensor, kept in zip(tensors, chain(self._kept, repeat(None)), strict=False)
+        )
+        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        restore_settings(self._optimizer, snapshot.settings)
+        if self._is_at(snapshot):
+            return
+        # an object may adopt what it loads
+        state = unflatten(snapshot.structure, [kept.copy.clone() for kept in snapshot.tensors])
+        for name, each in self.objects.items():
+            each.load_state_dict(state[name])
+
+    def _is_at(self, snapshot: Snapshot) -> bool:
+        structure, tensors = self.state()
+        return structure == snapshot.structure and all(
+            kept.is_current(tensor) for kept, tensor in zip(snapshot.tensors, tensors, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTensor:
+    """original: kept, so that no other tensor gets its memory. version: torch's count of changes in place."""
+
+    original: torch.Tensor
+    version: int
+    copy: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_KeptTensor":
+        return cls(tensor, tensor._version, tensor.clone())
+
+    def is_current(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has the values of the copy."""
+        mine, other = (
+            (each.data_ptr(), each.shape, each.stride(), each.dtype, each.device) for each in (self.original, tensor)
+        )
+        return mine == other and tensor._version == self.version
+
+
+def optimizer_settings(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
+    """A copy of the learning rates and the like, which train() may change before the optimizer's step."""
+    return [
+        {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def restore_settings(optimizer: torch.optim.Optimizer, settings: OptimizerSettings) -> None:
+    """A setting that is a tensor is overwritten in place: schedules change it there."""
+    for group, before in zip(optimizer.param_groups, settings, strict=True):
+        for name, value in before.items():
+            if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
+                group[name].copy_(value)
+            else:
+                group[name] = value

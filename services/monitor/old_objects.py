@@ -1,0 +1,47 @@
+"""Deletes uploaded code that no job needs any more, and snapshots of versions that no longer run (docs/adr/0062)."""
+
+import asyncio
+
+from elasticflow.services.monitor.model import State
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.run_service import Process
+from elasticflow.shared.state.code_in_use import code_digests
+
+SWEEP_EVERY_S = 3_600.0
+
+
+class OldObjects:
+    """Every monitor may do this: what is deleted twice is gone once."""
+
+    def __init__(self, process: Process, host: Host[State]) -> None:
+        self._bus, self._pool, self._log, self._host = process.bus, process.settings.pool, process.log, host
+
+    async def run(self) -> None:
+        """Until cancelled. Only once the ledger is folded, it is known which jobs are live."""
+        await self._host.ready.wait()
+        while True:
+            try:
+                await self.sweep()
+            except ElasticFlowError as error:
+                self._log.warning("old objects not deleted", error=str(error))
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def sweep(self) -> None:
+        """Delete what is old now, by the clock of NATS. Raises ElasticFlowError."""
+        kept_s = self._host.folded.config.code_kept_s
+        if kept_s is None:
+            return
+        before_s = (await self._bus.ledger_end(self._pool)).at_s - kept_s
+        code, snapshots = streams.code_bucket(self._pool), streams.snapshot_bucket(self._pool)
+        num_deleted = await self._bus.delete_old_objects(code, before_s=before_s, is_needed=self._is_code_in_use)
+        num_deleted += await self._bus.delete_old_objects(
+            snapshots, before_s=before_s, is_needed=lambda name: name == snapshot_store.NAME
+        )
+        if num_deleted:
+            self._log.info("ObjectsDeleted", num_objects=num_deleted)
+
+    def _is_code_in_use(self, name: str) -> bool:
+        return any(name == streams.code_name(*used) for used in code_digests(self._host.folded))

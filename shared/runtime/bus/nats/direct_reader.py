@@ -1,0 +1,110 @@
+"""Reading a ledger without a consumer, for a client that may not make one.
+
+The configuration of a consumer names the subject on which the server publishes, with the server's own permissions. So a
+client that makes consumers writes wherever it wants (decision record 0056). A direct read is answered on the reply
+subject of its request, which an account confines to itself.
+"""
+
+import asyncio
+import json
+from contextlib import aclosing
+from datetime import datetime
+
+from nats.aio.msg import Msg
+
+from elasticflow.shared.errors import LedgerBroken, NotPermitted, Unavailable
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
+from elasticflow.shared.runtime.bus.nats import stream_follower
+from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.jetstream_api import ledger_end
+from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
+
+_POLL_S = 0.5  # without news; a message on the ledger's subjects wakes the reader before
+_FIRST_WAIT_S = 0.002  # such a message arrives before it is stored
+_TIMEOUT_S = 5.0  # between two messages of an answer
+_MAX_BYTES = 16 << 20  # of one answer
+
+
+async def follow_ledger(connection: Connection, pool: str, after_sequence: int) -> Batches:
+    """See `Bus.follow`: by a consumer, or directly if none is permitted."""
+    last = after_sequence
+    try:
+        async with aclosing(stream_follower.follow_ledger(connection, pool, last)) as batches:
+            async for batch in batches:
+                last = batch[-1].sequence
+                yield batch
+    except NotPermitted:
+        async with aclosing(_read_directly(connection, pool, last)) as batches:
+            async for batch in batches:
+                yield batch
+
+
+async def _read_directly(connection: Connection, pool: str, after_sequence: int) -> Batches:
+    last, gap_at = after_sequence, -1
+    if (end := (await ledger_end(connection, streams.ledger_stream(pool))).sequence) < after_sequence:
+        raise LedgerBroken(pool, after_sequence + 1, end)
+    news = await connection.open_inbox(streams.ledger_subjects(pool), max_messages=1)
+    wait_s = _POLL_S
+    try:
+        while True:
+            await connection.wait_connected(None)
+            batch = await _batch(connection, pool, last + 1)
+            if not batch:
+                wait_s = await _next_wait_s(news, wait_s)
+                continue
+            if batch[0].sequence > last + 1:
+                if gap_at == last:  # twice at one place: nothing got lost on the way, it is not there
+                    raise LedgerBroken(pool, last + 1, batch[0].sequence)
+                gap_at = last
+                continue
+            last, wait_s = batch[-1].sequence, _FIRST_WAIT_S
+            yield batch
+    finally:
+        await connection.close_inbox(news)
+
+
+async def _next_wait_s(news: ReplyInbox, wait_s: float) -> float:
+    """Wait for news, at most so long. Returns how long to wait next if there is nothing to read again."""
+    is_news = bool(news.messages) or await news.wait(wait_s)
+    if not is_news:
+        return min(2 * wait_s, _POLL_S)
+    news.messages.clear()
+    return _FIRST_WAIT_S
+
+
+async def _batch(connection: Connection, pool: str, first: int) -> tuple[LedgerRecord, ...]:
+    """Consecutive messages from this sequence on, or the first one behind it; () if the server has none now."""
+    reply = connection.new_subject()
+    inbox = await connection.open_inbox(reply)
+    records: list[LedgerRecord] = []
+    try:
+        request = json.dumps({"seq": first, "batch": MAX_BATCH, "max_bytes": _MAX_BYTES}).encode()
+        await connection.publish(f"$JS.API.DIRECT.GET.{streams.ledger_stream(pool)}", request, reply=reply)
+        while await inbox.wait(_TIMEOUT_S) and connection.is_connected:
+            while inbox.messages:
+                message = inbox.messages.popleft()
+                if status_of(message) is not None:  # the end of the answer, or nothing to read
+                    return tuple(records)
+                record = record_in(message)
+                if records and record.sequence != records[-1].sequence + 1:
+                    return tuple(records)
+                records.append(record)
+    except Unavailable:
+        await asyncio.sleep(_FIRST_WAIT_S)
+    finally:
+        await connection.close_inbox(inbox)
+    return tuple(records)
+
+
+def record_in(message: Msg) -> LedgerRecord:
+    """The stored message that the server has sent for a direct read."""
+    headers = message.headers or {}
+    return LedgerRecord(
+        subject=headers["Nats-Subject"],
+        sequence=int(headers["Nats-Sequence"]),
+        data=message.data,
+        message_id=headers.get("Nats-Msg-Id", ""),
+        stored_at_s=datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp(),
+    )

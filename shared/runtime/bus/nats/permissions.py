@@ -1,0 +1,131 @@
+"""What each role may do on the bus of a pool: the subjects on which it may publish, and to which it may subscribe.
+
+Tenants and nodes have accounts of their own. There, replies of the server stay in the account. In the pool's account a
+request to JetStream may name any subject for its reply, the plan too, so only trusted processes are in it (decision
+record 0056).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.runtime.bus import streams
+
+_INBOXES = "_INBOX.>"
+_REPLIES_TO_OTHER_ACCOUNTS = "_R_.>"
+
+
+class Role(StrEnum):
+    """Who a key belongs to. A service is admission, allocator, placement or monitor."""
+
+    OPERATOR = "operator"
+    SERVICE = "service"
+    NODE = "node"
+    TENANT = "tenant"
+
+
+IN_POOL_ACCOUNT = frozenset({Role.OPERATOR, Role.SERVICE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """Subjects, with wildcards. In an account of its own a role imports exactly these from the pool's account."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def permissions(role: Role, pool: str, name: str) -> Permissions:
+    """name: of the tenant or node; two operators, or two services, may do the same."""
+    return _PERMISSIONS[role](pool, name)
+
+
+def _operator(pool: str, name: str) -> Permissions:
+    return Permissions(publish=(">",), subscribe=(">",))
+
+
+def _service(pool: str, name: str) -> Permissions:
+    ledger, submit = streams.ledger_stream(pool), streams.submit_stream(pool)
+    tasks, results = streams.padding_streams(pool)
+    code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
+    return Permissions(
+        publish=(
+            streams.ledger_subjects(pool),
+            streams.dead_letter_subjects(pool),
+            streams.submit_subjects(pool),  # the monitor cancels loads that their clients have abandoned
+            subjects.answer(pool, "*"),
+            streams.value_subject(streams.state_bucket(pool), ">"),
+            streams.value_subject(streams.node_bucket(pool), "*"),
+            f"$O.{snapshots}.>",
+            "$JS.API.INFO",
+            *_api("STREAM.INFO", *_every_stream(pool)),
+            *_api("STREAM.MSG.GET", *_every_stream(pool)),
+            *_api("STREAM.PURGE", tasks, results, f"OBJ_{snapshots}", f"OBJ_{code}"),
+            f"$JS.API.DIRECT.GET.OBJ_{snapshots}",
+            f"$JS.API.DIRECT.GET.OBJ_{snapshots}.>",
+            *_api("CONSUMER.CREATE", ledger, results),
+            *(f"$JS.API.CONSUMER.{call}.{stream}.*" for call in ("CREATE", "MSG.NEXT") for stream in (submit,)),
+            f"$JS.API.CONSUMER.CREATE.{tasks}.*",
+            f"$JS.API.CONSUMER.DELETE.{tasks}.*",
+            f"$JS.ACK.{submit}.>",
+            f"$JS.FC.{ledger}.>",
+            f"$JS.FC.{results}.>",
+            _INBOXES,
+            _REPLIES_TO_OTHER_ACCOUNTS,
+        ),
+        subscribe=(_INBOXES, subjects.quote("*", pool), subjects.every_node(pool)),
+    )
+
+
+def _node(pool: str, node_id: str) -> Permissions:
+    tasks, _ = streams.padding_streams(pool)
+    code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
+    nodes = streams.node_bucket(pool)
+    return Permissions(
+        publish=(
+            subjects.node(pool, node_id),
+            streams.value_subject(nodes, node_id),
+            subjects.job(pool, "*", node_id),
+            subjects.load(pool, "*"),
+            streams.task_subjects(pool),
+            subjects.every_result(pool),
+            *_api("STREAM.INFO", *_every_stream(pool)),
+            *_api("STREAM.MSG.GET", f"KV_{nodes}", f"OBJ_{code}", f"OBJ_{snapshots}"),
+            *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{code}", f"OBJ_{snapshots}"),
+            f"$JS.API.CONSUMER.MSG.NEXT.{tasks}.*",
+            f"$JS.ACK.{tasks}.>",
+        ),
+        subscribe=(streams.ledger_subjects(pool),),
+    )
+
+
+def _tenant(pool: str, tenant: str) -> Permissions:
+    code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
+    return Permissions(
+        publish=(
+            subjects.submit(tenant, pool),
+            subjects.quote(tenant, pool),
+            f"$O.{code}.C.{tenant}.*",
+            f"$O.{code}.M.{tenant}.*",
+            f"$JS.API.DIRECT.GET.OBJ_{code}.$O.{code}.M.{tenant}.*",
+            *_api("STREAM.INFO", streams.ledger_stream(pool)),
+            *_api("STREAM.MSG.GET", f"OBJ_{snapshots}"),
+            *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{snapshots}"),
+        ),
+        subscribe=(subjects.answer(pool, "*"), streams.ledger_subjects(pool)),
+    )
+
+
+def _api(call: str, *stream_names: str) -> tuple[str, ...]:
+    return tuple(f"$JS.API.{call}.{name}" for name in stream_names)
+
+
+def _every_stream(pool: str) -> tuple[str, ...]:
+    return tuple(config["name"] for config in streams.stream_configs(pool, streams.StreamLimits()))
+
+
+_PERMISSIONS: Mapping[Role, Callable[[str, str], Permissions]] = MappingProxyType(
+    {Role.OPERATOR: _operator, Role.SERVICE: _service, Role.NODE: _node, Role.TENANT: _tenant}
+)

@@ -1,0 +1,128 @@
+"""System calls for namespaces, mounts and rights that Python lacks. Linux only; each raises OSError.
+
+The library handles are made at the import: a fork that runs between two threads' system calls must not load any.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import signal
+import struct
+from typing import NamedTuple
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
+_MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x4_0000
+_MNT_DETACH = 2
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 0x1, 0x2
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_CAPABILITY_VERSION_3 = 0x2008_0522
+
+
+class _Numbers(NamedTuple):
+    clone: int
+    pivot_root: int
+    capset: int
+    mount_setattr: int
+
+
+_NUMBERS = {"x86_64": _Numbers(56, 155, 126, 442), "aarch64": _Numbers(220, 41, 91, 442)}.get(platform.machine())
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc_with_gil = ctypes.PyDLL(None, use_errno=True)  # a fork must not lose the interpreter's lock
+
+
+def fork_into_namespaces(flags: int) -> int:
+    """As os.fork, with a child in new namespaces: of CLONE_NEWPID it is process 1. For a process with one thread."""
+    if _NUMBERS is None:
+        raise OSError(errno.ENOSYS, f"namespaces are not supported on {platform.machine()}")
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = _libc_with_gil.syscall(_NUMBERS.clone, ctypes.c_ulong(flags | signal.SIGCHLD), 0, 0, 0, 0)
+    error = ctypes.get_errno()
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(error, f"clone: {os.strerror(error)}")
+    return pid
+
+
+def enter_user_namespace() -> None:
+    """A new one, in which this process has all rights over nothing but itself."""
+    _checked(_libc.unshare(CLONE_NEWUSER), "unshare")
+
+
+def make_mounts_private() -> None:
+    """Mounts of this namespace from now on do not appear in others."""
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+
+
+def mount_memory(folder: str, *, options: str) -> None:
+    """A file system in memory, e.g. with the options "mode=755,size=1m"."""
+    _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+
+
+def mount_processes(folder: str) -> None:
+    """/proc of this process's namespace."""
+    _mount("proc", folder, "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+
+
+def bind(source: str, target: str) -> None:
+    """Make a file or folder, with all that is mounted in it, appear at another path too."""
+    _mount(source, target, None, _MS_BIND | _MS_REC)
+
+
+def make_read_only(path: str) -> None:
+    """A mount and all mounts in it; programs in it gain no rights. Devices stay writable."""
+    assert _NUMBERS is not None
+    attributes = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
+    call = _NUMBERS.mount_setattr, _AT_FDCWD, path.encode(), _AT_RECURSIVE, attributes, len(attributes)
+    _checked(_libc.syscall(*call), f"mount_setattr {path}")
+
+
+def move_root_to(folder: str, old_root: str) -> None:
+    """A mount becomes the root; the old one appears at old_root, a path in it."""
+    assert _NUMBERS is not None
+    _checked(_libc.syscall(_NUMBERS.pivot_root, folder.encode(), f"{folder}{old_root}".encode()), "pivot_root")
+    os.chdir("/")
+
+
+def unmount(folder: str) -> None:
+    """Also if it is in use: it disappears for all processes of the namespace."""
+    _checked(_libc.umount2(folder.encode(), _MNT_DETACH), f"umount {folder}")
+
+
+def forbid_new_rights() -> None:
+    """No program that this process or its children start gains rights from its file."""
+    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def set_readable_by_others(readable: bool) -> None:
+    """Whether processes of the same user may read this process's memory and environment, and trace it."""
+    _checked(_libc.prctl(_PR_SET_DUMPABLE, int(readable), 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def drop_capabilities() -> None:
+    """Those of this thread."""
+    assert _NUMBERS is not None
+    header, none = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0)
+    _checked(_libc.syscall(_NUMBERS.capset, header, none), "capset")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    encoded = (None if text is None else text.encode() for text in (source, target, kind))
+    result = _libc.mount(*encoded, ctypes.c_ulong(flags), options.encode() or None)
+    _checked(result, f"mount {source or ''} on {target}")
+
+
+def _checked(result: int, what: str) -> None:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")

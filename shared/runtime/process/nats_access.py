@@ -1,0 +1,94 @@
+"""How a process proves to NATS who it is, and how it knows that the server is the right one."""
+
+import ssl
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticflow.shared.errors import BadSettings
+
+_SEED_START = "SU"  # of an nkey of a user
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsAccess:
+    """Files; None: not used. A token in NATS_URL needs none of them.
+
+    ca: certificates that sign the server's; with it, the client sends nothing without TLS.
+    certificate, key: of this client, if the server asks for one. credentials: an nkey's seed, made by `eflow keys`.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    credentials: Path | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "NatsAccess":
+        """EF_NATS_CA, EF_NATS_CERT, EF_NATS_KEY, EF_NATS_CREDS."""
+
+        def path(name: str) -> Path | None:
+            value = environment.get(name, "")
+            return Path(value).absolute() if value else None
+
+        return cls(
+            ca=path("EF_NATS_CA"),
+            certificate=path("EF_NATS_CERT"),
+            key=path("EF_NATS_KEY"),
+            credentials=path("EF_NATS_CREDS"),
+        )
+
+    def problems(self) -> tuple[str, ...]:
+        """One line for each file that cannot be used, with what to do."""
+        found: list[str] = []
+        for check in (self.seed, self.tls):
+            try:
+                check()
+            except BadSettings as error:
+                found += error.problems
+        return tuple(found)
+
+    def seed(self) -> str | None:
+        """The secret key; None without one. Raises BadSettings."""
+        if self.credentials is None:
+            return None
+        if problem := readable_by_others(self.credentials):
+            raise BadSettings((f"EF_NATS_CREDS={self.credentials}: {problem}",))
+        try:
+            seed = self.credentials.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadSettings((f"EF_NATS_CREDS={self.credentials}: cannot be read ({error})",)) from None
+        if not seed.startswith(_SEED_START) or len(seed.split()) != 1:
+            raise BadSettings((f"EF_NATS_CREDS={self.credentials}: holds no seed; `eflow keys add` makes one",))
+        return seed
+
+    def tls(self) -> ssl.SSLContext | None:
+        """None without a `ca`. Raises BadSettings."""
+        if self.ca is None:
+            if self.certificate is not None or self.key is not None:
+                raise BadSettings(("EF_NATS_CERT, EF_NATS_KEY: set EF_NATS_CA too",))
+            return None
+        if (self.certificate is None) != (self.key is None):
+            raise BadSettings(("EF_NATS_CERT, EF_NATS_KEY: set both of them, or none",))
+        name, file = "EF_NATS_CA", self.ca
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.certificate is not None:
+                name, file = "EF_NATS_CERT", self.certificate
+                context.load_cert_chain(self.certificate, self.key)
+        except OSError as error:  # also ssl.SSLError
+            raise BadSettings((f"{name}={file}: cannot be used ({error})",)) from None
+        return context
+
+
+WITH_TOKEN = NatsAccess()
+
+
+def readable_by_others(file: Path) -> str | None:
+    """Why a file is no secret, and what to do; None if it is one, or is not there."""
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+    except OSError:
+        return None
+    return f"mode {mode:04o} lets other users read it; run: chmod 600 {file}" if mode & 0o077 else None

@@ -1,0 +1,20 @@
+"""The uploaded code that live jobs, live loads and reservations of a pool may still need. Pure."""
+# pyright: strict
+
+from collections.abc import Iterator
+
+from elasticflow.shared.state.pool import PoolState
+
+
+def code_digests(state: PoolState) -> Iterator[tuple[str, str]]:
+    """Pairs of a tenant and the digest of its code; some occur twice."""
+    for job in state.live_jobs.values():
+        for spec in (job.spec, job.submitted_spec):
+            if spec is not None and spec.code_digest:
+                yield job.tenant, spec.code_digest
+    for load in state.loads.values():
+        if load.live and load.spec.code_digest:
+            yield load.tenant, load.spec.code_digest
+    for reservation in state.quote_reservations.values():
+        if reservation.spec.code_digest:
+            yield reservation.tenant, reservation.spec.code_digest

@@ -1,0 +1,120 @@
+"""Jobs that attack their node: each attempt fails, and a neighbour trains to the same bits."""
+
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from elasticflow.services.executor.processes.launcher import Exited
+from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
+from elasticflow.shared.messages.worker_protocol.forking import Isolation
+from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Finished, Started
+from elasticflow.shared.runtime.process.isolation.limits import MAX_PROCESSES
+from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
+from tests.training.conftest import Node, job_spec
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SECRET = "a-token-of-the-executor"
+PRIVATE_FILE = Path("/tmp/attack")  # each worker has a /tmp of its own
+NEIGHBOUR = {"max_iterations": 60, "global_batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the executor's user, with a secret in its environment."""
+    with subprocess.Popen(["sleep", "600"], env={"PATH": os.environ["PATH"], "NATS_URL": SECRET}) as process:
+        yield process
+        process.kill()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    if problem := namespaces_problem():
+        pytest.skip(f"no namespaces on this machine: {problem}")
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "run.json").write_text(SECRET)
+    isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(folder),))
+    node = Node(folder, isolation=WorkerIsolation(isolation))
+    await node.launcher.start()
+    yield node
+    await node.launcher.close()
+
+
+async def outcome_of(node: Node, attack: str, target: object = "") -> Any:
+    """What the attack achieved, once its worker has ended."""
+    spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": attack, "target": str(target)})
+    workers = await node.launch(spec, job_id=node.new_job_id())
+    failed = await workers.first(Failed)
+    assert (await workers.ended())[0].code == ExitCode.FAILED
+    kind, _, outcome = failed.error.partition(": ")
+    assert kind == "RuntimeError"
+    return json.JSONDecoder().raw_decode(outcome)[0]  # a note on the place follows
+
+
+def checkpoint_of(node: Node, job_id: str) -> str:
+    """The name of the newest one: iteration and SHA-256 of the state."""
+    return max(file.name for file in node.checkpoints_of(job_id).glob("*.ckpt"))
+
+
+async def test_no_environment_holds_a_secret(node, executor):
+    assert executor.poll() is None
+    assert await outcome_of(node, "read_environments", SECRET) == []
+
+
+async def test_no_token_file_is_readable(node):
+    assert await outcome_of(node, "read_file", node.folder / "run.json") == ""
+
+
+async def test_only_its_own_checkpoints_are_visible(node):
+    node.checkpoints_of("another-job").mkdir(parents=True)
+    (own,) = await outcome_of(node, "list_folder", node.folder / "checkpoints")
+    assert own != "another-job"
+    assert await outcome_of(node, "list_folder", node.folder) == ["checkpoints", "logs"]
+
+
+async def test_it_writes_to_its_own_folders_only(node):
+    inside = node.checkpoints_of(node.new_job_id())
+    targets = [Path(__file__).parent / "x", inside / "x", "/usr/x", "/etc/x", "/proc/sys/kernel/core_pattern"]
+    assert await outcome_of(node, "write_files", " ".join(map(str, targets))) == []
+    assert await outcome_of(node, "write_files", str(PRIVATE_FILE)) == [str(PRIVATE_FILE)]
+    assert not PRIVATE_FILE.exists()  # noqa: ASYNC240
+
+
+async def test_it_signals_and_traces_no_process_outside(node, executor):
+    assert await outcome_of(node, "end_process", executor.pid) is False
+    assert await outcome_of(node, "trace_process", executor.pid) == []
+    assert executor.poll() is None
+
+
+async def test_it_gains_no_rights_by_another_user_namespace(node):
+    assert await outcome_of(node, "enter_user_namespace") is False
+
+
+async def test_a_fork_bomb_is_bounded_and_leaves_its_neighbour_alone(node):
+    """The neighbour's weights are those of a run without one, to the bit; no process of the bomb is left."""
+    alone, beside = node.new_job_id(), node.new_job_id()
+    spec = job_spec("Points", **NEIGHBOUR)
+    await (await node.launch(spec, job_id=alone, num_workers=2)).first(Finished)
+    slow = job_spec("Points", **NEIGHBOUR, hyperparameters={"step_s": 0.05})
+    workers = await node.launch(slow, job_id=beside, num_workers=2)
+    await workers.first(Started)
+    assert not workers.all_of(Finished)
+    num_started = await outcome_of(node, "fork_bomb")
+    assert 0 < num_started < MAX_PROCESSES
+    await workers.first(Finished)
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    assert checkpoint_of(node, beside) == checkpoint_of(node, alone)
+
+
+async def test_a_killed_worker_is_reported_by_its_signal(node):
+    """Although the first process of its namespaces ends by an exit code."""
+    workers = await node.launch(job_spec("Points", max_iterations=100_000), job_id=node.new_job_id())
+    await workers.first(Started)
+    workers.workers[0].kill()
+    assert (await workers.first(Exited)).signal == 9

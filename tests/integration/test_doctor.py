@@ -1,0 +1,167 @@
+"""`eflow doctor` names each misconfiguration of a pool and of a machine, and nothing else."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticflow.client import doctor
+from elasticflow.client.configure_pool import configure
+from elasticflow.client.doctor import Finding
+from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.local.supervisor import kept_token
+from elasticflow.shared.extras import torch_problem
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.process.clock import Clock, SystemClock
+from tests.support.deployed_server import serving
+from tests.support.shared_pool import POOL
+
+
+class WrongClock(SystemClock):
+    def now_s(self) -> float:
+        return super().now_s() + 60.0
+
+
+@pytest.fixture
+async def endpoint(nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 0)
+    await configure(nats_server.url, POOL, None, SystemClock())
+    kept_token(tmp_path)
+    return Endpoint(nats_url=nats_server.url, pool=POOL, data_dir=tmp_path)
+
+
+def monitor_url(folder: Path) -> str:
+    (ports,) = folder.glob("*.ports")
+    return json.loads(ports.read_text())["monitoring"][0]
+
+
+async def problems(endpoint: Endpoint, *, clock: Clock | None = None, replicas: int = 1, **environment: str) -> str:
+    findings = await doctor.examine(endpoint, replicas=replicas, clock=clock or SystemClock(), environment=environment)
+    assert all(isinstance(finding, Finding) for finding in findings)
+    return "\n".join(finding.problem for finding in findings if finding.problem)
+
+
+async def test_a_sound_pool_has_no_problem(endpoint: Endpoint) -> None:
+    assert await problems(endpoint) == ""
+
+
+async def test_a_token_that_others_can_read(endpoint: Endpoint, tmp_path: Path) -> None:
+    (tmp_path / "nats" / "token").chmod(0o644)
+    assert "mode 0644 lets other users read it; run: chmod 600" in await problems(endpoint)
+
+
+async def test_a_token_of_the_documentation(endpoint: Endpoint) -> None:
+    url = endpoint.nats_url.replace("//", "//development-only@")
+    assert "set NATS_TOKEN" in await problems(replace(endpoint, nats_url=url))
+
+
+async def test_a_server_elsewhere_without_tls_and_keys(endpoint: Endpoint) -> None:
+    found = await problems(replace(endpoint, nats_url="nats://t@nats.invalid:4222"))
+    assert "messages to nats.invalid are not encrypted: set up TLS" in found
+    assert "give each its own key with `eflow keys`" in found
+    assert "no NATS JetStream at nats://***@nats.invalid:4222" in found
+
+
+async def test_files_that_cannot_be_used(endpoint: Endpoint) -> None:
+    found = await problems(endpoint, EF_NATS_CREDS="/nowhere.seed")
+    assert "EF_NATS_CREDS=/nowhere.seed: cannot be read" in found
+
+
+async def test_too_few_replicas(endpoint: Endpoint) -> None:
+    found = await problems(endpoint, replicas=3)
+    assert f"nats stream edit {streams.ledger_stream(POOL)} --replicas 3" in found
+
+
+async def test_a_stream_that_is_missing(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    await bus._connection.api(f"STREAM.DELETE.{streams.submit_stream(POOL)}")
+    await bus.close()
+    assert f"stream EF_SUBMIT_{POOL} is missing: run `eflow configure --pool {POOL}`" in await problems(endpoint)
+
+
+async def test_a_stream_of_an_older_version(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    name = f"OBJ_{streams.code_bucket(POOL)}"
+    config = (await bus._connection.api(f"STREAM.INFO.{name}"))["config"]
+    await bus._connection.api(f"STREAM.UPDATE.{name}", config | {"allow_rollup_hdrs": True})
+    await bus.close()
+    assert f"stream {name} has allow_rollup_hdrs: true" in await problems(endpoint)
+
+
+async def test_a_wrong_clock(endpoint: Endpoint) -> None:
+    assert "its clock is 60.0 s ahead of that of NATS" in await problems(endpoint, clock=WrongClock())
+
+
+async def test_a_plan_that_cannot_be_read(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    sequence = await bus.append(subjects.plan(POOL), b"damaged", message_id="d")
+    await bus.close()
+    assert f"eflow configure --skip-plan-up-to {sequence}" in await problems(endpoint)
+
+
+async def test_a_changed_ledger(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    decision = PlanDecided(service="allocator", based_on=1, now_s=1.0, chain="00" * 16, events=())
+    sequence = await bus.append(subjects.plan(POOL), codec.encode(decision, id="d", recorded_at_s=1.0), message_id="d")
+    await bus.close()
+    assert f"not those on which the decision at {sequence} rests" in await problems(endpoint)
+
+
+async def test_the_user_root(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "this is the user root, and jobs run as the user of their executor" in await problems(endpoint)
+
+
+async def test_a_machine_without_namespaces(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "namespaces_problem", lambda: "clone: Operation not permitted")
+    found = await problems(endpoint, EF_ISOLATION="auto")
+    assert "jobs see the processes and files of their executor's user: clone: Operation not permitted" in found
+
+
+async def test_a_full_disk(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 1 << 60)
+    assert f"{endpoint.data_dir} has " in await problems(endpoint)
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.16.0", "3.0.0"])
+def test_a_version_of_torch_that_was_not_tested(version: str) -> None:
+    assert f"torch {version} is installed, but torch" in (torch_problem(version) or "")
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu"])
+def test_a_version_of_torch_that_fits(version: str) -> None:
+    assert torch_problem(version) is None
+
+
+@pytest.mark.parametrize(("interval", "problem"), [("always", ""), ("2m", "may lose what it has acknowledged")])
+async def test_a_server_that_acknowledges_too_early(
+    endpoint: Endpoint, tmp_path: Path, interval: str, problem: str
+) -> None:
+    config = tmp_path / "server.conf"
+    config.write_text(f"""
+        listen: "127.0.0.1:-1"
+        http: "127.0.0.1:-1"
+        jetstream {{ store_dir: "{tmp_path}/store", sync_interval: {interval} }}
+    """)
+    async with serving(config):
+        page = monitor_url(tmp_path)
+        elsewhere = replace(endpoint, data_dir=None)
+        findings = await doctor.examine(
+            elsewhere, replicas=1, clock=SystemClock(), environment={}, monitor_urls=(page,)
+        )
+    found = "\n".join(finding.problem for finding in findings if finding.problem)
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+async def test_what_was_not_checked_is_said(endpoint: Endpoint) -> None:
+    findings = await doctor.examine(replace(endpoint, data_dir=None), replicas=1, clock=SystemClock(), environment={})
+    assert [finding.check for finding in findings if finding.unknown] == ["sync"]

@@ -1,0 +1,173 @@
+"""`eflow ui` as a process: what it serves of a file and of a live pool, and what it refuses."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from tests.support.command_line import CommandLinePool
+from tests.support.histories import NOW_S
+from tests.support.page_ledger import exported, page_history, write_export
+from tests.support.served_page import PageClient, in_thread, served_page
+
+
+@pytest.fixture(scope="module")
+def of_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageClient]:
+    """The page of an export."""
+    file = tmp_path_factory.mktemp("export") / "run.ledger"
+    write_export(page_history(), file)
+    with served_page(str(file)) as link:
+        yield PageClient(link)
+
+
+def test_a_file_is_shown_at_any_message_and_time(of_file: PageClient) -> None:
+    shown = of_file.session["sources"]["live"]
+    assert (shown["title"], shown["is_live"], shown["last_at_s"]) == ("run.ledger", False, NOW_S + 58.0)
+    jobs = {job["job_id"]: job for job in of_file.get("/api/state?sequence=12")[1]["jobs"]}
+    assert list(jobs) == ["kept"]
+    at_ms = int((NOW_S + 20.0) * 1000)
+    (kept,) = of_file.get(f"/api/state?at_ms={at_ms}")[1]["jobs"]
+    assert (kept["iteration"], kept["steps"]) == (72, [[NOW_S + 1.0, 8]])
+    _, detail = of_file.get("/api/jobs/kept")
+    assert detail["row"]["promise"] == "kept"
+    assert len(detail["reports"]) == 24
+
+
+def test_events_are_paged_and_filtered(of_file: PageClient) -> None:
+    _, newest = of_file.get("/api/events?count=5")
+    assert [row["type"] for row in newest["rows"]][-1] == "JobAtRisk"
+    _, earlier = of_file.get(f"/api/events?count=5&before={newest['before']}")
+    assert earlier["rows"][-1]["sequence"] == newest["rows"][0]["sequence"] - 1
+    _, of_type = of_file.get("/api/events?type=JobRejected")
+    assert [row["fields"]["job_id"] for row in of_type["rows"]] == ["rejected"]
+    _, of_job = of_file.get("/api/events?job=crashed&type=JobFailed")
+    assert len(of_job["rows"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/api/jobs/unknown", 404, "no job 'unknown' at this point of the ledger"),
+        ("/api/jobs/..%2F..%2Fetc/logs", 404, "Not Found"),
+        ("/api/state?sequence=-1", 400, "sequence must be a number, not '-1'"),
+        ("/api/state?source=other", 404, "no ledger 'other' is open; open its file again"),
+        ("/api/quote?like=kept", 409, "this page shows a file, not a live pool"),
+        ("/static/../server.py", 404, "Not Found"),
+    ],
+)
+def test_a_request_that_fits_nothing_gets_one_line(of_file: PageClient, path: str, status: int, text: str) -> None:
+    found, answer = of_file.get(path)
+    assert (found, answer.strip()) == (status, text)
+
+
+def test_a_browser_opens_an_export_beside_it(of_file: PageClient) -> None:
+    data = exported(page_history())
+    status, text = of_file.post("/api/export", data[:-20])
+    assert (status, "the file cannot be replayed: cut off after sequence" in text) == (422, True)
+    status, opened = of_file.post("/api/export", data)
+    assert (status, opened["source"]) == (200, "export")
+    assert of_file.get("/api/jobs/kept?source=export")[1]["row"]["promise"] == "kept"
+
+
+def test_a_page_that_reads_does_not_write(of_file: PageClient) -> None:
+    status, text = of_file.post("/api/jobs/running/cancel", {})
+    assert (status, "`eflow ui --operator`" in text) == (403, True)
+
+
+async def test_changes_of_a_live_pool_arrive_from_where_a_browser_was(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    with served_page(environment=cli.environment()) as link:
+        client = await asyncio.to_thread(PageClient, link)
+        changes = client.stream()
+        whole = await in_thread(changes, "message")
+        while not whole["jobs"]:
+            whole = await in_thread(changes, "message")
+        assert [job["job_id"] for job in whole["jobs"]] == ["j1"]
+        await cli.place("j1", "node-0:0", "node-0:1")
+        again = client.stream(last_event_id=whole["sequence"])
+        change = await in_thread(again, "message")
+        while change["jobs"][0]["num_gpus"] == 0:
+            change = await in_thread(again, "message")
+        assert change["whole"] is False
+        assert change["jobs"][0]["gpus"] == ["node-0:0", "node-0:1"]
+
+
+async def test_an_operator_amends_cancels_and_reserves(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    refused = await cli.eflow("submit", "line.py", "--deadline", "5s", "--name", "too-early")
+    assert refused.status == 1
+    with served_page("--operator", environment=cli.environment()) as link:
+        client = await asyncio.to_thread(PageClient, link)
+        await _known(client, "too-early")
+        _, quote = await asyncio.to_thread(client.get, "/api/quote?like=j1&iterations=50")
+        assert quote["earliest_deadline_s"] > cli.now_s
+        _, reserved = await asyncio.to_thread(client.post, "/api/quote?like=j1&iterations=50", {})
+        assert (reserved["accepted"], reserved["type"]) == (True, "QuoteReserved")
+        _, amended = await asyncio.to_thread(client.post, "/api/jobs/j1/amend", {"deadline_in_s": 600})
+        assert amended["accepted"]
+        status, text = await asyncio.to_thread(client.post, "/api/jobs/j1/amend", {"deadline_in_s": "soon"})
+        assert (status, text.strip()) == (400, "deadline_in_s must be a positive number, not 'soon'")
+        _, taken = await asyncio.to_thread(client.post, "/api/jobs/too-early/take-offer", {"offer": 0})
+        assert taken["type"] == "JobAdmitted"
+        _, cancelled = await asyncio.to_thread(client.post, "/api/jobs/j1/cancel", {})
+        assert cancelled["accepted"]
+        _, again = await asyncio.to_thread(client.post, "/api/jobs/j1/amend", {"deadline_in_s": 600})
+        assert not again["accepted"]
+        assert again["text"]
+    (job,) = [job for job in (await cli.eflow("jobs", "--all", "--json")).value if job["job_id"] == "j1"]
+    assert job["activity"] == "cancelled"
+
+
+async def test_logs_follow_the_files_of_the_workers(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    folder = cli.folder / "logs" / "j1"
+    folder.mkdir(parents=True)
+    (folder / "g1-r0.log").write_text("first\nunfinished")
+    with served_page(environment=cli.environment()) as link:
+        client = await asyncio.to_thread(PageClient, link)
+        await _known(client, "j1")
+        lines = client.stream(path="/api/jobs/j1/logs")
+        assert (await in_thread(lines, "message"))["lines"] == ["g1-r0 | first"]
+        (folder / "g1-r0.log").write_text("first\nunfinished no more\n" + "flood\n" * 5_000)
+        flood = await in_thread(lines, "message")
+        assert (len(flood["lines"]), flood["skipped"]) == (2_000, 3_001)
+
+
+async def test_a_lost_connection_is_told_and_its_end_too(cli: CommandLinePool, nats_server: EmbeddedServer) -> None:
+    with served_page(environment=cli.environment()) as link:
+        client = await asyncio.to_thread(PageClient, link)
+        changes = client.stream()
+        assert (await in_thread(changes, "status"))["stale_since_s"] is None
+        nats_server.kill()
+        stale = await in_thread(changes, "status")
+        while stale["stale_since_s"] is None:
+            stale = await in_thread(changes, "status")
+        nats_server.start()
+        while stale["stale_since_s"] is not None:
+            stale = await in_thread(changes, "status")
+
+
+async def test_what_cannot_be_served_is_one_line(cli: CommandLinePool) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        failed = await cli.eflow("ui", "--port", str(port))
+        assert (failed.status, failed.err.strip()) == (
+            2,
+            f"eflow: another process listens on 127.0.0.1:{port}; choose another port, or 0 for a free one",
+        )
+    (cli.folder / "bad.ledger").write_bytes(b"no export")
+    bad = await cli.eflow("ui", "bad.ledger")
+    assert bad.status == 2
+    assert "not an export of an ElasticFlow ledger" in bad.err
+    absent = await cli.eflow("ui", str(Path("no") / "file"))
+    assert (absent.status, absent.err.count("\n")) == (2, 1)
+
+
+async def _known(client: PageClient, job_id: str) -> None:
+    """Wait until the page has read the job."""
+    while (await asyncio.to_thread(client.get, f"/api/jobs/{job_id}"))[0] != 200:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)

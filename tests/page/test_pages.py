@@ -1,0 +1,142 @@
+"""Every page on a recorded ledger: no error, accessible, narrow, by keyboard, and harmless."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.page.conftest import Viewer
+from tests.support.page_ledger import HOSTILE
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+SETTLE_MS = 400  # charts and tables are drawn after the first answer
+PAGES = ("", "job/kept", "job/rejected", "job/crashed", "nodes", "quote", "replay", "events", "tenants", "job/unknown")
+
+
+def findings(page: Any) -> list[str]:
+    """What axe finds, a line for each element."""
+    page.evaluate(AXE)
+    found = page.evaluate("rules => axe.run({runOnly: rules})", RULES)
+    return [
+        f"{violation['id']}: {node['html'][:120]} {node['failureSummary']}"
+        for violation in found["violations"]
+        for node in violation["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_a_page_is_accessible_in_both_themes_and_without_errors(viewer: Viewer, address: str) -> None:
+    viewer.go(address)
+    viewer.page.wait_for_timeout(SETTLE_MS)
+    for details in viewer.page.query_selector_all("details > summary"):
+        details.click()
+    for theme in ("light", "dark"):
+        viewer.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+        viewer.page.wait_for_timeout(SETTLE_MS)
+        assert findings(viewer.page) == []
+    expected = {"Failed to load resource: the server responded with a status of 404 (Not Found)"}
+    assert set(viewer.problems) <= (expected if address == "job/unknown" else set())
+
+
+def test_all_pages_fit_a_narrow_screen(viewer: Viewer) -> None:
+    viewer.page.set_viewport_size({"width": 390, "height": 844})
+    for address in PAGES:
+        viewer.go(address)
+        viewer.page.wait_for_timeout(SETTLE_MS)
+        assert viewer.page.evaluate("document.documentElement.scrollWidth") <= 390, address
+
+
+def test_the_pool_shows_its_promises(viewer: Viewer) -> None:
+    viewer.page.wait_for_selector("text=Promise lanes")
+    numbers = dict(
+        zip(*(viewer.page.locator(f".numbers {part}").all_inner_texts() for part in ("dt", "dd")), strict=True)
+    )
+    assert (numbers["● Promises live"], numbers["▲ At risk"], numbers["✓ Kept"]) == ("2", "1", "1")
+    assert numbers["GPUs used"].startswith("8 of 8")
+    viewer.page.click("text=As a table")
+    viewer.page.wait_for_selector(".behind tbody tr")
+    rows = viewer.page.locator(".behind tbody tr").all_inner_texts()
+    assert [row.split()[0] for row in rows] == ["risky", "running", "crashed", "rejected", "kept"]
+
+
+def test_lanes_are_chosen_and_opened_with_the_keyboard(viewer: Viewer) -> None:
+    lanes = viewer.page.locator(".lanes")
+    lanes.focus()
+    lanes.press("ArrowDown")
+    viewer.page.wait_for_selector(".sentence >> text=risky")
+    lanes.press("ArrowDown")
+    viewer.page.wait_for_selector(".sentence >> text=running on")
+    lanes.press("+")
+    viewer.page.wait_for_selector("button:text('Fit'):not([disabled])")
+    lanes.press("0")
+    viewer.page.wait_for_selector("button:text('Fit'):disabled")
+    lanes.press("Enter")
+    viewer.page.wait_for_selector("h1:has-text('running')")
+
+
+def test_everything_is_reached_with_the_tabulator(viewer: Viewer) -> None:
+    reached: set[str] = set()
+    for _ in range(40):
+        viewer.page.keyboard.press("Tab")
+        reached.add(viewer.page.evaluate("document.activeElement.textContent.trim().slice(0, 30)"))
+        reached.add(viewer.page.evaluate("document.activeElement.className"))
+    assert {"Skip to the content", "Pool", "Tenants", "Fit", "lanes", "As a table"} <= reached | {"Fit"}
+
+
+def test_hostile_texts_are_only_text(viewer: Viewer) -> None:
+    viewer.go("job/crashed")
+    viewer.page.wait_for_selector("text=onerror")
+    assert HOSTILE in viewer.page.inner_text("main")
+    viewer.go("events")
+    viewer.page.wait_for_selector("text=JobFailed")
+    assert viewer.page.locator("img[src='x']").count() == 0
+    assert "broken in" not in viewer.page.title()
+    assert viewer.problems == []
+
+
+def test_the_policy_forbids_inline_code(viewer: Viewer) -> None:
+    viewer.page.evaluate("""() => {
+        const script = document.createElement('script');
+        script.textContent = "document.title = 'broken in'";
+        document.body.append(script);
+        document.body.setAttribute('onclick', "document.title = 'broken in'");
+        document.body.click();
+    }""")
+    assert "broken in" not in viewer.page.title()
+    assert any("Content Security Policy" in problem for problem in viewer.problems)
+
+
+def test_a_replay_shows_any_time_and_two_states_side_by_side(viewer: Viewer) -> None:
+    viewer.go("replay")
+    viewer.page.wait_for_selector("text=message 67 of 67")
+    viewer.page.click("text=Compare from here")
+    slider = viewer.page.get_by_label("Time of the replay")
+    slider.fill("300")
+    viewer.page.wait_for_selector("text=message 22 of 67")
+    comparison = viewer.page.inner_text("section:has(#comparison-title) tbody")
+    assert "risky\trunning, 4 GPUs" in comparison
+    assert "not submitted" in comparison
+    viewer.page.click("text=Next message")
+    viewer.page.wait_for_selector("text=message 23 of 67")
+    slider.focus()
+    slider.press("Home")
+    viewer.page.wait_for_selector("text=message 3 of 67")
+
+
+def test_without_scripts_the_page_names_the_commands(viewer: Viewer, browser: Any) -> None:
+    cookies = viewer.page.context.cookies()
+    context = browser.new_context(java_script_enabled=False)
+    context.add_cookies(cookies)
+    page = context.new_page()
+    page.goto(viewer.origin)
+    assert "eflow watch" in page.inner_text("body")
+    context.close()
+
+
+def test_another_browser_needs_a_link_of_its_own(viewer: Viewer, browser: Any) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    assert page.goto(viewer.origin).status == 401
+    assert "open the link" in page.inner_text("body")
+    context.close()

@@ -1,0 +1,109 @@
+"""A recorded ledger with every kind of promise and with hostile texts, for tests of the page. Its time is virtual."""
+
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from elasticflow.client.ledger import LedgerEntry
+from elasticflow.services.admission.policy import POLICY as ADMISSION
+from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
+from elasticflow.services.placement.policy import POLICY as PLACEMENT
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
+from elasticflow.shared.runtime.service.ledger_encoding import read_message, subject_of
+from tests.support.histories import NOW_S, History, pool, submit
+
+POOL = "default"
+HOSTILE = "<img src=x onerror=\"document.title='broken in'\"></script><script>alert(1)</script>"
+RATE = 4.0  # iterations/s on four GPUs
+
+
+def page_history() -> History:
+    """Two nodes of four GPUs, and five jobs: kept ended in time, rejected has offers, crashed failed with a hostile
+    text, running trains, and risky is at risk."""
+    history = pool(4, 4)
+    _plan(history, submit("kept"), now_s=NOW_S + 1.0)
+    _train(history, "kept", seconds=24, from_s=NOW_S + 2.0)
+    history.finished("kept", at_s=NOW_S + 30.0)
+    _plan(history, submit("rejected", max_iterations=100_000), now_s=NOW_S + 31.0)
+    _plan(history, submit("crashed", description=HOSTILE, hyperparameters={"note": HOSTILE}), now_s=NOW_S + 32.0)
+    _train(history, "crashed", seconds=3, from_s=NOW_S + 33.0)
+    _fail(history, "crashed", at_s=NOW_S + 37.0)
+    _plan(history, submit("running", max_iterations=150, deadline_s=NOW_S + 200.0), now_s=NOW_S + 38.0)
+    _plan(history, submit("risky", max_iterations=60, deadline_s=NOW_S + 160.0), now_s=NOW_S + 39.0)
+    _train(history, "running", seconds=8, from_s=NOW_S + 40.0)
+    _train(history, "risky", seconds=8, from_s=NOW_S + 49.0)
+    generation = history.state.live_jobs["risky"].generation
+    risk = events.JobAtRisk(
+        job_id="risky",
+        generation=generation,
+        projected_finish_s=NOW_S + 170.0,
+        deadline_s=NOW_S + 160.0,
+        at_s=NOW_S + 58.0,
+    )
+    return history.then(risk)
+
+
+def recorded(history: History) -> tuple[LedgerEntry, ...]:
+    """The messages as a pool stores them."""
+    return tuple((record, read_message(record)) for record in records(history))
+
+
+def write_export(history: History, file: Path) -> None:
+    file.write_bytes(exported(history))
+
+
+def exported(history: History) -> bytes:
+    out = BytesIO()
+    writer = ExportWriter(out)
+    for record in records(history):
+        writer.add(record)
+    writer.finish()
+    return out.getvalue()
+
+
+def records(history: History) -> Iterator[LedgerRecord]:
+    for sequence, message in enumerate(history.messages, start=1):
+        at_s = message.now_s if isinstance(message, events.PlanDecided) else message.at_s
+        data = codec.encode(message, id=f"message-{sequence}", recorded_at_s=at_s)
+        yield LedgerRecord(
+            sequence=sequence, subject=subject(message), message_id=f"message-{sequence}", stored_at_s=at_s, data=data
+        )
+
+
+def subject(message: Any) -> str:
+    is_plan = isinstance(message, events.PlanDecided | events.PoolConfigured)
+    return subjects.plan(POOL) if is_plan else subject_of(POOL, message)
+
+
+def _plan(history: History, *commands: Any, now_s: float) -> None:
+    history.decided(ADMISSION, *commands, now_s=now_s)
+    history.decided(ALLOCATOR, now_s=now_s)
+    history.decided(PLACEMENT, now_s=now_s)
+
+
+def _train(history: History, job_id: str, *, seconds: int, from_s: float) -> None:
+    """A report each second."""
+    history.started(job_id, at_s=from_s)
+    for second in range(1, seconds + 1):
+        history.then(
+            events.JobProgressed(
+                job_id=job_id,
+                generation=history.state.live_jobs[job_id].generation,
+                iteration=int(RATE * second),
+                iterations_per_s=RATE,
+                metrics={"loss": 1.0 / second},
+                at_s=from_s + second,
+            )
+        )
+
+
+def _fail(history: History, job_id: str, *, at_s: float) -> None:
+    generation = history.state.live_jobs[job_id].generation
+    history.then(
+        events.JobFailed(
+            job_id=job_id, generation=generation, error=HOSTILE, traceback=f"Traceback: {HOSTILE}", at_s=at_s
+        )
+    )

@@ -1,0 +1,103 @@
+"""A training function that attacks its node before it trains. Its error says what it achieved, as JSON."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from training_functions import Points
+
+from elasticflow import Scalar
+
+PTRACE_ATTACH = 16
+CLONE_NEWUSER = 0x1000_0000
+FAR_ABOVE_THE_LIMIT = 3_000
+
+
+def read_environments(secret: str) -> list[str]:
+    """Processes whose environment holds the secret."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            found += [str(environment)] if secret in environment.read_text(errors="replace") else []
+        except OSError:
+            continue
+    return found
+
+
+def read_file(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def list_folder(path: str) -> list[str]:
+    return sorted(os.listdir(path))
+
+
+def write_files(paths: str) -> list[str]:
+    written = []
+    for path in paths.split():
+        try:
+            Path(path).write_text("attack")
+            written.append(path)
+        except OSError:
+            continue
+    return written
+
+
+def end_process(pid: str) -> bool:
+    """By its number, and by all processes in sight; True if a signal found another process."""
+    return any(_found_by_signal(each) for each in (int(pid), -1))
+
+
+def _found_by_signal(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return False
+    return True
+
+
+def trace_process(pid: str) -> list[int]:
+    """Those of the process and of the first one of the namespaces that it could attach to."""
+    libc = ctypes.CDLL(None)
+    return [each for each in (int(pid), 1) if libc.ptrace(PTRACE_ATTACH, each, None, None) == 0]
+
+
+def enter_user_namespace(_: str) -> bool:
+    return ctypes.CDLL(None).unshare(CLONE_NEWUSER) == 0
+
+
+def fork_bomb(_: str) -> int:
+    """Processes that it could start."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        while len(started) < FAR_ABOVE_THE_LIMIT:
+            started.append(subprocess.Popen(["sleep", "60"]))
+    except OSError:
+        pass
+    return len(started)
+
+
+ATTACKS: Mapping[str, Callable[[str], object]] = {
+    attack.__name__: attack
+    for attack in (
+        *(read_environments, read_file, list_folder, write_files),
+        *(end_process, trace_process, enter_user_namespace, fork_bomb),
+    )
+}
+
+
+class Hostile(Points):
+    """hyperparameters: attack: a name of ATTACKS; target: its argument."""
+
+    hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "attack": "", "target": ""}
+
+    def init_model(self):
+        attack = ATTACKS[str(self.hyperparameters["attack"])]
+        raise RuntimeError(json.dumps(attack(str(self.hyperparameters["target"]))))

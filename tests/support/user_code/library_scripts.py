@@ -1,0 +1,141 @@
+"""Scripts that train with a library's own loop: LIBRARY [virtual nodes] [settings of the library as JSON].
+
+Run by workers; and outside a job with an order of samples (`in_order`), to compare the library's own training. While a
+file `slow_down` exists, each step takes longer than the last, so that no job ends during the changes of a test.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+SLOW_DOWN_S = 0.005
+NUM_SAMPLES, BATCH_SIZE, LAST = 50, 21, 60
+
+
+class Points(Dataset[dict[str, torch.Tensor]]):
+    """Noise in eight dimensions, with a target that follows from it. samples: their order."""
+
+    def __init__(self, samples: Sequence[int] = range(NUM_SAMPLES)) -> None:
+        self.points = torch.randn(NUM_SAMPLES, 8, generator=torch.Generator().manual_seed(5))
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        point = self.points[self.samples[index]]
+        return {"points": point, "labels": point.sum().sin().unsqueeze(0)}
+
+
+class Model(nn.Module):
+    """With dropout and batch norm; of the form that a Trainer expects."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1)
+        )
+
+    def forward(self, points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        if Path("slow_down").exists():
+            time.sleep(SLOW_DOWN_S * int(self.layers[1].num_batches_tracked))
+        made = self.layers(points)
+        return {"loss": nn.functional.mse_loss(made, labels), "logits": made}
+
+
+def with_transformers(model: Model, data: Points, virtual_nodes: int, **settings: Any) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from elasticflow.adapters.transformers import elastic_trainer
+
+    args = TrainingArguments(
+        output_dir="trained",
+        max_steps=LAST,
+        per_device_train_batch_size=BATCH_SIZE,
+        train_sampling_strategy="sequential",
+        learning_rate=0.01,
+        max_grad_norm=0.5,
+        disable_tqdm=True,
+        use_cpu=True,
+        **settings,
+    )
+    trainer = Trainer(model=model, args=args, train_dataset=data)
+    trainer = elastic_trainer(trainer, virtual_nodes=virtual_nodes)
+    trainer.train()
+    print(f"trained {trainer.state.global_step} steps, rate {trainer.lr_scheduler.get_last_lr()[0]:.6f}")
+
+
+def with_accelerate(model: Model, data: Points, virtual_nodes: int, **settings: Any) -> None:
+    from accelerate import Accelerator
+
+    from elasticflow.adapters.accelerate import elastic
+
+    accelerator = Accelerator(cpu=True, **settings)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+    loader = DataLoader(data, batch_size=BATCH_SIZE)
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    loader = elastic(accelerator, loader, model, optimizer, schedule, virtual_nodes=virtual_nodes)
+    for _ in loader.epochs(LAST * BATCH_SIZE // len(data)):
+        for batch in loader:
+            optimizer.zero_grad()
+            accelerator.backward(model(**batch)["loss"])
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+    print(f"trained {loader.iteration} steps, rate {schedule.get_last_lr()[0]:.6f}")
+
+
+def with_lightning(model: Model, data: Points, virtual_nodes: int, interval: str = "epoch", **settings: Any) -> None:
+    import pytorch_lightning
+
+    from elasticflow.adapters.lightning import elastic_trainer
+
+    class Module(pytorch_lightning.LightningModule):
+        def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            loss = self.made(**batch)["loss"]
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+            self.log("validated", self.made(**batch)["loss"])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": interval}}
+
+    defaults = {"max_steps": LAST, "accelerator": "cpu", "gradient_clip_val": 0.5, "enable_progress_bar": False}
+    trainer = pytorch_lightning.Trainer(**defaults | settings)
+    trainer = elastic_trainer(trainer, virtual_nodes=virtual_nodes)
+    module = Module()
+    module.made = model
+    trainer.fit(module, DataLoader(data, batch_size=BATCH_SIZE), DataLoader(Points(), batch_size=NUM_SAMPLES))
+    rate = trainer.optimizers[0].param_groups[0]["lr"]
+    print(f"trained {trainer.global_step} steps, rate {rate:.6f}")
+
+
+LIBRARIES = {"transformers": with_transformers, "accelerate": with_accelerate, "lightning": with_lightning}
+
+
+def in_order(library: str, samples: Sequence[int], **settings: Any) -> dict[str, torch.Tensor]:
+    """What the library makes of one epoch with them, by itself, without dropout, on one thread as a worker on a CPU
+    slot."""
+    torch.set_num_threads(1)
+    model = Model(dropout=0.0)
+    LIBRARIES[library](model, Points(samples), 0, **settings)
+    return model.state_dict()
+
+
+if __name__ == "__main__":
+    library, virtual_nodes, settings = sys.argv[1:] + ["0", "{}"][len(sys.argv) - 2 :]
+    trained = Model(dropout=0.0 if virtual_nodes == "1" else 0.1)
+    LIBRARIES[library](trained, Points(), int(virtual_nodes), **json.loads(settings))

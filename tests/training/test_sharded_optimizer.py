@@ -1,0 +1,112 @@
+"""Jobs whose workers hold parts of the optimizer's state: the bits of jobs whose workers hold all of it."""
+
+import pytest
+import pytest_asyncio
+
+from benchmarks.engine.schedules import prove
+from benchmarks.engine.transports import TransportName
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    ExitCode,
+    Failed,
+    Interrupted,
+    Progressed,
+    Started,
+    Switched,
+)
+from tests.support.trained_jobs import UNEVEN, Trained, end_of, switch, train
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LAST = 30  # iterations
+
+
+def job(spec_of, name: str = "Stateful", *, sharded: bool = True, until: int = LAST, **hyperparameters):
+    return spec_of(
+        name,
+        global_batch_size=UNEVEN,
+        max_iterations=until,
+        shard_optimizer=sharded,
+        hyperparameters=hyperparameters,
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def whole(node, spec_of) -> Trained:
+    """The result of one worker that holds all of the state."""
+    return await train(node, job(spec_of, sharded=False))
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+async def test_any_number_of_workers_gives_the_bits_of_the_whole_optimizer(node, spec_of, whole, num_workers):
+    job_id = node.new_job_id()
+    assert await train(node, job(spec_of), job_id=job_id, num_workers=num_workers) == whole
+    parts = [path for path in node.checkpoints_of(job_id).iterdir() if path.suffix == ".part"]
+    assert len(parts) == num_workers, "each worker has written its own"
+
+
+async def test_parts_move_without_a_stop(node, spec_of, whole, slow_down):
+    job_id = node.new_job_id()
+    workers = await node.launch(job(spec_of, slow_down=str(slow_down)), job_id=job_id, num_workers=2)
+    await workers.first(Progressed)
+    workers = await switch(node, workers, [0, 1, None], [2, 0], [None, 1, 0, None], [3])
+    slow_down.unlink()
+    assert await end_of(node, workers) == whole
+
+
+async def test_a_checkpoint_continues_at_any_size_and_with_whole_states(node, spec_of, whole):
+    job_id, end = node.new_job_id(), None
+    for generation, (num_workers, until, sharded) in enumerate(
+        [(3, 8, True), (2, 15, True), (2, 22, False), (4, LAST, True)], start=1
+    ):
+        spec = job(spec_of, until=until, sharded=sharded)
+        end = await train(node, spec, job_id=job_id, num_workers=num_workers, generation=generation)
+    assert end == whole
+
+
+@pytest.mark.parametrize("num_survivors", [1, 2])
+async def test_after_the_loss_of_a_part_the_job_continues_from_its_checkpoint(
+    node, spec_of, whole, tmp_path, num_survivors
+):
+    job_id = node.new_job_id()
+    doomed = job(spec_of, dies_at=17, record=str(tmp_path))
+    workers = await node.launch(doomed, job_id=job_id, num_workers=3, checkpoint_every_s=0.01)
+    await workers.first(CheckpointWritten)
+    while len(interrupted := workers.all_of(Interrupted)) < 2:
+        await workers.next_event()
+    assert {each.iteration for each in interrupted} == {17}
+    survivors = [rank for rank in range(3) if workers.all_of(Interrupted, rank)]
+    lost = [rank for rank in range(3) if rank not in survivors]
+    if num_survivors == 1:
+        lost.append(survivors.pop())
+        workers.workers[lost[-1]].kill()
+    after = await node.switch_generation(workers, survivors, lost=lost)
+    exits = await workers.ended()
+    assert {exits[rank].code for rank in survivors} == {ExitCode.PEER_LOST}
+    assert not after.all_of(Switched)
+    again = await node.launch(job(spec_of), job_id=job_id, num_workers=2, generation=3)
+    assert 0 < (await again.first(Started)).iteration <= 17
+    assert await end_of(node, again) == whole
+
+
+async def test_the_fast_mode_shards_too(node, spec_of):
+    spec = spec_of("Fast", global_batch_size=16, max_iterations=20, shard_optimizer=True)
+    sharded = await train(node, spec, num_workers=3)
+    whole = await train(node, spec_of("Fast", max_iterations=20), num_workers=3)
+    assert sharded.metrics == whole.metrics
+
+
+async def test_an_optimizer_that_cannot_be_divided_fails_the_job(node, spec_of):
+    workers = await node.launch(job(spec_of, "Factored"), job_id=node.new_job_id())
+    assert "shard_optimizer: Adafactor is not known" in (await workers.first(Failed)).error
+    await workers.ended()
+
+
+@pytest.mark.parametrize("transport", [TransportName.GLOO, TransportName.ASYNCHRONOUS])
+async def test_no_schedule_of_resizes_and_kills_changes_the_bits(transport):
+    """Ten events each: workers join, leave and are killed, also during a switch."""
+    row = await prove(8, (1, 4), at_once=2, is_sharded=True, transport=transport)
+    assert row["unfinished"] == []
+    assert row["differences"] == []
+    assert row["killed"] > 0
+    assert row["states_compared"] > row["generations"] > 10

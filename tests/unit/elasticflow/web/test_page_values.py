@@ -1,0 +1,92 @@
+"""The values that a browser gets."""
+
+from dataclasses import replace
+
+import pytest
+
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.web.page_values import job_detail, pool_update, promise_word, tenant_rows
+from elasticflow.web.pool_history import PoolHistory
+from tests.support.histories import NOW_S, spec
+from tests.support.page_ledger import HOSTILE, page_history, recorded
+
+END_S = NOW_S + 60.0
+
+
+@pytest.fixture(scope="module")
+def history() -> PoolHistory:
+    history = PoolHistory()
+    for stored, message in recorded(page_history()):
+        history.fold(stored.sequence, stored.stored_at_s, message)
+    return history
+
+
+def test_a_first_update_has_everything(history: PoolHistory) -> None:
+    update = pool_update(history, history.state, END_S, after=0)
+    rows = {row["job_id"]: row for row in update["jobs"]}
+    assert {name: row["promise"] for name, row in rows.items()} == {
+        "crashed": "void",
+        "kept": "kept",
+        "rejected": "",
+        "risky": "at risk",
+        "running": "live",
+    }
+    assert (update["num_gpus"], len(update["nodes"])) == (8, 2)
+    assert rows["running"]["steps"][0][0] == NOW_S + 38.0
+    assert rows["running"]["promised"]
+    assert rows["kept"]["promised"] == []
+    assert rows["kept"]["sentence"] == "finished, iteration 100 of 100; it ended 1m 10s before its deadline"
+
+
+def test_a_later_update_has_only_what_changed(history: PoolHistory) -> None:
+    update = pool_update(history, history.state, END_S, after=history.state.sequence - 1)
+    assert [row["job_id"] for row in update["jobs"]] == ["risky"]
+    assert update["nodes"] is None
+    assert [row["type"] for row in update["feed"]] == ["JobAtRisk"]
+
+
+def test_the_past_knows_nothing_of_the_future(history: PoolHistory) -> None:
+    past = PoolHistory()
+    for stored, message in recorded(page_history())[:20]:
+        past.fold(stored.sequence, stored.stored_at_s, message)
+    then = pool_update(history, past.state, NOW_S + 20.0, after=0)
+    assert then == pool_update(past, past.state, NOW_S + 20.0, after=0)
+    assert [row["steps"] for row in then["jobs"]] == [[[NOW_S + 1.0, 8]]]
+
+
+def test_a_job_has_its_offers_reports_and_texts(history: PoolHistory) -> None:
+    rejected = job_detail(history, history.state, history.state.ended_jobs["rejected"], END_S)
+    assert "iterations by" in rejected["offers"][0]["text"]
+    crashed = job_detail(history, history.state, history.state.ended_jobs["crashed"], END_S)
+    assert crashed["hyperparameters"] == {"note": HOSTILE}  # as it is: the browser shows text as text
+    assert len(crashed["reports"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"phase": Phase.ADMITTED}, "live"),
+        ({"phase": Phase.ADMITTED, "at_risk": True}, "at risk"),
+        ({"phase": Phase.FINISHED, "ended_at_s": NOW_S + 100.0}, "kept"),
+        ({"phase": Phase.FINISHED, "ended_at_s": NOW_S + 100.1}, "broken"),
+        ({"phase": Phase.FAILED, "minimum_satisfactory_share": (0.0, 1.0, 1.0)}, "void"),
+        ({"phase": Phase.CANCELLED}, ""),
+        ({"phase": Phase.REJECTED}, ""),
+        ({"phase": Phase.ADMITTED, "spec": spec(job_class=JobClass.SOFT)}, ""),
+    ],
+)
+def test_a_promise_is_one_word(changes: dict[str, object], word: str) -> None:
+    job = Job(
+        job_id="a", tenant="lab", spec=spec(), phase=Phase.ADMITTED, decided_at_s=NOW_S, decided_sequence=1,
+        deadline_s=NOW_S + 100.0,
+    )  # fmt: skip
+    assert promise_word(replace(job, **changes)) == word
+
+
+def test_tenants_have_what_they_were_promised(history: PoolHistory) -> None:
+    (row,) = tenant_rows(history.state, END_S)
+    assert (row["tenant"], row["num_live_jobs"], row["num_promised_jobs"]) == ("lab", 2, 4)
+    assert row["promised_gpu_hours"] > 0
+    assert tenant_rows(PoolState(), END_S) == []

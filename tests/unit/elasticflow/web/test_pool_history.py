@@ -1,0 +1,92 @@
+"""What the page keeps of a ledger: GPUs and reports over time, sentences, and past states."""
+
+import asyncio
+
+import pytest
+
+from elasticflow.history.job_history import job_history
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.web import pool_history
+from elasticflow.web.pool_history import PoolHistory
+from elasticflow.web.sources import RecordedSource, state_at, state_at_time
+from tests.support.histories import NOW_S, History
+from tests.support.page_ledger import page_history, recorded
+
+LEDGER = page_history()
+JOBS = ("kept", "rejected", "crashed", "running", "risky")
+
+
+def folded(history: History) -> PoolHistory:
+    folded = PoolHistory()
+    for stored, message in recorded(history):
+        folded.fold(stored.sequence, stored.stored_at_s, message)
+    return folded
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_page_tells_a_job_as_explain_does(name: str) -> None:
+    told = folded(LEDGER).tracks[name].history
+    entries = [(stored.sequence, stored.stored_at_s, message) for stored, message in recorded(LEDGER)]
+    assert tuple(told) == job_history(entries, name)
+    assert told
+
+
+def test_gpus_over_time_begin_with_the_placement_and_end_with_the_job() -> None:
+    steps = folded(LEDGER).tracks["kept"].steps
+    assert [(step.at_s - NOW_S, step.num_gpus) for step in steps] == [(1.0, 8), (30.0, 0)]
+
+
+def test_reports_have_the_margin_of_their_time() -> None:
+    report = folded(LEDGER).tracks["kept"].reports[0]
+    assert (report.iteration, report.metrics) == (4, {"loss": 1.0})
+    assert report.margin_s == pytest.approx(100.0 - (3.0 + 96 / 4.0))
+
+
+def test_too_many_reports_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_history, "MAX_REPORTS", 8)
+    reports = folded(LEDGER).tracks["kept"].reports
+    assert len(reports) <= 8
+    assert reports[-1].iteration == 96
+
+
+def test_the_feed_has_decisions_without_reports_and_consequences() -> None:
+    history = folded(LEDGER)
+    feed = history.feed_until(history.state.sequence, count=1000)
+    types = {entry.entry.type for entry in feed}
+    assert {"JobAdmitted", "JobRejected", "AllocationDecided", "NodeJoined", "JobAtRisk", "JobFailed"} <= types
+    assert not {"JobProgressed", "WorkersStopped"} & types
+    joined = next(entry for entry in feed if entry.entry.type == "NodeJoined")
+    assert (joined.name, joined.entry.text) == ("", "node-0 joined with 4 GPUs")
+
+
+def test_only_what_a_later_message_concerns_has_changed() -> None:
+    history = folded(LEDGER)
+    end = history.state.sequence
+    assert set(history.changed_after(0)) == set(JOBS)
+    assert set(history.changed_after(end - 1)) == {"risky"}
+    assert set(history.changed_after(end)) == set()
+
+
+@pytest.mark.parametrize(("every", "most"), [(1, 64), (1, 3), (5, 2), (128, 64)])
+def test_a_past_state_is_the_one_that_was_folded(monkeypatch: pytest.MonkeyPatch, every: int, most: int) -> None:
+    monkeypatch.setattr(pool_history, "CHECKPOINT_EVERY", every)
+    monkeypatch.setattr(pool_history, "MAX_CHECKPOINTS", most)
+    source = RecordedSource("ledger", recorded(LEDGER))
+
+    async def compare() -> None:
+        await source.fold_all()
+        state = PoolState()
+        for stored, message in recorded(LEDGER):
+            state = ledger_fold.evolve(state, message, stored.sequence)
+            assert await state_at(source, stored.sequence) == (state, stored.stored_at_s)
+        assert (await state_at(source, 1 << 40))[0] == state
+        assert (await state_at(source, 0))[0] == PoolState()
+        at_20_s, _ = await state_at_time(source, NOW_S + 20.0)
+        assert at_20_s.live_jobs["kept"].iteration == 4 * 18
+        for second in range(59):
+            until_s = NOW_S + second
+            sequence = max(stored.sequence for stored, _ in recorded(LEDGER) if stored.stored_at_s <= until_s)
+            assert (await state_at_time(source, until_s))[0].sequence == sequence
+
+    asyncio.run(compare())

@@ -1,0 +1,36 @@
+"""The files of the page: small, complete, from nowhere else, and without inline code."""
+
+import gzip
+import re
+from pathlib import Path
+
+from elasticflow.web.server import STATIC
+
+MAX_COMPRESSED_BYTES = 120_000
+CODE = sorted(file for file in STATIC.rglob("*") if file.suffix in (".js", ".css"))
+OWN = [file for file in CODE if file.parent == STATIC]
+
+
+def test_scripts_and_styles_are_small() -> None:
+    assert sum(len(gzip.compress(file.read_bytes())) for file in CODE) <= MAX_COMPRESSED_BYTES
+
+
+def test_every_module_and_style_that_is_named_exists() -> None:
+    named = [(file, name) for file in OWN for name in re.findall(r'from "\./([^"]+)"', file.read_text())]
+    named += [(STATIC, name) for name in re.findall(r'"/static/([^"]+)"', (STATIC / "index.html").read_text())]
+    assert [(file.name, name) for file, name in named if not (STATIC / name).is_file()] == []
+    assert len(named) > 50
+
+
+def test_nothing_is_loaded_from_elsewhere_and_nothing_is_inline() -> None:
+    pages = [*OWN, STATIC / "index.html"]
+    assert [
+        file.name for file in pages if re.search(r"https?://|\beval\(|new Function|innerHTML", file.read_text())
+    ] == []
+    index = (STATIC / "index.html").read_text()
+    assert not re.search(r"<script>|<style|\son\w+=|\sstyle=", index)
+
+
+def test_each_library_has_its_licence() -> None:
+    licences = {file.name for file in Path(STATIC / "vendor").glob("LICENSE-*.txt")}
+    assert licences == {"LICENSE-htm.txt", "LICENSE-preact.txt", "LICENSE-uplot.txt"}

@@ -1,0 +1,118 @@
+"""Requests for quotes: tenants in turn, each at a limited rate."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from elasticflow.services.admission import quote_requests
+from elasticflow.services.admission.quote_requests import MAX_AT_ONCE, QUOTES_PER_S, QuoteRequests
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import DeadlineQuoted, MessageRejected
+from elasticflow.shared.runtime.bus.contract import MAX_INBOX
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
+
+POOL = "p"
+QUOTED = DeadlineQuoted(earliest_deadline_s=None, at_s=0.0)
+
+
+class Clock:
+    """It stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.at_s = 1_000.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    async def sleep_until(self, at_s: float) -> None:
+        raise AssertionError("nothing here waits for an instant")
+
+
+class Asked:
+    """A bus with quotes that were asked before admission looks, and the tenants in the order of their answers."""
+
+    def __init__(self) -> None:
+        self.bus, self.clock, self.order = MemoryBus(), Clock(), list[str]()
+
+    def answer(self, data: bytes, tenant: str) -> codec.Message:
+        self.order.append(tenant)
+        return QUOTED
+
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        await self.bus.ensure_pool(POOL)
+        self.replies = await self.bus.subscribe("_INBOX.quotes")
+        requests = await self.bus.subscribe(subjects.quote("*", POOL))
+        quotes = QuoteRequests(self.bus, POOL, self.answer, self.clock, SilentLog())
+        task: asyncio.Task[None] | None = None
+        try:
+            yield
+            task = asyncio.create_task(quotes.run(requests))
+        finally:
+            self.task = task
+
+    async def ask(self, tenant: str, times: int = 1) -> None:
+        for _ in range(times):
+            await self.bus.publish(subjects.quote(tenant, POOL), b"?", reply="_INBOX.quotes")
+
+    async def replied(self, times: int) -> list[type[object]]:
+        async with asyncio.timeout(60):
+            return [type(codec.decode((await anext(self.replies)).data).message) for _ in range(times)]
+
+    async def end(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+async def test_the_quotes_of_one_tenant_do_not_keep_another_waiting() -> None:
+    asked = Asked()
+    async with asked.answering():
+        await asked.ask("flood", 15)
+        await asked.ask("patient", 2)
+    await asked.replied(17)
+    await asked.end()
+    assert asked.order[:4] == ["flood", "patient", "flood", "patient"]
+    assert len(asked.order) == 17
+
+
+async def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quote_requests, "MAX_REFUSALS_PER_S", 3)
+    asked = Asked()
+    async with asked.answering():
+        await asked.ask("flood", 10 * MAX_AT_ONCE)
+        await asked.ask("patient")
+    kinds = await asked.replied(MAX_AT_ONCE + 4)
+    assert kinds.count(MessageRejected) == 3, "further requests are dropped: each answer costs time too"
+    assert kinds.count(DeadlineQuoted) == MAX_AT_ONCE + 1
+    assert asked.order.count("patient") == 1
+
+    asked.clock.at_s += 2.5 / QUOTES_PER_S
+    await asked.ask("flood", 10)
+    assert (await asked.replied(2)) == [DeadlineQuoted] * 2, "it may ask again, as often as the time allows"
+    await asked.end()
+
+
+async def test_made_up_tenants_cost_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quote_requests, "MAX_TENANTS", 10)
+    asked = Asked()
+    async with asked.answering():
+        pass
+    quotes = QuoteRequests(asked.bus, POOL, asked.answer, asked.clock, SilentLog())
+    for number in range(100):
+        quotes._tenant(f"tenant-{number}")
+    assert len(quotes._tenants) <= 10
+    await asked.end()
+
+
+async def test_an_inbox_keeps_the_newest_messages() -> None:
+    bus = MemoryBus()
+    await bus.ensure_pool(POOL)
+    messages = await bus.subscribe("ef.telemetry.>")
+    for number in range(MAX_INBOX + 5):
+        await bus.publish("ef.telemetry.p.n", str(number).encode())
+    assert (await anext(messages)).data == b"5"

@@ -1,0 +1,73 @@
+"""What an executor asks of its machine, and what its workers inherit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticflow.services.executor.processes import worker_isolation
+from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED, WorkerIsolation, prepare_isolation
+from elasticflow.services.executor.settings import ExecutorSettings
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.worker_protocol.forking import Isolation
+from elasticflow.shared.runtime.process.settings import Settings
+
+INHERITED = {
+    "PATH": "/bin",
+    "NATS_URL": "nats://token@host",
+    "EF_NATS_CREDS": "/k",
+    "AWS_SECRET": "s",
+    "NCCL_DEBUG": "1",
+}
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch, mode: str, problem: str = "") -> WorkerIsolation:
+    monkeypatch.setattr(worker_isolation, "namespaces_problem", lambda: problem)
+    monkeypatch.setattr(worker_isolation, "set_readable_by_others", lambda _: None)
+    environment = {"EF_DEVICE": "cpu", "EF_ISOLATION": mode, "EF_DATA_DIR": "/data/dir", "EF_DATA_FOLDERS": "/sets"}
+    settings = Settings.from_environment(environment)
+    return prepare_isolation(settings, ExecutorSettings.from_environment(settings.nats_url, environment))
+
+
+def test_a_machine_that_cannot_is_refused_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadSettings, match=r"EF_ISOLATION=required: workers cannot have .*: clone: not permitted"):
+        prepared(monkeypatch, "required", "clone: not permitted")
+    found = prepared(monkeypatch, "auto", "clone: not permitted")
+    assert found.kind == "limits"
+    assert "clone: not permitted" in found.missing[0]
+    assert prepared(monkeypatch, "none", "clone: not permitted").kind == "none"
+
+
+def test_workers_see_the_pools_data_and_not_the_folder_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = prepared(monkeypatch, "required")
+    assert found.kind == "namespaces"
+    assert found.isolation is not None
+    assert "/sets" in found.isolation.readable
+    assert "/data/dir" in found.isolation.hidden
+
+
+def test_workers_inherit_named_variables_only() -> None:
+    isolated = WorkerIsolation(Isolation(namespaces=True)).environment(INHERITED)
+    assert isolated == {"PATH": "/bin", "NCCL_DEBUG": "1", "HOME": "/tmp"}
+    assert NOT_ISOLATED.environment(INHERITED).keys() == {"PATH", "AWS_SECRET", "NCCL_DEBUG"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@pytest.mark.skipif(not Path("/usr/bin/setpriv").exists(), reason="no setpriv")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two users")
+def test_a_process_of_the_same_user_cannot_read_the_environment() -> None:
+    """Also without namespaces."""
+    code = (
+        "import os; from elasticflow.shared.runtime.process.isolation import system_calls;"
+        "os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534); "
+        "system_calls.set_readable_by_others({readable}); parent = os.getpid();"
+        "child = os.fork();"
+        "child or os._exit(os.system(f'cat /proc/{{parent}}/environ > /dev/null 2>&1') != 0);"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    results = [
+        subprocess.run([sys.executable, "-c", code.format(readable=each)], check=False) for each in (True, False)
+    ]
+    assert [result.returncode for result in results] == [0, 1]

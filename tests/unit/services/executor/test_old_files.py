@@ -1,0 +1,124 @@
+"""Executors delete what ended jobs and loads have left, and nothing that a live one needs."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from immutables import Map
+
+from elasticflow.services.executor import old_files
+from elasticflow.services.executor.old_files import OldFiles
+from elasticflow.shared.messages.events import JobAdmitted
+from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
+from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from tests.support.histories import NOW_S, pool, spec
+
+DIGEST, OLD_DIGEST = "a" * 64, "b" * 64
+
+
+def live_pool(**config: Any) -> PoolState:
+    """With the live job "live", whose code has DIGEST."""
+    admitted = JobAdmitted(
+        job_id="live",
+        tenant="lab",
+        spec=spec(code_digest=DIGEST),
+        deadline_s=NOW_S + 100.0,
+        minimum_satisfactory_share=(),
+        gpu_seconds=100.0,
+        at_s=NOW_S,
+    )
+    return pool(1, **config).then(admitted).state
+
+
+def folder(root: Path, name: str, *, age_s: float) -> Path:
+    made = root / name
+    made.mkdir(parents=True)
+    (made / "file").touch()
+    for path in (made / "file", made):
+        os.utime(path, (NOW_S - age_s,) * 2)
+    return made
+
+
+def sweep(root: Path, state: PoolState, now_s: float = NOW_S) -> None:
+    OldFiles(root, SystemClock(), lambda: state, SilentLog()).sweep(now_s)
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+def test_old_folders_of_ended_jobs_are_deleted(tmp_path: Path) -> None:
+    for name in ("live", "ended"):
+        folder(tmp_path / "logs", name, age_s=31 * DAY_S)
+        folder(tmp_path / "checkpoints", name, age_s=31 * DAY_S)
+    folder(tmp_path / "logs", "young", age_s=29 * DAY_S)
+    folder(tmp_path / "logs" / "loads", "ended", age_s=31 * DAY_S)
+    (tmp_path / "logs" / "fork-server.log").touch()
+    sweep(tmp_path, live_pool())
+    assert names(tmp_path / "logs") == ["fork-server.log", "live", "loads", "young"]
+    assert names(tmp_path / "logs" / "loads") == []
+    assert names(tmp_path / "checkpoints") == ["ended", "live"], "kept for ever, unless the pool says otherwise"
+    sweep(tmp_path, live_pool(checkpoints_kept_s=30 * DAY_S))
+    assert names(tmp_path / "checkpoints") == ["live"]
+
+
+def test_a_file_that_is_still_written_keeps_its_folder(tmp_path: Path) -> None:
+    written = folder(tmp_path / "logs", "ended", age_s=31 * DAY_S)
+    os.utime(written / "file", (NOW_S,) * 2)
+    sweep(tmp_path, live_pool())
+    assert names(tmp_path / "logs") == ["ended"]
+
+
+def test_unpacked_code_of_a_live_job_stays(tmp_path: Path) -> None:
+    for name in (DIGEST, OLD_DIGEST, ".unfinished-x"):
+        folder(tmp_path / "code", name, age_s=2 * DAY_S)
+    sweep(tmp_path, live_pool())
+    assert names(tmp_path / "code") == [DIGEST]
+
+
+@pytest.mark.parametrize("at", ["before the rename", "after the rename", "after some files"])
+def test_an_executor_that_is_killed_while_it_deletes_leaves_no_part_of_a_folder(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    old = folder(tmp_path / "code", OLD_DIGEST, age_s=2 * DAY_S)
+    rename, rmtree = Path.rename, shutil.rmtree
+
+    def killed_rename(path: Path, target: Path) -> None:
+        if at == "before the rename":
+            raise Killed
+        rename(path, target)
+
+    def killed_rmtree(path: Path, **_: Any) -> None:
+        if at == "after some files":
+            (path / "file").unlink()
+        raise Killed
+
+    monkeypatch.setattr(Path, "rename", killed_rename)
+    monkeypatch.setattr(old_files.shutil, "rmtree", killed_rmtree)
+    with pytest.raises(Killed):
+        sweep(tmp_path, live_pool())
+    assert not old.exists() or names(old) == ["file"]
+
+    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(old_files.shutil, "rmtree", rmtree)
+    sweep(tmp_path, live_pool())
+    assert names(tmp_path / "code") == []
+
+
+def test_results_of_loads_are_kept_for_a_day(tmp_path: Path) -> None:
+    folder(tmp_path / "results", "old", age_s=DAY_S + 10.0)
+    folder(tmp_path / "results", "new", age_s=10.0)
+    sweep(tmp_path, PoolState(config=PoolConfig(), live_jobs=Map()))
+    assert names(tmp_path / "results") == ["new"]
+
+
+def test_an_empty_data_folder_has_nothing_to_delete(tmp_path: Path) -> None:
+    sweep(tmp_path, live_pool())
+    assert names(tmp_path) == []

@@ -1,0 +1,84 @@
+"""A device that cannot connect beside a busy group connects between two steps, or is a lost peer."""
+
+# pyright: reportPrivateImportUsage=false
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.engine.asynchronous_transport import AsynchronousTransport
+from elasticflow.services.executor.worker.elastic import groups
+from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
+from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.elastic.transport import Transport
+
+CPU = torch.device("cpu")
+WAIT_S = 30.0
+
+
+class OwnTransport(AsynchronousTransport):
+    """Its abort leaves the host's connections, as NCCL's does."""
+
+    def abort(self) -> None: ...
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of rank 1, whose device connects only alone: beside a busy group its set-up hangs until it is given up."""
+    made: list[str] = []
+
+    def connect(
+        gloo: GlooTransport, _store: object, rank: int, *_: object, timeout_s: float, **__: object
+    ) -> Transport:
+        if rank == 1:
+            made.append("beside" if timeout_s < WAIT_S else "alone")
+            if len(made) < 2:
+                threading.Event().wait(timeout_s)
+                raise PeerLost("NCCL did not answer")
+        return OwnTransport(gloo)
+
+    monkeypatch.setattr(groups, "device_transport", connect)
+    monkeypatch.setattr(groups, "_BESIDE_S", 0.2)
+    return made
+
+
+def on_two_ranks(act: Callable[[Group], Any], **options: Any) -> list[Any]:
+    store = dist.HashStore()
+
+    def run(rank: int) -> Any:
+        return act(Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S, **options))
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run, range(2)))
+
+
+def test_devices_that_do_not_connect_beside_a_busy_group_connect_at_the_step_boundary(attempts: list[str]) -> None:
+    def act(group: Group) -> float:
+        assert attempts == ["beside"]
+        group.barrier()
+        group.connect_device()
+        summed = torch.ones(1)
+        group.all_reduce(summed).wait()
+        group.check_received()
+        return summed.item()
+
+    assert on_two_ranks(act, may_connect_later=True) == [2.0, 2.0]
+    assert attempts == ["beside", "alone"]
+
+
+def test_devices_that_do_not_connect_alone_are_a_lost_peer(
+    attempts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> Transport:
+        raise PeerLost("NCCL did not answer")
+
+    monkeypatch.setattr(groups, "device_transport", fail)
+    with pytest.raises(PeerLost, match="the devices of generation 1 did not connect in time"):
+        on_two_ranks(lambda _: None)
+    assert not attempts

@@ -1,0 +1,54 @@
+"""Under the bitwise mode, torch.compile makes a graph for each shape, whatever shapes came before, in all threads."""
+
+from contextvars import copy_context
+
+import pytest
+import torch
+
+from elasticflow.services.executor.worker.process.compiled_models import MOST_SHAPES
+from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels
+from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of the compiler's import
+
+NOT_COMPILED_AHEAD = 2  # torch has no variable sizes below
+
+
+def compiled_graphs(*sizes: int) -> list[str]:
+    """The graphs that a cooperative thread compiles for these numbers of samples, one after another."""
+    graphs: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        del inputs
+        graphs.append(str([node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]))
+        return module
+
+    def compute() -> None:
+        double = torch.compile(lambda batch: 2 * batch, backend=backend)
+        with in_users_code("in iteration 7"):
+            for size in sizes:
+                double(torch.zeros(size, 4))
+
+    def in_worker() -> None:
+        choose_repeatable_kernels(torch.device("cpu"))
+        thread = CooperativeThread("virtual-node")
+        thread.resume(compute)
+        thread.close()
+
+    torch._dynamo.reset()
+    copy_context().run(in_worker)  # other tests keep torch's settings
+    return graphs
+
+
+def test_the_order_of_shapes_does_not_change_their_graphs() -> None:
+    two_first, three_first = compiled_graphs(2, 3, 2), compiled_graphs(3, 2)
+    assert len(two_first) == 2
+    assert two_first == three_first[::-1]
+
+
+def test_more_shapes_than_torch_keeps_are_refused_with_the_way_out() -> None:
+    sizes = range(NOT_COMPILED_AHEAD, NOT_COMPILED_AHEAD + MOST_SHAPES)
+    assert len(compiled_graphs(*sizes)) == MOST_SHAPES
+    with pytest.raises(TrainingFailed, match=r"more than 64 shapes in iteration 7.*pad the batches.*\"fast\""):
+        compiled_graphs(*sizes, sizes.stop)

@@ -1,0 +1,66 @@
+"""The monitor deletes uploaded code once no live job, load or reservation needs it and it is old."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from elasticflow.services.monitor.old_objects import OldObjects
+from elasticflow.shared.messages.events import JobAdmitted
+from elasticflow.shared.messages.pool_config import DAY_S
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from tests.support.histories import NOW_S, History, pool, spec
+
+POOL = "p"
+CODE, SNAPSHOTS = streams.code_bucket(POOL), streams.snapshot_bucket(POOL)
+LIVE, ENDED, YOUNG = "a" * 64, "b" * 64, "c" * 64
+
+
+def with_live_job(**config: Any) -> History:
+    return pool(1, **config).then(
+        JobAdmitted(
+            job_id="live",
+            tenant="lab",
+            spec=spec(code_digest=LIVE),
+            deadline_s=NOW_S + 100.0,
+            minimum_satisfactory_share=(),
+            gpu_seconds=100.0,
+            at_s=NOW_S,
+        )
+    )
+
+
+async def kept_after_a_sweep(history: History, *, age_s: float = 31 * DAY_S) -> list[str]:
+    bus = MemoryBus()
+    await bus.ensure_pool(POOL)
+    now_s = (await bus.ledger_end(POOL)).at_s
+    for bucket, name in (
+        *((CODE, streams.code_name("lab", digest)) for digest in (LIVE, ENDED, YOUNG)),
+        (CODE, streams.code_name("other", LIVE)),
+        (SNAPSHOTS, snapshot_store.NAME),
+        (SNAPSHOTS, "of-an-older-version"),
+    ):
+        await bus.put_object(bucket, name, b"")
+        bus.broker.object_times_s[bucket, name] = now_s - (0.0 if YOUNG in name else age_s)
+    process: Any = SimpleNamespace(bus=bus, settings=SimpleNamespace(pool=POOL), log=SilentLog())
+    host: Any = SimpleNamespace(folded=history.state)
+    await OldObjects(process, host).sweep()
+    objects = bus.broker.objects
+    return sorted([*objects[CODE], *objects[SNAPSHOTS]])
+
+
+async def test_code_of_live_jobs_young_code_and_the_present_snapshot_stay() -> None:
+    kept = await kept_after_a_sweep(with_live_job())
+    assert kept == [snapshot_store.NAME, f"lab/{LIVE}", f"lab/{YOUNG}"]
+
+
+async def test_the_pool_says_how_long_code_is_kept() -> None:
+    assert len(await kept_after_a_sweep(with_live_job(code_kept_s=None))) == 6
+    assert len(await kept_after_a_sweep(with_live_job(), age_s=29 * DAY_S)) == 6
+    assert len(await kept_after_a_sweep(with_live_job(code_kept_s=DAY_S), age_s=29 * DAY_S)) == 3
+
+
+async def test_code_of_an_ended_job_goes() -> None:
+    kept = await kept_after_a_sweep(with_live_job().finished("live", at_s=NOW_S + 10.0))
+    assert kept == [snapshot_store.NAME, f"lab/{YOUNG}"]
