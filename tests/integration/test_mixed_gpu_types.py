@@ -3,6 +3,8 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from benchmarks.engine.sensitive import digest
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.events import JobAdmitted
@@ -15,15 +17,14 @@ from tests.support.real_pool import POOL, RunningPool, running_pool
 
 CONFIG = PoolConfig(stop_free=True, resize_cost_s_by_num_gpus={1: 0.2})
 FAST, SLOW = "cpu-0.4", "cpu-0.15"
-LAST = 160  # iterations
+LAST = 100  # iterations
 
 
 def spec(max_iterations: int, **changes: object) -> JobSpec:
     return JobSpec(
-        training_function="tests.support.user_code.training_functions:Busy",
-        model_name="busy",
+        training_function="tests.support.user_code.training_functions:Waiting",
+        model_name="waiting",
         global_batch_size=32,
-        hyperparameters={"cpu_s": 0.002},
         max_iterations=max_iterations,
         job_class=JobClass.BEST_EFFORT,
         **changes,  # pyright: ignore[reportArgumentType]
@@ -52,12 +53,16 @@ def digest_of(data_dir: Path, job_id: str) -> str:
     return digest(state)
 
 
-async def test_idle_slots_of_another_type_join_a_job_and_go_back(tmp_path: Path) -> None:
+async def test_idle_slots_of_another_type_join_a_job_and_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The job ends with the bits of one undisturbed worker."""
     async with running_pool(tmp_path, num_nodes=0, replicas={}, config=CONFIG) as pool:
         with ExitStack() as stack:
+            monkeypatch.setenv("VIRTUAL_NODE_S", "0.025")
             stack.enter_context(executor_process(pool.url, POOL, pool.data_dir, "fast", slots=1, cpu_share="0.4"))
             await pool.when(lambda state: state.num_gpus == 1, "the fast node joined, which is of the first type")
+            monkeypatch.setenv("VIRTUAL_NODE_S", "0.065")
             stack.enter_context(executor_process(pool.url, POOL, pool.data_dir, "slow", slots=2, cpu_share="0.15"))
             await pool.when(lambda state: state.num_gpus == 3, "the slow node joined")
             await admitted(pool, "mixed", spec(LAST))
