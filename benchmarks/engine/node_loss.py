@@ -19,6 +19,7 @@ import psutil
 import torch
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from benchmarks.engine.parts import Row, in_ms, table_of
 from elasticflow.shared.messages.job_spec import JobClass
@@ -32,9 +33,10 @@ _NUM_SLOTS = 4  # of two nodes
 _JOB = "losing"
 _PLACEMENT_CHANCE = 0.4
 _LONGEST_PAUSE_S = 1.0
+_SAMPLE_S = 0.02  # for which the job sleeps: more workers are faster on any machine, so the job grows again
 _CONFIG = replace(
     CONFIG,
-    curves={"steps/b8": {1: 20.0, 2: 40.0, 4: 80.0}},
+    curves={"steps/b8": {num_gpus: num_gpus / (8 * _SAMPLE_S) for num_gpus in (1, 2, 4)}},
     heartbeat_timeout_s=_HEARTBEAT_TIMEOUT_S,
     max_restarts=1000,
     max_nodes_lost_at_start=1000,
@@ -47,9 +49,10 @@ async def measure_node_losses(num_repeats: int, *, seed: int) -> dict[str, Any]:
     repeats: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         async with running_pool(Path(folder), num_nodes=2, replicas={}, config=_CONFIG) as pool:
-            spec = job(JobClass.BEST_EFFORT, max_iterations=10**9)
+            sleeps = {"step_s": 0.0, "sample_s": _SAMPLE_S}
+            spec = job(JobClass.BEST_EFFORT, max_iterations=10**9, hyperparameters=sleeps)
             await pool.acknowledged(spec, _JOB)
-            for number in range(num_repeats):
+            for number in track(range(num_repeats), "losses of a node", console=Console(stderr=True)):
                 await pool.when(_trains_on(_NUM_SLOTS), f"it trains on all GPUs, repeat {number}")
                 await asyncio.sleep(float(rng.uniform(0, _LONGEST_PAUSE_S)))
                 node, with_placement = int(rng.integers(2)), bool(rng.random() < _PLACEMENT_CHANCE)

@@ -16,7 +16,7 @@ from elasticflow import ElasticJob, Scalar
 
 
 class Steps(ElasticJob):
-    """hyperparameters: step_s: minimum duration of a step."""
+    """hyperparameters: step_s: minimum duration of a step; sample_s (optional): of each sample, besides."""
 
     hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "step_s": 0.02}
     max_iterations = 100
@@ -35,7 +35,7 @@ class Steps(ElasticJob):
     def train(self, batch, model, optimizer):
         points, targets = batch
         print(f"step {self.iteration} of process {os.getpid()} begins at {time.monotonic():.6f}")
-        time.sleep(self.hyperparameters["step_s"])
+        time.sleep(self.hyperparameters["step_s"] + len(points) * self.hyperparameters.get("sample_s", 0.0))
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(points), targets)
         loss.backward()
