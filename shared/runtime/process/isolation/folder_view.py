@@ -45,14 +45,14 @@ class FolderView:
         mount_memory(_PLACE, options="mode=755,size=4m")
         os.mkdir(f"{_PLACE}{HOST}")
         move_root_to(_PLACE, HOST)
-        for path in sorted({*_SYSTEM, *readable}, key=len):
+        for folder, mode in (("/tmp", "1777"), ("/var/tmp", "1777"), ("/run", "755")):
+            os.makedirs(folder)
+            mount_memory(folder, options=f"mode={mode},size=10%")
+        for path in sorted({*_SYSTEM, *readable}, key=len):  # some may be below these: a checkout in /tmp
             self._show(path)
         for path in hidden:
             _hide(path)
         make_devices(shares_memory=shares_memory)
-        for folder, mode in (("/tmp", "1777"), ("/var/tmp", "1777"), ("/run", "755")):
-            os.makedirs(folder, exist_ok=True)
-            mount_memory(folder, options=f"mode={mode},size=10%")
         os.makedirs("/proc", exist_ok=True)
         mount_processes("/proc")
 
