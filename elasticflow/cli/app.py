@@ -11,6 +11,7 @@ from elasticflow import __version__
 from elasticflow.cli import (
     doctor,
     events,
+    fetch,
     gpu_limits,
     job_commands,
     jobs_and_nodes,
@@ -33,9 +34,13 @@ from elasticflow.cli import (
 from elasticflow.cli.command_options import AS_JSON
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.errors import (
+    ArtifactGone,
     LoadInUse,
     LoadNotOpened,
     LoadWasCancelled,
+    NoModel,
+    NotConvertible,
+    NothingStored,
     NotPrintable,
     ResultsGone,
     TaskError,
@@ -57,6 +62,7 @@ INTERRUPTED = 130  # as shells report Ctrl-C
 
 _NEGATIVE_ERRORS = (
     *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad),
+    *(ArtifactGone, NothingStored, NoModel, NotConvertible),
     *(LoadInUse, LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
 )
 _EXPECTED = (ElasticFlowError, InvalidJob, PackagingFailed, BadExport, Undecodable)
@@ -133,7 +139,7 @@ _add(up.up, pool.down, pool.configure, doctor.doctor)
 _add(submit.submit, quote.quote, profile.profile, train.train)
 _add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
 _add(map_function.map, results.results, loads.loads, suits.suits)
-_add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)
+_add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint, fetch.fetch)
 _add(watch.watch, ui.ui, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)
 app.add_typer(events.app, name="events", short_help=_in_short(events.events))
 app.add_typer(keys.app, name="keys", short_help=_in_short(keys.keys))

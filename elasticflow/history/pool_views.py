@@ -46,6 +46,8 @@ class JobView:
     explanation: str
     earliest_deadline_s: float | None
     offers: tuple[Offer, ...]  # with a rejection
+    model_iteration: int | None = None  # of the model that `eflow fetch` gets; None: no model is stored
+    artifact_bytes: int = 0  # stored for `eflow fetch`
 
     @property
     def progress(self) -> float:
@@ -114,6 +116,8 @@ def job_view(
         explanation=job.explanation,
         earliest_deadline_s=job.earliest_deadline_s,
         offers=job.offers,
+        model_iteration=job.artifacts.model_iteration,
+        artifact_bytes=job.artifacts.num_bytes,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from elasticflow.shared.messages.events.artifacts import ArtifactsStored
 from elasticflow.shared.messages.events.profiles import ProfilingFailed, ThroughputMeasured
 from elasticflow.shared.messages.limits import (
     BatchSize,
@@ -220,6 +221,7 @@ JobEvent = (
     | JobProgressed
     | CheckpointWritten
     | CheckpointFailed
+    | ArtifactsStored
     | JobFinished
     | JobFailed
     | ProfilingFailed

@@ -1,0 +1,19 @@
+"""Names within the folder of a job's checkpoints, on which its workers and their executor agree. Pure."""
+
+import re
+
+ARTIFACT_FOLDER = "artifacts"  # files of the job that are stored for its user
+ARTIFACT_VARIABLE = "EF_ARTIFACTS"  # its path, for users' code
+MODEL_FOLDER = "model"
+_MODEL_FILE = re.compile(r"i(\d{14})\.pt")
+
+
+def model_file_name(iteration: int) -> str:
+    """Of the model after so many steps."""
+    return f"i{iteration:014d}.pt"
+
+
+def iteration_of_model(file_name: str) -> int | None:
+    """None if it is no such file."""
+    found = _MODEL_FILE.fullmatch(file_name)
+    return int(found[1]) if found else None
