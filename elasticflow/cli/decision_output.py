@@ -8,6 +8,7 @@ from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.cli.terminal_output import plain, say_line
 from elasticflow.client.replies import Decision
 from elasticflow.history.formatting import offer_in_words, other_offers, schedule_in_words
+from elasticflow.history.job_history import MAX_LINES
 from elasticflow.history.pool_views import job_view
 from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.messages.events import (
@@ -36,6 +37,7 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
             say_line(f"cancelled {decision.job_id} {decision.reason}".rstrip(), "yellow")
         case JobFailed():
             say_line(f"failed    {decision.job_id}: {decision.error}", "red")
+            show_last_lines(decision.last_lines or decision.traceback)
             say_line(f"  log     eflow logs {decision.job_id}")
 
 
@@ -121,6 +123,13 @@ def show_end(job: Job) -> None:
     say_line(end.rstrip(), style)
     if job.explanation:
         say_line(f"  {job.explanation}")
+    show_last_lines(job.last_lines or job.traceback)
+
+
+def show_last_lines(text: str) -> None:
+    """Of a failed worker's log, or of its traceback; nothing if there is neither."""
+    for line in text.rstrip().splitlines()[-MAX_LINES:]:
+        say_line(f"  | {line}")
 
 
 # --- JSON --------------------------------------------------------------------------------------------

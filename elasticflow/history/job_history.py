@@ -25,17 +25,20 @@ _PROFILING_RUN = "enough GPUs are free for its profiling run"
 _PLANNED = "the planned shares change at this time"
 _REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__, events.LoadProgressed.__name__)
 
+MAX_LINES = 20  # of a log
+
 Entry = tuple[int, float, LedgerMessage]  # sequence, stored at, message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """One entry of the history. type: name of the event."""
+    """One entry of the history. type: name of the event. lines: the last ones of a failed worker's log."""
 
     sequence: int
     at_s: float
     type: str
     text: str
+    lines: tuple[str, ...] = ()
 
     @property
     def is_report(self) -> bool:
@@ -88,9 +91,8 @@ class EventsInWords:
         for event in message.events if isinstance(message, PlanDecided) else (message,):
             for name in self._names(event, before):
                 if text := self._sentence(event, name, before, based_on):
-                    said.append(
-                        (name, HistoryEntry(sequence=sequence, at_s=at_s, type=type(event).__name__, text=text))
-                    )
+                    kind, lines = type(event).__name__, _last_lines(event)
+                    said.append((name, HistoryEntry(sequence=sequence, at_s=at_s, type=kind, text=text, lines=lines)))
             if self.state.scheduling_event_sequence == sequence:
                 self._causes.append((sequence, event))
         if isinstance(message, PlanDecided) and message.service == "allocator":
@@ -141,6 +143,17 @@ class EventsInWords:
         """The events that the allocator first considered in this decision; "" if there is none."""
         causes = (cause_in_words(event, name) for at, event in self._causes if at <= based_on)
         return "; ".join(list(dict.fromkeys(filter(None, causes)))[-3:])
+
+
+def _last_lines(event: Event) -> tuple[str, ...]:
+    """What the failed worker wrote last; without its log, the end of its traceback."""
+    match event:
+        case events.JobFailed():
+            return tuple((event.last_lines or event.traceback.rstrip()).splitlines()[-MAX_LINES:])
+        case events.WorkerCrashed():
+            return tuple(event.last_lines.splitlines()[-MAX_LINES:])
+        case _:
+            return ()
 
 
 def _allocated(old: int, new: int, because: str) -> str:

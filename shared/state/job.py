@@ -120,6 +120,7 @@ class Job:
     planned_share: ShareSchedule = ()  # the newest schedule that keeps the promise
     explanation: str = ""  # of a rejection, failure or cancellation
     traceback: str = ""
+    last_lines: str = ""  # of the failed worker's log
     rejection: RejectionReason | None = None
     earliest_deadline_s: float | None = None  # offered with a rejection, or while the job is at risk
     offers: tuple[Offer, ...] = ()

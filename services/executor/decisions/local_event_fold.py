@@ -45,12 +45,16 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
     match observed:
         case WorkerReported():
             worker = state.workers.get(observed.worker)
-            return state if worker is None else _reported(state, worker, observed.message, now_s)
+            if worker is None:
+                return state
+            worker = replace(worker, last_lines=observed.last_lines or worker.last_lines)
+            return _reported(state, worker, observed.message, now_s)
         case WorkerEnded():
             worker = state.workers.get(observed.worker)
             if worker is None:
                 return state
-            worker = replace(worker, ended=observed, ended_at_s=now_s)
+            last_lines = observed.last_lines or worker.last_lines
+            worker = replace(worker, ended=observed, ended_at_s=now_s, last_lines=last_lines)
             return without_unneeded(state.with_worker(worker), worker)
         case NodeClaimed(incarnation=incarnation):
             return replace(state, claimed=incarnation)

@@ -33,20 +33,22 @@ class WorkerId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReported:
-    """A worker sent this message."""
+    """A worker sent this message. last_lines: of its log, if it reports a failure."""
 
     worker: WorkerId
     message: FromWorker
+    last_lines: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnded:
-    """A worker's process is gone; or it could not be started, as explanation says."""
+    """A worker's process is gone; or it could not be started, as explanation says. last_lines: of its log, after a crash."""
 
     worker: WorkerId
     exit_code: int | None = None
     signal: int | None = None
     explanation: str = ""
+    last_lines: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,10 @@ class WorkersStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCrashed:
-    """A worker ended without a request: its generation is broken, and a new one is due. From the executor."""
+    """A worker ended without a request: its generation is broken, and a new one is due. From the executor.
+
+    last_lines: of its log.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -82,6 +85,7 @@ class WorkerCrashed:
     node_id: Token
     rank: Index
     explanation: Text
+    last_lines: Text = ""
     at_s: TimeS
 
 
@@ -178,7 +182,7 @@ class JobFailed:
 
     The executor: the training function raised an error, the job crashed too often, or its profiling run timed out.
     The monitor: no iteration ended for `PoolConfig.stall_timeout_s`. Admission repeats the event to the sender of a
-    repeated command, and never writes it into the ledger.
+    repeated command, and never writes it into the ledger. last_lines: of the failed worker's log.
     """
 
     VERSION: ClassVar[int] = 1
@@ -186,6 +190,7 @@ class JobFailed:
     generation: Generation
     error: Text
     traceback: Text = ""
+    last_lines: Text = ""
     # Of an executor: void once this incarnation of the node has left the pool.
     node_id: Token | None = None
     incarnation: Token | None = None

@@ -78,6 +78,7 @@ def ended(
         phase=phase,
         explanation=explanation[:MAX_EXPLANATION],
         traceback=job.traceback[-MAX_TRACEBACK:],
+        last_lines=job.last_lines[-MAX_TRACEBACK:],
         ended_at_s=at_s,
         num_gpus=0,
         gpus=(),

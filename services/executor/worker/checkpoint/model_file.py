@@ -5,6 +5,7 @@ The executor does not read checkpoints: that needs torch, and they come from use
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def write_model(checkpoint_dir: Path, iteration: int, model: Mapping[str, Any]) 
         write_durably(unfinished, model)
         rename_durably(unfinished, file)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
         log.warning("model_not_written", iteration=iteration, reason=str(error))
         return
     for other in folder.iterdir():
