@@ -65,7 +65,15 @@ class ArtifactReader(CommandRequests):
                 job.job_id, "a torchrun script keeps its own checkpoints: fetch its files after its end"
             )
         command = RequestCheckpoint(job_id=job.job_id, tenant=self.tenant, store=True)
-        reply = await self._reply_to(command, get_args(CheckpointReply), timeout_s)
+        replied = asyncio.create_task(self._reply_to(command, get_args(CheckpointReply), timeout_s))
+        ended = asyncio.create_task(self.wait(job.job_id))  # then its workers write no other checkpoint
+        try:
+            await asyncio.wait((replied, ended), return_when=asyncio.FIRST_COMPLETED)
+            reply = replied.result() if replied.done() else None
+        finally:
+            for task in (replied, ended):
+                task.cancel()
+            await asyncio.gather(replied, ended, return_exceptions=True)
         match reply:
             case CheckpointFailed() | CheckpointRejected():
                 raise NothingStored(job.job_id, reply.explanation)

@@ -1,9 +1,11 @@
 """`eflow fetch` and `elasticflow.load` over a real nats-server: what a node has stored is written here."""
 
+import asyncio
 import hashlib
 import importlib.util
 import io
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,9 @@ from tests.support.command_line import POOL, CommandLinePool, command_line_pool
 NODE = "node-0"
 WEIGHTS = {"w": torch.arange(6.0).reshape(2, 3), "tied": torch.ones(2)}
 WEIGHTS["also tied"] = WEIGHTS["tied"]
+FINISHED = events.JobFinished(
+    job_id="j1", generation=1, iteration=100, condition="max_iterations", at_s=1.9e9, node_id=NODE
+)
 
 
 @pytest.fixture
@@ -44,15 +49,12 @@ async def stored(cli: CommandLinePool, path: str, data: bytes) -> StoredFile:
     return StoredFile(path=path, num_bytes=len(data), digest=digest)
 
 
-async def finish(cli: CommandLinePool, job_id: str = "j1") -> int:
+async def finish(cli: CommandLinePool) -> int:
     """The sequence of the end, after which its artifacts are due."""
-    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", job_id)
-    await cli.place(job_id, f"{NODE}:0")
-    end = events.JobFinished(
-        job_id=job_id, generation=1, iteration=100, condition="max_iterations", at_s=cli.now_s, node_id=NODE
-    )
-    await cli.append(end)
-    return await cli.bus.last_subject_sequence(f"ef.ledger.{POOL}.job.{job_id}.{NODE}")
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    await cli.place("j1", f"{NODE}:0")
+    await cli.append(FINISHED)
+    return await cli.bus.last_subject_sequence(f"ef.ledger.{POOL}.job.j1.{NODE}")
 
 
 async def store(cli: CommandLinePool, due: int, *files: StoredFile, model: StoredFile | None = None) -> None:
@@ -134,6 +136,21 @@ async def test_files_that_are_gone_damaged_or_not_stored_yet_are_explained(cli: 
     unknown = await cli.eflow("fetch", "j2")
     assert unknown.status == 1
     assert "unknown job 'j2'" in unknown.err
+
+
+async def test_a_job_that_ends_instead_of_writing_the_checkpoint_is_fetched(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    await cli.place("j1", f"{NODE}:0")
+    fetching = asyncio.create_task(cli.eflow("fetch", "j1"))
+    async with asyncio.timeout(60.0), aclosing(cli.bus.follow(POOL, after_sequence=0)) as batches:
+        async for batch in batches:
+            if any(b"CheckpointRequested" in record.data for record in batch):
+                break
+    await cli.append(FINISHED)
+    due = await cli.bus.last_subject_sequence(f"ef.ledger.{POOL}.job.j1.{NODE}")
+    await store(cli, due, await stored(cli, "file", b"x"))
+    assert (await fetching).status == 0
+    assert (cli.folder / "j1" / "artifacts" / "file").read_bytes() == b"x"
 
 
 async def test_a_link_in_the_folder_leads_nowhere(cli: CommandLinePool) -> None:

@@ -211,7 +211,8 @@ def _of_a_job(
             job = fast_replace(job, iteration=event.iteration, metrics=event.metrics)
             return ended(state, job, Phase.FINISHED, event.at_s, sequence, node_id=event.node_id)
         case events.CheckpointRequested():
-            return with_job(state, fast_replace(job, checkpoint_request=sequence, stores_checkpoint=event.store))
+            stores = event.store or job.stores_checkpoint  # it replaces a request that has no answer so far
+            return with_job(state, fast_replace(job, checkpoint_request=sequence, stores_checkpoint=stores))
         case events.CheckpointWritten() | events.CheckpointFailed():
             return with_job(state, checkpoint_completed(job, event, sequence))
         case events.WorkersStopped():

@@ -91,6 +91,14 @@ def test_a_running_job_is_stored_after_the_requested_checkpoint() -> None:
     assert stored.due == second.due
 
 
+def test_a_later_request_for_the_disk_alone_takes_nothing_away() -> None:
+    node = training_node().ledger(events.CheckpointRequested(job_id="a", store=True, at_s=NOW_S))
+    node.ledger(events.CheckpointRequested(job_id="a", at_s=NOW_S))
+    request = node.state.pool.live_jobs["a"].checkpoint_request
+    node.reports(from_worker.CheckpointWritten(iteration=7, request=request, num_bytes=9, file="f"))
+    assert len(orders(node)) == 1
+
+
 def test_a_failed_checkpoint_and_one_for_the_disk_alone_store_nothing() -> None:
     node = training_node().ledger(events.CheckpointRequested(job_id="a", store=True, at_s=NOW_S))
     request = node.state.pool.live_jobs["a"].checkpoint_request
