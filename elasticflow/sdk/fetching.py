@@ -3,7 +3,7 @@
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from elasticflow.client.artifacts import STORED_TIMEOUT_S, JobArtifacts
 from elasticflow.client.client import Client
@@ -13,9 +13,6 @@ from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.times import Duration
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.events import UnstoredFile
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ModelFormat = Literal["torch", "safetensors"]
 _MODEL_NAMES = {"torch": "model.pt", "safetensors": "model.safetensors"}
@@ -43,8 +40,8 @@ def load(
     nats_url: str = "",
     pool: str = "",
     data_dir: Path | None = None,
-) -> "dict[str, Tensor]":
-    """The state dict of a job's trained model, its tensors on the CPU: `model.load_state_dict(load(job_id))`.
+) -> dict[str, Any]:
+    """The state dict of a job's trained model, tensors on the CPU by name: `model.load_state_dict(load(job_id))`.
 
     Of a job that trains, the model as it is now. Runs no code from the file. timeout: until the model is stored.
     Raises UnknownJob, NothingStored, NotStoredYet, NoModel, ArtifactGone, MissingExtra.
@@ -130,13 +127,13 @@ def _below(folder: Path, path: str) -> Path:
     return target
 
 
-def _read_model(file: Path) -> "dict[str, Tensor]":
+def _read_model(file: Path) -> dict[str, Any]:
     import torch  # an extra
 
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _write_safetensors(model: "dict[str, Any]", target: Path) -> None:
+def _write_safetensors(model: dict[str, Any], target: Path) -> None:
     """Raises NotConvertible."""
     import torch  # an extra
     from safetensors.torch import save_file  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
