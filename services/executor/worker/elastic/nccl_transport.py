@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
+from elasticflow.services.executor.worker.elastic.peer_loss import end_as_lost_peer
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
 from elasticflow.services.executor.worker.elastic.transport import Transfer, broadcast_coalesced
 
@@ -38,8 +39,8 @@ _environment = threading.Lock()  # two groups are never constructed at once, so 
 
 
 class NcclTransport:
-    """The constructor returns when all workers are connected. Raises RendezvousAborted once `aborted` is set, and
-    DistError if NCCL cannot connect within the time-out."""
+    """The constructor returns when all workers are connected. Raises RendezvousAborted once `aborted` is set,
+    TimeoutError if NCCL does not connect within the time-out, and NCCL's DistError."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class NcclTransport:
                 lambda: self._nccl.eager_connect_single_device(device), within_s=timeout_s, aborted=aborted
             )
         except BaseException:
-            self.abort()
+            self.abort()  # its end replaces no error: it frees this worker, or ends it
             raise
         self.process_group._register_backend(torch.device("cuda"), backend, self._nccl)
         self.process_group._set_default_backend(backend)
@@ -101,9 +102,12 @@ class NcclTransport:
         torch.cuda.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
-        """Raises TimeoutError if the library does not return: then no wait for the GPU ends either."""
+        """Ends this process as a lost peer if the library does not return: then no wait for the GPU ends either."""
         self._ended.set()
-        complete_in_time(lambda: _logged(self._nccl.abort), within_s=_ABORT_S)
+        try:
+            complete_in_time(lambda: _logged(self._nccl.abort), within_s=_ABORT_S)
+        except TimeoutError as error:
+            end_as_lost_peer(f"an abort of its communicator: {error}")
 
     def release(self) -> None:
         self._ended.set()
@@ -117,8 +121,7 @@ class NcclTransport:
             if reported != ErrorType.SUCCESS:
                 self._error = f"NCCL reported {reported.name}"
                 log.warning("nccl_error", error=reported.name)
-                with suppress(TimeoutError):  # the next check of the group finds the error
-                    self.abort()
+                self.abort()
 
 
 @contextmanager

@@ -119,13 +119,16 @@ def claim(kind: str, gpu_index: int) -> torch.device:
     ) as error:  # torch without CUDA; no driver, no such GPU, a broken one, or a full one
         reason = str(error).partition("\n")[0]
         raise DeviceUnusable(gpu_index, reason, advice_for(reason, os.environ)) from error
-    bind_to_numa_node(_pci_address())
-    return torch.device("cuda", 0)
+    device = torch.device("cuda", 0)
+    bind_to_numa_node(pci_address(device))
+    return device
 
 
-def _pci_address() -> str:
-    """Of this process's GPU; of the whole one if it has a part of it."""
-    gpu = torch.cuda.get_device_properties(0)
+def pci_address(device: torch.device) -> str:
+    """Of the whole GPU if this process has a part of it; "" if torch does not tell it."""
+    gpu = torch.cuda.get_device_properties(device)
+    if not all(hasattr(gpu, name) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")):
+        return ""
     return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 

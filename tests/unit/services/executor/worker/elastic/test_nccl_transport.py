@@ -5,6 +5,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from elasticflow.services.executor.worker.elastic import groups, nccl_transport
+from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.nccl_transport import NcclTransport
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
@@ -167,16 +169,72 @@ def test_an_abort_that_fails_has_ended_the_calls(library: Library) -> None:
     assert library.calls[-1] == "abort"
 
 
-def test_a_worker_whose_abort_hangs_ends_as_a_lost_peer(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why this process would have ended."""
+    reasons: list[str] = []
+    monkeypatch.setattr(nccl_transport, "end_as_lost_peer", reasons.append)
+    monkeypatch.setattr(groups, "identity_of", lambda _: DeviceIdentity(host="a", kind="cuda"))
+    return reasons
+
+
+CANNOT_ABORT = "an abort of its communicator: NCCL did not answer within 0 s"
+
+
+def test_a_worker_whose_abort_hangs_ends_as_a_lost_peer(
+    library: Library, monkeypatch: pytest.MonkeyPatch, ended: list[str]
+) -> None:
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
-    monkeypatch.setattr(groups, "end_as_lost_peer", ended.append)
     group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
     library.hangs = {"abort"}
     group.close()
-    assert ended == ["NCCL did not answer within 0 s"]
+    assert ended == [CANNOT_ABORT]
 
 
+def test_a_worker_that_cannot_give_up_its_connection_ends_as_a_lost_peer(library: Library, ended: list[str]) -> None:
+    """The end of the abort replaces no error."""
+    library.hangs = {"connect", "abort"}
+    aborted = threading.Event()
+    threading.Timer(0.2, aborted.set).start()
+    with pytest.raises(RendezvousAborted):
+        transport(aborted=aborted)
+    with pytest.raises(TimeoutError, match="did not answer"):
+        transport(timeout_s=0.1)
+    assert ended == [CANNOT_ABORT] * 2
+
+
+def test_a_worker_that_cannot_drop_a_connection_that_its_peer_lacks_ends_as_a_lost_peer(
+    library: Library, monkeypatch: pytest.MonkeyPatch, ended: list[str]
+) -> None:
+    library.hangs = {"abort"}
+
+    def connect(_gloo: object, _store: object, rank: int, *_: object, **__: object) -> NcclTransport:
+        if rank == 1:
+            raise PeerLost("NCCL did not answer")
+        return transport()
+
+    monkeypatch.setattr(groups, "device_transport", connect)
+    store = dist.HashStore()
+
+    def join(rank: int) -> Group:
+        return Group(store, generation=1, rank=rank, size=2, device=GPU, timeout_s=WAIT_S, may_connect_later=True)
+
+    with ThreadPoolExecutor(2) as threads:
+        for group in list(threads.map(join, range(2))):
+            group.release()
+    assert ended == [CANNOT_ABORT]
+
+
+def test_an_error_that_nccl_found_ends_a_worker_whose_abort_hangs(library: Library, ended: list[str]) -> None:
+    library.hangs = {"abort"}
+    transport()
+    library.reported = ErrorType.REMOTE_ERROR
+    while not ended:
+        threading.Event().wait(0.01)
+    assert ended == [CANNOT_ABORT]
+
+
+@pytest.mark.usefixtures("ended")
 def test_no_collective_begins_after_an_error_that_nccl_found(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
     group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
