@@ -22,7 +22,7 @@ def two_kinds(spec_of, function, record, slow_down):
     return spec_of(f"two_kinds:{function}", max_iterations=LAST, hyperparameters=settings)
 
 
-async def switched(node, workers, members, **more):
+async def switched_and_compared(node, workers, members, **more):
     """The next generation, after its workers have compared their tensors."""
     workers = await node.switch_generation(workers, members, **more)
     first = (await all_switched(workers, members)).iteration
@@ -47,7 +47,7 @@ async def test_workers_of_two_kinds_join_and_leave(node, spec_of, tmp_path, slow
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
     await workers.first(Progressed)
     for members in ([1, 0, None], [1, 2], [1, 0, None, None]):
-        workers = await switched(node, workers, members)
+        workers = await switched_and_compared(node, workers, members)
     slow_down.unlink()
     await assert_ends_as_one_worker(node, spec_of, workers)
     assert_each_sample_once_an_epoch(record, num_iterations=LAST)
@@ -60,7 +60,7 @@ async def test_survivors_of_two_kinds_continue_from_the_interrupted_step(node, s
     workers.workers[2].kill()
     for rank in (0, 1):
         await workers.first(Interrupted, rank)
-    workers = await switched(node, workers, [1, 0, None], lost=[2])
+    workers = await switched_and_compared(node, workers, [1, 0, None], lost=[2])
     slow_down.unlink()
     await assert_ends_as_one_worker(node, spec_of, workers)
 
@@ -72,7 +72,22 @@ async def test_a_job_moves_to_workers_of_another_kind(node, spec_of, tmp_path, s
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=1)
     await workers.first(Progressed)
     for members in ([0, None], [1], [None, 0]):
-        workers = await switched(node, workers, members)
+        workers = await switched_and_compared(node, workers, members)
+    slow_down.unlink()
+    await assert_ends_as_one_worker(node, spec_of, workers)
+    assert_each_sample_once_an_epoch(record, num_iterations=LAST)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", ["HeldBack", "HeldBackAndFast"])
+async def test_a_job_moves_from_a_cpu_slot_to_a_gpu_and_back(node, spec_of, tmp_path, slow_down, function):
+    """By way of generations with both."""
+    spec = two_kinds(spec_of, function, record := tmp_path / "record", slow_down)
+    record.mkdir()
+    workers = await node.launch(spec, job_id=node.new_job_id(), devices=("cpu",))
+    await workers.first(Progressed)
+    for members, joining in (([0, None], "cuda"), ([1], None), ([None, 0], "cpu")):
+        workers = await switched_and_compared(node, workers, members, device=joining)
     slow_down.unlink()
     await assert_ends_as_one_worker(node, spec_of, workers)
     assert_each_sample_once_an_epoch(record, num_iterations=LAST)

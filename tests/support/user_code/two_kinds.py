@@ -31,13 +31,27 @@ class OtherLinear(nn.Linear):
         return (points.unsqueeze(-2) * self.weight).flip(-1).cumsum(-1)[..., -1] + self.bias
 
 
-class TwoKinds(Points):
+class HeldBack(Points):
     """hyperparameters: slow_down: as for Stateful. compared_every: steps between comparisons of tensors."""
 
     hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "slow_down": "", "compared_every": 100}
 
-    def init_model(self):
+    def init_optimizer(self, model):
         step_agreement.PARAMETERS_EVERY = int(self.hyperparameters["compared_every"])
+        return super().init_optimizer(model)
+
+    def train(self, batch, model, optimizer):
+        if Path(self.hyperparameters["slow_down"]).exists():
+            time.sleep(SLOW_DOWN_S * self.iteration)
+        return super().train(batch, model, optimizer)
+
+
+class HeldBackAndFast(HeldBack):
+    reproducible = "fast"
+
+
+class TwoKinds(HeldBack):
+    def init_model(self):
         linear = nn.Linear
         if is_other():
             linear = OtherLinear
@@ -49,11 +63,6 @@ class TwoKinds(Points):
         if is_other():
             optimizer.register_step_post_hook(lambda *_: round_otherwise(model))
         return optimizer
-
-    def train(self, batch, model, optimizer):
-        if Path(self.hyperparameters["slow_down"]).exists():
-            time.sleep(SLOW_DOWN_S * self.iteration)
-        return super().train(batch, model, optimizer)
 
 
 def round_otherwise(model):
