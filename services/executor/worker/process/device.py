@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from elasticflow.services.executor.worker.process.compiled_models import compile_each_shape_alone
-from elasticflow.services.executor.worker.process.gpu_problems import advice_for
+from elasticflow.services.executor.worker.process.gpu_problems import SLOTS_OF_GPU, advice_for
 from elasticflow.services.executor.worker.process.numa_binding import bind_to_numa_node
 from elasticflow.shared.errors import Retry
 
@@ -109,7 +109,9 @@ def claim(kind: str, gpu_index: int) -> torch.device:
         _keep_freed_memory()
         return torch.device("cpu")
     if not torch.cuda.is_initialized():
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([gpu_index], os.environ)
+        name, of_node = visible_devices([gpu_index], os.environ), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ[SLOTS_OF_GPU] = str(max(of_node.split(",").count(name), 1))
+        os.environ["CUDA_VISIBLE_DEVICES"] = name
     try:
         torch.cuda.init()
         torch.cuda.set_device(0)
