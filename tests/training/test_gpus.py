@@ -60,8 +60,7 @@ async def test_a_job_continues_from_its_checkpoint_on_a_gpu(node, spec_of):
     assert_same_end(moved, await trained_weights(node, spec_of("Points", max_iterations=400)))
 
 
-@pytest.mark.parametrize("function", ["Points", "Fast"])
-@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu")], ids=",".join)
+@pytest.mark.parametrize(("function", "devices"), [("Points", ("cpu", "cuda")), ("Fast", ("cuda", "cpu"))])
 async def test_a_cpu_slot_and_a_gpu_train_one_job(node, spec_of, function, devices):
     """The first of them continues alone in between."""
     spec = spec_of(function, max_iterations=400, hyperparameters={"step_s": 0.008})

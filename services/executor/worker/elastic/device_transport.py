@@ -17,6 +17,7 @@ from elasticflow.services.executor.worker.elastic.nccl_transport import NcclTran
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
 from elasticflow.services.executor.worker.elastic.transport import Transport
+from elasticflow.services.executor.worker.process.device import is_out_of_memory
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 
@@ -60,6 +61,8 @@ def device_transport(
         return gloo if identities[rank].kind == "cpu" else StagedTransport(gloo, device)
     try:
         return NcclTransport(store, rank, size, device=device, timeout_s=timeout_s, aborted=aborted)
-    except (TimeoutError, dist.DistError, torch.OutOfMemoryError) as error:
+    except (TimeoutError, RuntimeError) as error:
+        if not isinstance(error, TimeoutError | dist.DistError) and not is_out_of_memory(error):
+            raise
         warn_of_nccl(reason := one_line(str(error)))
         raise PeerLost(reason) from error

@@ -19,6 +19,7 @@ from elasticflow.services.executor.worker.elastic import device_transport as tra
 from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity, decoded, encoded, identity_of
 from elasticflow.services.executor.worker.elastic.device_transport import Route, route_between
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -73,46 +74,83 @@ def test_the_identity_of_a_gpu_is_what_torch_tells(
     assert encoded(identity).shape == encoded(identity_of(None)).shape
 
 
-ERRORS = {
-    "unhandled cuda error, NCCL version 2.29\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-    "Failed to CUDA calloc 6291456 bytes": "NCCL's buffers need memory",
-    "NCCL error\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
-    "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000": "two workers have one GPU",
-    "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) or external library call failed.\n"
-    "Last error:\nsocketStartConnect: Connect to 10.0.0.1<1> failed : No route to host": "EF_DATA_INTERFACE",
-    "internal error\nncclInternalError: Internal check failed.\nLast error:\nno such topology": "NCCL_DEBUG=WARN",
-}
+FRAMES = "\nException raised from create at NCCLUtils.cpp:1\nframe #0: f()"
+ERRORS = [
+    (
+        dist.DistBackendError(
+            "unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:"
+            f"\nFailed to CUDA calloc 6291456 bytes{FRAMES}"
+        ),
+        "Failed to CUDA calloc 6291456 bytes",
+        "NCCL's buffers need memory",
+    ),
+    (
+        dist.DistBackendError(
+            "NCCL error\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+            f"Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000{FRAMES}"
+        ),
+        "Duplicate GPU detected : rank 1 and rank 0",
+        "two workers have one GPU",
+    ),
+    (
+        dist.DistBackendError(
+            "unhandled system error\nncclSystemError: System call (e.g. socket, malloc) failed or device error."
+            f"\nLast error:\nsocketStartConnect: Connect to 10.0.0.1<1> failed : No route to host{FRAMES}"
+        ),
+        "No route to host",
+        "set EF_DATA_INTERFACE",
+    ),
+    (
+        dist.DistBackendError(f"ncclInternalError: Internal check failed.\nLast error:\nno such topology{FRAMES}"),
+        "no such topology",
+        "set NCCL_DEBUG=WARN",
+    ),
+    (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory.", "NCCL's buffers need memory"),
+    (RuntimeError("CUDA error: out of memory"), "CUDA error: out of memory", "NCCL's buffers need memory"),
+    (TimeoutError("NCCL did not answer within 30 s"), "did not answer", "set EF_DATA_INTERFACE"),
+]
 
 
-@pytest.mark.parametrize(("message", "advice"), ERRORS.items(), ids=lambda text: text[:12])
-def test_the_log_has_the_error_of_nccl_and_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, message: str, advice: str
-) -> None:
+def connect(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise dist.DistBackendError(f"{message}\nException raised from create at NCCLUtils.cpp:1\nframe #0: f()")
+        raise error
 
     monkeypatch.setattr(transports, "NcclTransport", fail)
     gloo: Any = None
+    transports.device_transport(
+        gloo,
+        dist.HashStore(),
+        0,
+        2,
+        device=GPU,
+        identities=[gpu("1", "x"), gpu("2", "y")],
+        timeout_s=1.0,
+        aborted=threading.Event(),
+    )
+
+
+@pytest.mark.parametrize(("error", "reason", "advice"), ERRORS, ids=lambda each: type(each).__name__)
+def test_the_log_has_the_error_of_nccl_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, advice: str
+) -> None:
     with capture_logs() as logs, pytest.raises(PeerLost) as lost:
-        transports.device_transport(
-            gloo,
-            dist.HashStore(),
-            0,
-            2,
-            device=GPU,
-            identities=[gpu("1", "x"), gpu("2", "y")],
-            timeout_s=1.0,
-            aborted=threading.Event(),
-        )
+        connect(monkeypatch, error)
     (entry,) = logs
     assert (entry["event"], entry["reason"]) == ("workers_not_connected", str(lost.value))
-    assert message.splitlines()[-1] in entry["reason"]
+    assert reason in entry["reason"]
     assert "frame" not in entry["reason"]
     assert advice in entry["advice"]
 
 
+@pytest.mark.parametrize("error", [RendezvousAborted(), RuntimeError("an error of this code")])
+def test_other_errors_are_no_losses(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        connect(monkeypatch, error)
+
+
 IN_A_PROCESS = """
 import sys
+from datetime import timedelta
 import torch, torch.distributed as dist
 from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
@@ -122,9 +160,10 @@ from elasticflow.services.executor.worker.elastic.transport import Transfer
 rank, folder = int(sys.argv[1]), sys.argv[2]
 if rank == 1:
     groups.identity_of = lambda _: DeviceIdentity(host="b", kind="cuda", arithmetic="other", has_nccl=True)
-group = Group(
-    dist.FileStore(folder, 2), generation=1, rank=rank, size=2, device=torch.device("cpu"), timeout_s=30.0
-)
+store = dist.FileStore(folder, 2)
+store.set(f"arrived-{rank}", "")
+store.wait(["arrived-0", "arrived-1"], timedelta(seconds=240))  # the attempts to connect begin short
+group = Group(store, generation=1, rank=rank, size=2, device=torch.device("cpu"), timeout_s=60.0)
 summed, mine, theirs = torch.ones(3), torch.full((2,), float(rank)), torch.empty(2)
 group.all_reduce(summed).wait()
 group.exchange([Transfer(mine, 1 - rank)], [Transfer(theirs, 1 - rank)])
@@ -140,6 +179,11 @@ def test_processes_with_two_kinds_of_device_exchange_tensors(tmp_path: Path) -> 
     """One of them takes its CPU for a GPU."""
     commands = [[sys.executable, "-c", IN_A_PROCESS, str(rank), str(tmp_path / "store")] for rank in range(2)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    outputs = [each.communicate(timeout=2 * WAIT_S)[0].splitlines()[-1] for each in running]  # after the log
+    try:
+        outputs = [each.communicate(timeout=10 * WAIT_S)[0].splitlines()[-1] for each in running]  # after the log
+    finally:
+        for each in running:
+            each.kill()
+            each.communicate()
     summed, shared = [2.0] * 3, [[1.0, 1.0], [1.0]]
     assert outputs == [f"GlooTransport {summed} [1.0, 1.0] {shared}", f"StagedTransport {summed} [0.0, 0.0] {shared}"]
