@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 import pytest_asyncio
@@ -23,6 +23,7 @@ from tests.support.task_runners import Runners
 
 WAIT_S = 60.0  # for expected events; far above the usual time
 T = TypeVar("T")
+Device = Literal["cpu", "cuda"]
 
 
 class Generation:
@@ -103,9 +104,11 @@ class Node:
         generation: int = 1,
         ranks: Sequence[int] | None = None,
         spec_by_rank: Mapping[int, JobSpec] | None = None,
+        devices: Sequence[Device] = (),
         **more: Any,
     ) -> Generation:
-        """ranks: those to start; by default all. spec_by_rank: specifications that differ on some ranks."""
+        """ranks: those to start; by default all. spec_by_rank: specifications that differ on some ranks. devices: by
+        rank, if they differ; the first GPU is the node's first."""
         ranks = range(num_workers) if ranks is None else ranks
         workers = self._generations[job_id, generation] = Generation(ranks)
         assignment = Assignment(
@@ -122,7 +125,8 @@ class Node:
             own = replace(
                 assignment,
                 rank=rank,
-                gpu_index=assignment.gpu_index + rank,
+                gpu_index=devices[:rank].count("cuda") if devices else assignment.gpu_index + rank,
+                device=devices[rank] if devices else assignment.device,
                 spec=(spec_by_rank or {}).get(rank, spec),
             )
             workers.workers[rank] = await self.launcher.launch(own)
@@ -138,8 +142,10 @@ class Node:
         lost: Sequence[int] = (),
         micro_batch_size: int = 0,
         virtual_nodes_by_rank: tuple[int, ...] = (),
+        device: Device | None = None,
     ) -> Generation:
-        """The generation after `before`, without a stop: rank r was members[r], or is new where that is None."""
+        """The generation after `before`, without a stop: rank r was members[r], or is new where that is None. device:
+        of a new worker, if it differs."""
         some = next(iter(before.workers.values())).assignment
         generation = generation or some.generation + 1
         leaving = [rank for rank in sorted(before.workers) if rank not in (*members, *lost)]
@@ -169,6 +175,7 @@ class Node:
                     rendezvous_size=len(by_rank),
                     micro_batch_size=micro_batch_size,
                     virtual_nodes_by_rank=virtual_nodes_by_rank,
+                    device=device or some.device,
                 )
                 worker = await self.launcher.launch(joining)
             if rendezvous_rank < size:

@@ -79,6 +79,27 @@ def test_devices_that_do_not_connect_alone_are_a_lost_peer(
         raise PeerLost("NCCL did not answer")
 
     monkeypatch.setattr(groups, "device_transport", fail)
-    with pytest.raises(PeerLost, match="the devices of generation 1 did not connect in time"):
+    with pytest.raises(PeerLost, match="the devices of generation 1 did not connect: NCCL did not answer"):
         on_two_ranks(lambda _: None)
     assert not attempts
+
+
+def test_all_workers_know_the_rank_whose_device_did_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Barrier(2)
+
+    def connect(gloo: GlooTransport, _store: object, rank: int, *_: object, **__: object) -> Transport:
+        if rank == 1:
+            raise PeerLost("ncclUnhandledCudaError: out of memory")
+        return OwnTransport(gloo)
+
+    def fail(rank: int, store: dist.Store) -> str:
+        with pytest.raises(PeerLost) as lost:
+            Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+        ended.wait(WAIT_S)
+        return str(lost.value)
+
+    monkeypatch.setattr(groups, "device_transport", connect)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(fail, range(2), [dist.HashStore()] * 2)
+    assert first.endswith("did not connect: the log of rank 1 has the reason")
+    assert second.endswith("did not connect: ncclUnhandledCudaError: out of memory")
