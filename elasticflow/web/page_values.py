@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
-from elasticflow.history.formatting import offer_in_words, schedule_in_words, spec_in_words
+from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
 from elasticflow.history.load_views import load_views
 from elasticflow.history.pool_views import JobView, gpu_type_of, job_view, node_views
 from elasticflow.sdk.times import duration_in_words
@@ -102,6 +102,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
         "live": job.live,
         "promise": promise_word(job),
         "sentence": _sentence(view),
+        "gpus_in_words": _gpus_in_words(view),
         "steps": [[step.at_s, step.num_gpus] for step in steps if step.sequence <= state.sequence],
         "promised": _flat(job.planned_share or job.minimum_satisfactory_share) if job.live else [],
         "submittable": job.spec is not None and not job.profile_only,
@@ -126,7 +127,7 @@ def promise_word(job: Job) -> str:
 
 def _sentence(view: JobView) -> str:
     """As "running on 4 GPUs, iteration 120 of 300; the expected finish is 51.0s before its deadline"."""
-    words = [view.activity + (f" on {view.num_gpus} GPU{'' if view.num_gpus == 1 else 's'}" if view.num_gpus else "")]
+    words = [view.activity + (f" on {_gpus_in_words(view)}" if view.num_gpus else "")]
     if view.max_iterations:
         words.append(f"iteration {view.iteration} of {view.max_iterations}")
     text = ", ".join(words)
@@ -135,6 +136,10 @@ def _sentence(view: JobView) -> str:
         finish = "the expected finish is" if view.ended_at_s is None else "it ended"
         text += f"; {finish} {duration_in_words(abs(view.margin_s))} {side} its deadline"
     return text + (f"; {view.explanation}" if view.explanation else "")
+
+
+def _gpus_in_words(view: JobView) -> str:
+    return gpus_of_types(view.num_gpus, view.gpu_type, view.num_added_gpus_by_type)
 
 
 def _flat(schedule: ShareSchedule) -> list[list[float]]:
