@@ -142,6 +142,19 @@ def test_a_quota_counts_over_all_types() -> None:
     assert isinstance(answer(history, submit("a", gpu_type="P100", **due_in(500.0))), events.JobAdmitted)
     rejected = answer(history, submit("b", gpu_type="P100", **due_in(500.0)))
     assert rejected.reason == "quota"
+
+
+def test_a_quota_names_the_hours_on_each_type() -> None:
+    """The first job takes 100 GPU-seconds of V100, the second 200 of P100, and 2 for the start of each."""
+    history = two_types(quotas={"lab": TenantQuota(max_gpu_hours_per_day=0.1)})
+    for gpu_type in ("V100", "P100"):
+        admitted = answer(history, submit(gpu_type, gpu_type=gpu_type, **due_in(1000.0)))
+        assert isinstance(admitted, events.JobAdmitted)
+    rejected = answer(history, submit("c", gpu_type="V100", **due_in(1000.0)))
+    assert (rejected.reason, rejected.explanation.partition(" and the job")[0]) == (
+        "quota",
+        "0.08 of 0.10 GPU-hours a day are used (0.03 on V100, 0.06 on P100)",
+    )
     assert "b" not in history.state.live_jobs
 
 
