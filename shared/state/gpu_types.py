@@ -47,6 +47,11 @@ def spec_on(state: PoolState, spec: JobSpec, gpu_type: str) -> JobSpec:
     return spec if spec.gpu_type == recorded else replace(spec, gpu_type=recorded, other_gpu_types=())
 
 
+def type_of_profile(profile_key: str) -> str:
+    """The type in the key of a profile, as recorded: "P100" of "resnet50/b256@P100[2..8]"."""
+    return profile_key.rpartition("/")[2].partition("[")[0].partition("@")[2]
+
+
 def submitted_spec(job: Job) -> JobSpec:
     """The user's."""
     return job.submitted_spec or spec_of(job)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
+from elasticflow.shared.state.gpu_types import type_of_profile
 from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.node_speeds import without_speeds_on_node
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
@@ -56,7 +57,7 @@ def _has_first_type(state: PoolState, name: str) -> bool:
     return (
         any(not node.left and node.gpu_type in ("", name) for node in state.nodes.values())
         or any(not spec_of(job).gpu_type for job in state.live_jobs.values())
-        or any(curve.iterations_per_s and "@" not in key.rpartition("/")[2] for key, curve in state.curves.items())
+        or any(curve.iterations_per_s and not type_of_profile(key) for key, curve in state.curves.items())
     )
 
 
