@@ -191,6 +191,11 @@ def num_gpus_by_type(state: PoolState) -> dict[str, int]:
     return dict(sorted(counted.items()))
 
 
+def rack_of(state: PoolState, node_id: str) -> str:
+    """The path of a node's rack from the outside in: the pool's settings override what the node reports."""
+    return state.config.racks.get(node_id, state.nodes[node_id].rack)
+
+
 def with_nodes(state: PoolState, nodes: Map[str, NodeState]) -> PoolState:
     """The pool with other nodes. It counts their GPUs once, because every decision on a job reads the number."""
     return fast_replace(state, nodes=nodes, num_gpus=num_gpus_of(nodes))
