@@ -3,7 +3,6 @@
 # (torch.distributed documents its stores, but does not export them by the letter)
 
 import threading
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,8 +15,6 @@ from elasticflow.services.executor.worker.elastic.staged_transport import Staged
 from elasticflow.services.executor.worker.elastic.transport import Transport
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
-NO_GPU = bytes(16)
-
 
 def device_transport(
     gloo: GlooTransport,
@@ -26,19 +23,16 @@ def device_transport(
     size: int,
     *,
     device: torch.device,
-    gpus: Sequence[bytes],
     timeout_s: float,
     aborted: threading.Event,
 ) -> Transport:
-    """A collective of all workers: NCCL; gloo on CPU slots; copies through the host on GPUs beside CPU slots, or where
-    two workers share a GPU.
+    """A collective of all workers: NCCL, or copies through the host where two workers share a GPU; gloo on CPU slots.
 
-    gpus: of all workers, by rank, as in `gpu_of`.
     Raises RendezvousAborted; PeerLost if NCCL does not connect in time; TrainingFailed if torch lacks it.
     """
     if device.type == "cpu":
         return gloo
-    if NO_GPU in gpus or len(set(gpus)) < len(gpus):
+    if _share_a_gpu(gloo, device):
         return StagedTransport(gloo, device)
     if not dist.is_nccl_available():
         raise TrainingFailed(
@@ -52,8 +46,8 @@ def device_transport(
         raise PeerLost(str(error)) from error
 
 
-def gpu_of(device: torch.device | None) -> bytes:
-    """Names the GPU of a worker, or the part of one; `NO_GPU` for a CPU slot."""
-    if device is None or device.type == "cpu":
-        return NO_GPU
-    return torch.cuda.get_device_properties(device).uuid.bytes
+def _share_a_gpu(gloo: GlooTransport, device: torch.device) -> bool:
+    """Whether two workers name the same GPU, or the same part of one."""
+    mine = torch.cuda.get_device_properties(device).uuid.bytes
+    of_all = gloo.all_gather(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    return len({bytes(theirs.tolist()) for theirs in of_all}) < len(of_all)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticflow.services.executor.worker.elastic.device_transport import device_transport, gpu_of
+from elasticflow.services.executor.worker.elastic.device_transport import device_transport
 from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.peer_loss import (
     PeerLost,
@@ -31,7 +31,6 @@ from elasticflow.services.executor.worker.elastic.rendezvous_store import Rendez
 from elasticflow.services.executor.worker.elastic.transport import Transfer, Transport
 
 _Connect = Callable[[str, float], Transport]  # of an attempt and its time-out in seconds
-_HOST_BYTES = 32
 _BESIDE_S = 30.0  # for a group that connects beside a busy one; NCCL needs a few
 
 
@@ -64,8 +63,7 @@ class Group:
         self._host = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
         if aborted.is_set():
             raise RendezvousAborted
-        places = [bytes(theirs.tolist()) for theirs in self._host.all_gather(_place(device))]
-        self.hosts = tuple(place[:_HOST_BYTES] for place in places)  # by rank
+        self.hosts = tuple(bytes(theirs.tolist()) for theirs in self._host.all_gather(_this_host()))  # by rank
         self._on_device: Transport = self._host
         self._timeout_s = timeout_s
         self._connect: _Connect | None = None  # until the devices are connected
@@ -76,7 +74,6 @@ class Group:
                 rank,
                 size,
                 device=device,
-                gpus=[place[_HOST_BYTES:] for place in places],
                 timeout_s=within_s,
                 aborted=aborted,
             )
@@ -237,8 +234,7 @@ class Group:
         return self._on_device if on_device else self._host
 
 
-def _place(device: torch.device | None) -> torch.Tensor:
-    """The host, the same on all workers of one machine, and the GPU."""
+def _this_host() -> torch.Tensor:
+    """The same on all workers of one machine."""
     name = f"{socket.gethostname()} {uuid.getnode()}"
-    place = hashlib.sha256(name.encode()).digest() + gpu_of(device)
-    return torch.frombuffer(bytearray(place), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(hashlib.sha256(name.encode()).digest()), dtype=torch.uint8)

@@ -61,7 +61,6 @@ def test_a_compiled_model_needs_the_same_kind_of_processor(monkeypatch, compiled
 
 def test_gpus_without_nccl_are_refused(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    monkeypatch.setattr(transports, "_share_a_gpu", lambda *_: False)
     with pytest.raises(TrainingFailed, match=r"has no NCCL, by which 2 workers .* or limit the job to one GPU"):
-        transports.device_transport(
-            None, None, 0, 2, device=torch.device("cuda", 0), gpus=[b"one", b"other"], timeout_s=1.0, aborted=None
-        )
+        transports.device_transport(None, None, 0, 2, device=torch.device("cuda", 0), timeout_s=1.0, aborted=None)

@@ -48,19 +48,13 @@ def test_the_interface_of_the_advertised_host_is_the_default(monkeypatch: pytest
 def test_an_interface_that_does_not_reach_the_peers_is_named(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setattr(dist, "ProcessGroupGloo", fails(RuntimeError("connect timed out\n at a line")))
     monkeypatch.setattr(transports, "NcclTransport", fails(TimeoutError("NCCL did not answer within 1 s")))
+    monkeypatch.setattr(transports, "_share_a_gpu", lambda *_: False)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     never, store = threading.Event(), dist.HashStore()
     gloo: Any = None
     connect = {
         "gloo": partial(connect_all, store, 0, 1, timeout_s=0.0, aborted=never),
-        "nccl": partial(
-            transports.device_transport,
-            *(gloo, store, 0, 2),
-            device=GPU,
-            gpus=[b"one", b"other"],
-            timeout_s=1.0,
-            aborted=never,
-        ),
+        "nccl": partial(transports.device_transport, gloo, store, 0, 2, device=GPU, timeout_s=1.0, aborted=never),
     }
     with capture_logs() as logs, pytest.raises((RuntimeError, PeerLost)):
         connect[library]()

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from elasticflow.services.executor.worker.elastic import groups, nccl_transport
-from elasticflow.services.executor.worker.elastic.device_transport import NO_GPU
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.nccl_transport import NcclTransport
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
@@ -171,7 +170,6 @@ def test_an_abort_that_fails_has_ended_the_calls(library: Library) -> None:
 def test_a_worker_whose_abort_hangs_ends_as_a_lost_peer(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
-    monkeypatch.setattr(groups, "gpu_of", lambda _: NO_GPU)
     monkeypatch.setattr(groups, "end_as_lost_peer", ended.append)
     group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
     library.hangs = {"abort"}
@@ -181,7 +179,6 @@ def test_a_worker_whose_abort_hangs_ends_as_a_lost_peer(library: Library, monkey
 
 def test_no_collective_begins_after_an_error_that_nccl_found(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
-    monkeypatch.setattr(groups, "gpu_of", lambda _: NO_GPU)
     group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
     library.reported = ErrorType.COMM_ERROR
     while "abort" not in library.calls:
