@@ -8,6 +8,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,8 @@ class OldFiles:
             load = folded().loads.get(name)
             return load is not None and load.live
 
-        def is_in_use(digest: str) -> bool:
-            return any(digest == used for _, used in code_digests(folded()))
+        def is_in_use(tenant: str, digest: str) -> bool:
+            return (tenant, digest) in code_digests(folded())
 
         logs = root / "logs"
         kept_s = config.checkpoints_kept_s
@@ -70,7 +71,8 @@ class OldFiles:
             place=logs, kept_s=config.logs_kept_s, is_needed=lambda name: name == "loads" or of_live_job(name)
         )
         yield Leftovers(place=root / "results", kept_s=RESULTS_KEPT_S, is_needed=of_live_load)
-        yield Leftovers(place=root / "code", kept_s=UNPACKED_KEPT_S, is_needed=is_in_use)
+        for of_tenant in (root / "code").glob("*/"):
+            yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_in_use, of_tenant.name))
 
 
 def _old_folders(leftovers: Leftovers, now_s: float) -> Iterator[Path]:

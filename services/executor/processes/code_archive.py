@@ -33,21 +33,22 @@ class CodeUnusable(Exception):
 
 
 class CodeArchive:
-    """Folders by digest in <data_dir>/code. Executors with one data_dir share them."""
+    """Folders code/<tenant>/<digest> in data_dir. Executors with one data_dir share them, tenants do not: the ledger
+    tells everyone the digests of all."""
 
     def __init__(self, bus: Bus, pool: str, data_dir: Path, *, upload_wait_s: float = UPLOAD_WAIT_S) -> None:
         self._bus = bus
         self._bucket = streams.code_bucket(pool)
         self._root = data_dir / "code"
         self._upload_wait_s = upload_wait_s
-        self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._fetching: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def folder(self, tenant: str, digest: str) -> str:
         """The folder with this code, which the tenant has uploaded; "" for an empty digest. Raises CodeUnusable."""
         if not digest:
             return ""
-        folder = self._root / digest
-        async with self._fetching[digest]:
+        folder = self._root / tenant / digest
+        async with self._fetching[tenant, digest]:
             if not await asyncio.to_thread(folder.is_dir):
                 data = await self._fetch(tenant, digest)
                 await asyncio.to_thread(_unpack, data, folder)

@@ -75,9 +75,11 @@ def test_a_file_that_is_still_written_keeps_its_folder(tmp_path: Path) -> None:
 
 def test_unpacked_code_of_a_live_job_stays(tmp_path: Path) -> None:
     for name in (DIGEST, OLD_DIGEST, ".unfinished-x"):
-        folder(tmp_path / "code", name, age_s=2 * DAY_S)
+        folder(tmp_path / "code" / "lab", name, age_s=2 * DAY_S)
+    folder(tmp_path / "code" / "other", DIGEST, age_s=2 * DAY_S)
     sweep(tmp_path, live_pool())
-    assert names(tmp_path / "code") == [DIGEST]
+    assert names(tmp_path / "code" / "lab") == [DIGEST]
+    assert names(tmp_path / "code" / "other") == [], "the live job is not of this tenant"
 
 
 @pytest.mark.parametrize("at", ["before the rename", "after the rename", "after some files"])
@@ -87,7 +89,7 @@ def test_an_executor_that_is_killed_while_it_deletes_leaves_no_part_of_a_folder(
     class Killed(BaseException):
         pass
 
-    old = folder(tmp_path / "code", OLD_DIGEST, age_s=2 * DAY_S)
+    old = folder(tmp_path / "code" / "lab", OLD_DIGEST, age_s=2 * DAY_S)
     rename, rmtree = Path.rename, shutil.rmtree
 
     def killed_rename(path: Path, target: Path) -> None:
@@ -109,7 +111,7 @@ def test_an_executor_that_is_killed_while_it_deletes_leaves_no_part_of_a_folder(
     monkeypatch.setattr(Path, "rename", rename)
     monkeypatch.setattr(old_files.shutil, "rmtree", rmtree)
     sweep(tmp_path, live_pool())
-    assert names(tmp_path / "code") == []
+    assert names(tmp_path / "code" / "lab") == []
 
 
 def test_results_of_loads_are_kept_for_a_day(tmp_path: Path) -> None:
