@@ -56,11 +56,11 @@ def test_old_folders_of_ended_jobs_are_deleted(tmp_path: Path) -> None:
         folder(tmp_path / "logs", name, age_s=31 * DAY_S)
         folder(tmp_path / "checkpoints", name, age_s=31 * DAY_S)
     folder(tmp_path / "logs", "young", age_s=29 * DAY_S)
-    folder(tmp_path / "logs" / "loads", "ended", age_s=31 * DAY_S)
+    folder(tmp_path / "load-logs", "ended", age_s=31 * DAY_S)
     (tmp_path / "logs" / "fork-server.log").touch()
     sweep(tmp_path, live_pool())
-    assert names(tmp_path / "logs") == ["fork-server.log", "live", "loads", "young"]
-    assert names(tmp_path / "logs" / "loads") == []
+    assert names(tmp_path / "logs") == ["fork-server.log", "live", "young"]
+    assert names(tmp_path / "load-logs") == []
     assert names(tmp_path / "checkpoints") == ["ended", "live"], "kept for ever, unless the pool says otherwise"
     sweep(tmp_path, live_pool(checkpoints_kept_s=30 * DAY_S))
     assert names(tmp_path / "checkpoints") == ["live"]
@@ -71,6 +71,22 @@ def test_a_file_that_is_still_written_keeps_its_folder(tmp_path: Path) -> None:
     os.utime(written / "file", (NOW_S,) * 2)
     sweep(tmp_path, live_pool())
     assert names(tmp_path / "logs") == ["ended"]
+
+
+@pytest.mark.parametrize("keeps", ["a link without a target", "a link to a new file", "a time in the future"])
+def test_no_trick_of_a_job_keeps_its_folder(keeps: str, tmp_path: Path) -> None:
+    made = folder(tmp_path / "logs", "ended", age_s=31 * DAY_S)
+    if keeps == "a time in the future":
+        os.utime(made / "file", (NOW_S + 100_000 * DAY_S,) * 2)
+    else:
+        target = tmp_path / "target"
+        if "new" in keeps:
+            target.touch()
+        (made / "link").symlink_to(target)
+        os.utime(made / "link", (NOW_S - 31 * DAY_S,) * 2, follow_symlinks=False)
+        os.utime(made, (NOW_S - 31 * DAY_S,) * 2)
+    sweep(tmp_path, live_pool(), now_s=max(NOW_S, SystemClock().now_s()) + 31 * DAY_S)
+    assert names(tmp_path / "logs") == []
 
 
 def test_unpacked_code_of_a_live_job_stays(tmp_path: Path) -> None:
