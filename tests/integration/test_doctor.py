@@ -96,6 +96,15 @@ async def test_a_stream_of_an_older_version(endpoint: Endpoint) -> None:
     assert f"stream {name} has allow_rollup_hdrs: true" in await problems(endpoint)
 
 
+async def test_a_queue_that_takes_commands_of_any_size(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    name = streams.submit_stream(POOL)
+    config = (await bus._connection.api(f"STREAM.INFO.{name}"))["config"]
+    await bus._connection.api(f"STREAM.UPDATE.{name}", config | {"max_msg_size": -1})
+    await bus.close()
+    assert f"nats stream edit {name} --max-msg-size {streams.MAX_COMMAND_BYTES}" in await problems(endpoint)
+
+
 async def test_a_wrong_clock(endpoint: Endpoint) -> None:
     assert "its clock is 60.0 s ahead of that of NATS" in await problems(endpoint, clock=WrongClock())
 

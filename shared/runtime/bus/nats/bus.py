@@ -14,7 +14,6 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
     DEFAULT_TIMEOUT_S,
-    MAX_INBOX,
     TASK_ACK_WAIT_S,
     Batches,
     Bus,
@@ -162,7 +161,7 @@ class NatsBus(Bus):
         await self._connection.publish(subject, data, reply=reply)
 
     async def subscribe(self, subject: str, queue: str = "") -> "NatsSubscription":
-        inbox = await self._connection.open_inbox(subject, queue, max_messages=MAX_INBOX)
+        inbox = await self._connection.open_inbox(subject, queue, is_bounded=True)
         try:
             await self._connection.flush(DEFAULT_TIMEOUT_S)  # what is published from now on arrives
             self._connection.refusals.check_subscription(subject)
@@ -228,7 +227,7 @@ class NatsSubscription:
             if self._inbox.closed:
                 raise StopAsyncIteration
             await self._inbox.wait(None)
-        message = self._inbox.messages.popleft()
+        message = self._inbox.take()
         return Message(subject=message.subject, data=message.data, reply=message.reply, headers=message.headers or {})
 
     async def close(self) -> None:

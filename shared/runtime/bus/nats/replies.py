@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from nats.aio.msg import Msg
 
 from elasticflow.shared.errors import RequestTimeout
+from elasticflow.shared.runtime.bus.contract import MAX_INBOX, MAX_INBOX_BYTES
 
 
 class ConnectionBroke(Exception):
@@ -64,16 +65,30 @@ def _fail(answer: asyncio.Future[Msg], error: Exception) -> None:
 
 
 class ReplyInbox:
-    """What has arrived on a subject and was not taken yet. max_messages: a later one replaces the oldest."""
+    """What has arrived on a subject and was not taken yet.
 
-    def __init__(self, max_messages: int | None) -> None:
-        self.messages: deque[Msg] = deque(maxlen=max_messages)
+    is_bounded: later messages replace the oldest above MAX_INBOX and MAX_INBOX_BYTES; only `take` takes them then.
+    """
+
+    def __init__(self, *, is_bounded: bool) -> None:
+        self.messages: deque[Msg] = deque()
+        self._is_bounded = is_bounded
+        self._num_bytes = 0
         self.closed = False
         self._something = asyncio.Event()
 
     async def on_message(self, message: Msg) -> None:
         self.messages.append(message)
+        self._num_bytes += len(message.data)
+        while self._is_bounded and (len(self.messages) > MAX_INBOX or self._num_bytes > MAX_INBOX_BYTES):
+            self.take()
         self._something.set()
+
+    def take(self) -> Msg:
+        """The oldest."""
+        message = self.messages.popleft()
+        self._num_bytes -= len(message.data)
+        return message
 
     def wake(self) -> None:
         """Let a waiter look around, although nothing may have arrived."""
