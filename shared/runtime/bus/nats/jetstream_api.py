@@ -128,6 +128,14 @@ async def check_account(connection: Connection, needed_bytes: int) -> None:
         raise ServerTooSmall(connection.url, "max_file (of the account)", limit_bytes, needed_bytes)
 
 
+async def storage_left(connection: Connection) -> int | None:
+    """Bytes that the account may still store; None without a limit of its own. Raises NotPermitted."""
+    answer = await connection.api("INFO")
+    check(answer, "$JS.API.INFO", connection.url)
+    limit_bytes = answer["limits"]["max_storage"]
+    return limit_bytes - answer["storage"] if limit_bytes > 0 else None
+
+
 async def delete_consumer(connection: Connection, stream: str, name: str) -> None:
     """No effect if there is none."""
     answer = await connection.api(f"CONSUMER.DELETE.{stream}.{name}")
