@@ -9,7 +9,7 @@ from typing import Any
 from elasticflow.services.executor.processes.code_archive import MAX_FILES
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 
-BOMB_BYTES = 24 << 20
+BOMB_BYTES = 8 << 20
 TOO_LARGE = bytes(MAX_ARCHIVE_BYTES + 1)
 
 

@@ -14,6 +14,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
     DEFAULT_TIMEOUT_S,
+    MAX_INBOX,
     TASK_ACK_WAIT_S,
     Batches,
     Bus,
@@ -161,7 +162,7 @@ class NatsBus(Bus):
         await self._connection.publish(subject, data, reply=reply)
 
     async def subscribe(self, subject: str, queue: str = "") -> "NatsSubscription":
-        inbox = await self._connection.open_inbox(subject, queue, is_bounded=True)
+        inbox = await self._connection.open_inbox(subject, queue, max_messages=MAX_INBOX)
         try:
             await self._connection.flush(DEFAULT_TIMEOUT_S)  # what is published from now on arrives
             self._connection.refusals.check_subscription(subject)

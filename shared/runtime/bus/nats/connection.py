@@ -218,10 +218,10 @@ class Connection:
 
     # -- inboxes
 
-    async def open_inbox(self, subject: str, queue: str = "", *, is_bounded: bool = False) -> ReplyInbox:
-        """Collect what is sent to a subject until close_inbox. is_bounded: unless the sender waits for us."""
+    async def open_inbox(self, subject: str, queue: str = "", *, max_messages: int | None = None) -> ReplyInbox:
+        """Collect what is sent to a subject until close_inbox. max_messages: None if the sender waits for us."""
         self.check_open()
-        inbox = ReplyInbox(is_bounded=is_bounded)
+        inbox = ReplyInbox(max_messages)
         self._inboxes[inbox] = await _heard(self.client.subscribe(subject, queue, cb=inbox.on_message))
         return inbox
 

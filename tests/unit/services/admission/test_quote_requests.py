@@ -140,7 +140,7 @@ async def test_an_inbox_has_a_bound_in_bytes() -> None:
     await bus.ensure_pool(POOL)
     messages = await bus.subscribe("ef.telemetry.>")
     nats_client: Any = None
-    inbox = ReplyInbox(is_bounded=True)
+    inbox = ReplyInbox(MAX_INBOX)
     size = MAX_INBOX_BYTES // 20
     for number in range(25):
         data = bytes([number]) * size
