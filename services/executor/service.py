@@ -88,7 +88,8 @@ class Executor:
                 cpu_share=node_specification.cpu_share,
                 code=code,
                 fork=self._worker_manager.fork,
-                logs=process.settings.data_dir.resolve() / "logs" / "loads",
+                # not within "logs", where each job has a folder of its name
+                logs=process.settings.data_dir.resolve() / "load-logs",
                 results=process.settings.data_dir.resolve() / "results",
                 log=process.log,
             ),

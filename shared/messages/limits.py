@@ -3,10 +3,11 @@
 A value that passed the codec is within these bounds; no other code checks them again.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import AllowInfNan, Strict, StringConstraints
+from pydantic import AfterValidator, AllowInfNan, Strict, StringConstraints
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # `streams.MAX_PAYLOAD_BYTES` is the server's setting for it
 MAX_SUBMISSION_BYTES = 256 * 1024
@@ -16,6 +17,9 @@ MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
 MAX_TEXT_LENGTH = 20_000
 MAX_RANGES = 2_000
+MAX_NAME_LENGTH = 200
+MAX_METRICS = 256
+MAX_METRICS_BYTES = 16 * 1024  # of the names and numbers of one worker
 MAX_GPU_TYPE_LENGTH = 64
 MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
 
@@ -36,7 +40,7 @@ PATTERNS_IN_WORDS = {
 }
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_LINE_PATTERN)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=_LINE_PATTERN)]
 ModelName = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": the function names it
 # a model's name or a function, with batch size, GPU type and range: each that a job may have fits
 ProfileKey = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=_LINE_PATTERN)]
@@ -74,4 +78,19 @@ Rate = Annotated[float, Strict(), Ge(0), Le(1e12), AllowInfNan(False)]  # iterat
 Finite = Annotated[float, Strict(), AllowInfNan(False)]
 Fraction = Annotated[float, Strict(), Ge(0), Le(1), AllowInfNan(False)]
 
-FewItems = Len(max_length=256)
+FewItems = Len(max_length=MAX_METRICS)
+
+
+def metrics_bytes(names: Iterable[str]) -> int:
+    """Of metrics with these names, about as they are sent."""
+    return sum(len(name.encode()) + 12 for name in names)
+
+
+def _within_bytes(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    if (num_bytes := metrics_bytes(metrics)) > MAX_METRICS_BYTES:
+        raise ValueError(f"metrics of {num_bytes:,} bytes are above {MAX_METRICS_BYTES:,}")
+    return metrics
+
+
+# of one worker: a heartbeat carries those of all jobs of its node
+WorkerMetrics = Annotated[Mapping[Name, Finite], FewItems, AfterValidator(_within_bytes)]

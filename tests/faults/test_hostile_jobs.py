@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from elasticflow.client.worker_logs import LogReader
+from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.launcher import Exited
+from elasticflow.services.executor.processes.log_rotation import rotate
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
+from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Finished, Started
+from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.isolation.limits import MAX_PROCESSES
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.training.conftest import Node, job_spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -46,10 +53,10 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     await node.launcher.close()
 
 
-async def outcome_of(node: Node, attack: str, target: object = "") -> Any:
+async def outcome_of(node: Node, attack: str, target: object = "", *, job_id: str = "") -> Any:
     """What the attack achieved, once its worker has ended."""
     spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": attack, "target": str(target)})
-    workers = await node.launch(spec, job_id=node.new_job_id())
+    workers = await node.launch(spec, job_id=job_id or node.new_job_id())
     failed = await workers.first(Failed)
     assert (await workers.ended())[0].code == ExitCode.FAILED
     kind, _, outcome = failed.error.partition(": ")
@@ -84,6 +91,21 @@ async def test_it_writes_to_its_own_folders_only(node):
     assert await outcome_of(node, "write_files", " ".join(map(str, targets))) == []
     assert await outcome_of(node, "write_files", str(PRIVATE_FILE)) == [str(PRIVATE_FILE)]
     assert not PRIVATE_FILE.exists()  # noqa: ASYNC240
+
+
+async def test_links_and_fifos_in_its_folders_lead_its_executor_nowhere(node):
+    victim, job_id = node.folder / "run.json", node.new_job_id()
+    logs = node.launcher.log_file(job_id, 1, 0).parent
+    planted = await outcome_of(node, "plant_links", f"{logs} {victim}", job_id=job_id)
+    assert planted == ["fifo.log", "g8-r0.log", "g9-r0.log", "task.log", "task.log.1"]
+    for name in planted:
+        rotate(logs / name, max_bytes=0)
+    rotate(node.launcher.log_file(job_id, 1, 0), max_bytes=0)
+    assert victim.read_text() == SECRET
+    assert not [line for line in LogReader(logs, None).new_lines(to_the_end=True) if SECRET in line]
+    OldFiles(node.folder, SystemClock(), PoolState, SilentLog()).sweep(SystemClock().now_s() + 31 * DAY_S)
+    assert not logs.exists()
+    assert victim.read_text() == SECRET
 
 
 async def test_it_signals_and_traces_no_process_outside(node, executor):

@@ -2,6 +2,11 @@
 
 import asyncio
 
+import pytest
+
+from elasticflow.shared.errors import TooLarge
+from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from tests.support.shared_pool import POOL, SUBMIT, Connect
@@ -99,3 +104,14 @@ async def test_work_in_progress_stays_with_its_replica(connect: Connect, bus: Bu
         assert await other.pull(1, 0.4) == []
     await item.ack()
     assert await other.pull(1, 1.2) == []
+
+
+async def test_the_queue_takes_no_message_above_the_largest_command(bus: Bus) -> None:
+    """A replica holds hundreds of them."""
+    largest = bytes(MAX_SUBMISSION_BYTES)
+    await bus.append(SUBMIT, largest, message_id="1", headers={"Ef-Answer-To": "_INBOX." + "x" * 200})
+    with pytest.raises(TooLarge) as caught:
+        await bus.append(SUBMIT, bytes(streams.MAX_COMMAND_BYTES + 1), message_id="2")
+    assert caught.value.limit_bytes == streams.MAX_COMMAND_BYTES
+    (item,) = await (await bus.work(POOL, "admission")).pull(2, 0.5)
+    assert len(item.data) == len(largest)

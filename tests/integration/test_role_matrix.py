@@ -42,7 +42,7 @@ PUBLISH = {
     subjects.job(POOL, "job-1"): "OS",
     subjects.job(POOL, "job-1", "n1"): "OSN",
     subjects.job(POOL, "job-1", "n2"): "OS",
-    subjects.load(POOL, "load-1"): "OSN",
+    subjects.load(POOL, "load-1"): "OS",
     subjects.node(POOL, "n1"): "OSN",
     subjects.node(POOL, "n2"): "OS",
     subjects.dead_letter(POOL, "admission"): "OS",

@@ -185,8 +185,8 @@ def is_quarantined(state: State, job: Job) -> bool:
 # --- heartbeat ------------------------------------------------------------------------------------------
 
 
-def node_report(state: State, now_s: float) -> events.NodeReported:
-    """The heartbeat: the progress of all workers that train, in profiling runs too."""
+def node_report(state: State, now_s: float, *, with_metrics: bool = True) -> events.NodeReported:
+    """The heartbeat: the progress of all workers that train, in profiling runs too, and the metrics of ranks 0."""
     return events.NodeReported(
         node_id=state.node_id,
         incarnation=state.incarnation,
@@ -199,7 +199,7 @@ def node_report(state: State, now_s: float) -> events.NodeReported:
                 iterations_per_s=worker.iterations_per_s,
                 checkpoint_iteration=worker.checkpoint_iteration or 0,
                 seconds_since_progress=max(0.0, now_s - worker.progressed_at_s),
-                metrics=worker.metrics,
+                metrics=worker.metrics if with_metrics and worker.id.rank == 0 else {},
             )
             for worker in state.running
             if worker.trains

@@ -12,13 +12,15 @@ from typing import Any
 
 from elasticflow.shared.errors import BadSettings, TooFewReplicas
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 
 LEDGER_PREFIX = "EF_LEDGER_"
 NODE_PREFIX = "EF_NODES_"
 EVERY_LEDGER = "ef.ledger.>"
 # What a server must accept; NATS counts headers too. The embedded server and deploy/nats/common.conf set it.
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
+# The largest command with its headers: a replica of admission holds hundreds of them.
+MAX_COMMAND_BYTES = MAX_SUBMISSION_BYTES + 4 * 1024
 
 _MIB = 1 << 20
 _DAY_S = 86_400
@@ -48,6 +50,11 @@ class StreamLimits:
         return self.submit_bytes + self.dead_letter_bytes + self.task_bytes + self.result_bytes
 
 
+def largest_message(subject: str) -> int:
+    """That the stream of this subject takes, with its headers."""
+    return MAX_COMMAND_BYTES if subject.startswith("ef.submit.") else MAX_PAYLOAD_BYTES
+
+
 def valid_pool(pool: str) -> bool:
     """A pool's name is one token of a subject and part of a stream's name."""
     return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", pool) is not None
@@ -67,14 +74,21 @@ def check_replicas(found: Mapping[str, int], wanted: int) -> None:
 
 
 def protection_problems(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Where a stream lets its writers delete what they may not: of an older version, or changed since."""
+    """Where a stream lets its writers do what they may not: of an older version, or changed since."""
     name = wanted["name"]
-    return [
+    problems = [
         f"stream {name} has {setting}: {str(found.get(setting, False)).lower()}, so its writers may delete messages of "
         f"others: run `nats stream edit {name}` and change it"
         for setting in ("allow_rollup_hdrs", "deny_delete", "deny_purge")
         if found.get(setting, False) != wanted.get(setting, False)
     ]
+    limit_bytes, found_bytes = wanted.get("max_msg_size", -1), found.get("max_msg_size", -1)
+    if limit_bytes > 0 and not 0 < found_bytes <= limit_bytes:
+        problems.append(
+            f"stream {name} has no max_msg_size of {limit_bytes}, so a tenant may fill the memory of admission: run "
+            f"`nats stream edit {name} --max-msg-size {limit_bytes}`"
+        )
+    return problems
 
 
 def ledger_stream(pool: str) -> str:
@@ -171,6 +185,7 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             retention="workqueue",
             discard="new",  # a full stream refuses a message and drops none
             max_bytes=limits.submit_bytes,
+            max_msg_size=MAX_COMMAND_BYTES,
         ),
         _stream(
             dead_letter_stream(pool),

@@ -50,6 +50,16 @@ def write_files(paths: str) -> list[str]:
     return written
 
 
+def plant_links(folder_and_victim: str) -> list[str]:
+    """Links to the victim, and FIFOs, under the names of logs; returns those that it could make."""
+    folder, victim = map(Path, folder_and_victim.split())
+    for name in ("g8-r0.log", "task.log", "task.log.1"):
+        (folder / name).symlink_to(victim)
+    for name in ("g9-r0.log", "fifo.log"):
+        os.mkfifo(folder / name)
+    return sorted(path.name for path in folder.iterdir() if not path.is_file())
+
+
 def end_process(pid: str) -> bool:
     """By its number, and by all processes in sight; True if a signal found another process."""
     return any(_found_by_signal(each) for each in (int(pid), -1))
@@ -87,7 +97,7 @@ def fork_bomb(_: str) -> int:
 ATTACKS: Mapping[str, Callable[[str], object]] = {
     attack.__name__: attack
     for attack in (
-        *(read_environments, read_file, list_folder, write_files),
+        *(read_environments, read_file, list_folder, write_files, plant_links),
         *(end_process, trace_process, enter_user_namespace, fork_bomb),
     )
 }

@@ -114,7 +114,7 @@ class TrainingSteps(JobState):
         self.is_over = agreement.over
         self._is_evaluated = False
         self._boundary.end_step()
-        self.telemetry.step_ended(self.iteration, self.metrics)
+        self.telemetry.step_ended(self.iteration, self.finite_metrics())
         if self.is_rank_0 and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
             self.telemetry.report_straggler(straggler.rank, straggler.slowdown)
         return agreement

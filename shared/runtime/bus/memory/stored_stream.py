@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from elasticflow.shared.errors import StorageFull, WrongExpectedSequence
+from elasticflow.shared.errors import StorageFull, TooLarge, WrongExpectedSequence
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.process.clock import Clock
 
@@ -52,10 +52,12 @@ def matches(pattern: str, subject: str) -> bool:
 
 @dataclass(slots=True)
 class Stream:
-    """Messages in order; those of a work queue leave it once settled. max_bytes: of all together."""
+    """Messages in order; those of a work queue leave it once settled. max_bytes: of all together. max_message_bytes: of
+    each, with its headers."""
 
     subjects: str
     max_bytes: float = float("inf")
+    max_message_bytes: float = float("inf")
     num_bytes: int = 0
     messages: dict[int, LedgerRecord] = field(default_factory=dict)
     headers: dict[int, Mapping[str, str]] = field(default_factory=dict)
@@ -86,6 +88,9 @@ class Stream:
         sequence, stored_at_s = self.known_ids.get(message_id, (0, 0.0))
         if sequence and now_s < stored_at_s + DUPLICATE_WINDOW_S:
             return sequence
+        num_message_bytes = len(data) + sum(len(name) + len(value) for name, value in headers.items())
+        if num_message_bytes > self.max_message_bytes:
+            raise TooLarge(subject, num_message_bytes, int(self.max_message_bytes))
         if self.num_bytes + len(data) > self.max_bytes:
             raise StorageFull(subject, "maximum bytes exceeded")
         self.last_sequence += 1

@@ -88,7 +88,6 @@ def _node(pool: str, node_id: str) -> Permissions:
             subjects.node(pool, node_id),
             streams.value_subject(nodes, node_id),
             subjects.job(pool, "*", node_id),
-            subjects.load(pool, "*"),
             streams.task_subjects(pool),
             subjects.every_result(pool),
             *_api("STREAM.INFO", *_every_stream(pool)),
