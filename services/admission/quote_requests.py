@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.runtime.bus.contract import Bus, Message, Subscription
@@ -58,7 +59,7 @@ class QuoteRequests:
                     await asyncio.sleep(0)  # a flood must not keep decisions waiting
 
     async def _receive(self, request: Message) -> None:
-        name = request.subject.split(".")[2]
+        name = subjects.sender(request.subject)
         tenant = self._tenant(name)
         if self._num_waiting >= MAX_WAITING or tenant.num_allowed < 1.0:
             await self._refuse(request, name, tenant)
@@ -109,6 +110,6 @@ class QuoteRequests:
     async def _send(self, request: Message, message: codec.Message) -> None:
         data = codec.encode(message, id="quote", recorded_at_s=self._clock.now_s())
         try:
-            await self._answers.send(request.reply, data)
+            await self._answers.send(subjects.sender(request.subject), request.reply, data)
         except Retry as error:
             self._log.warning("quote not answered", error=str(error))

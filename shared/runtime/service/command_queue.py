@@ -195,7 +195,7 @@ class CommandQueue:
         if not isinstance(command, Command):
             commands = ", ".join(command.__name__ for command in get_args(Command))
             raise Undecodable(f"type: {type(command).__name__} is not a command; publish one of {commands}")
-        tenant = item.subject.split(".")[2]
+        tenant = subjects.sender(item.subject)
         if command.tenant != tenant:
             raise Undecodable(f"tenant: {command.tenant!r} may not publish on the subject of {tenant!r}")
         return command
@@ -220,10 +220,12 @@ class CommandQueue:
     async def _reply(self, item: WorkItem, problems: tuple[str, ...]) -> None:
         refusal = MessageRejected(problems=tuple(problem[:2000] for problem in problems[:50]))
         answer = codec.encode(refusal, id=f"refused-{item.sequence}", recorded_at_s=self._clock.now_s())
-        for subject in (item.headers.get(ANSWER_TO, ""), self._answer_subject(item.data)):
+        tenant = subjects.sender(item.subject)
+        for subject in (item.headers.get(ANSWER_TO, ""), self._answer_subject(tenant, item.data)):
             with contextlib.suppress(ElasticFlowError):  # best effort
-                await self._answers.send(subject, answer)
+                await self._answers.send(tenant, subject, answer)
 
-    def _answer_subject(self, data: bytes) -> str:
+    def _answer_subject(self, tenant: str, data: bytes) -> str:
+        """Of this tenant, whatever the data say: the sender of unreadable data may name a job of another tenant."""
         id = codec.id_in(data)
-        return subjects.answer(self._pool, id) if id else ""
+        return subjects.answer(tenant, self._pool, id) if id else ""

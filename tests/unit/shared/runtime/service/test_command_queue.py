@@ -77,7 +77,7 @@ async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_le
         stopped = WorkersStopped(job_id=name, generation=1, node_id="n", at_s=0.0)
         data = codec.encode(stopped, id=name, recorded_at_s=0.0)
         await bus.append(subjects.job("p", name, reporter), data, message_id=name)
-    refusals = await bus.subscribe(subjects.answer("p", "old"))
+    refusals = await bus.subscribe(subjects.answer("lab", "p", "old"))
     names = ["old", "unfolded", "new"]
     for name in names:
         data = codec.encode(submit(name), id=name, recorded_at_s=0.0)
