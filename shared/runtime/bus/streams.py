@@ -23,6 +23,7 @@ MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 _MIB = 1 << 20
 _DAY_S = 86_400
 _NS = 1_000_000_000
+_PER_SUBJECT = "discard_new_per_subject"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +32,12 @@ class StreamLimits:
 
     Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
     snapshots, values) takes what the disk has. Tasks and results of padding loads are bounded, because a full disk
-    stops all jobs.
+    stops all jobs. No tenant may fill the stream of commands alone.
     """
 
     replicas: int = 1
     submit_bytes: int = 512 * _MIB
+    submit_commands_per_tenant: int = 500  # that wait for a decision; of the largest, those of four tenants fit
     dead_letter_bytes: int = 64 * _MIB
     dead_letter_age_s: int = 30 * _DAY_S
     task_bytes: int = 128 * _MIB
@@ -67,14 +69,20 @@ def check_replicas(found: Mapping[str, int], wanted: int) -> None:
 
 
 def protection_problems(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Where a stream lets its writers delete what they may not: of an older version, or changed since."""
+    """Where a stream lets its writers do what they may not: of an older version, or changed since."""
     name = wanted["name"]
-    return [
+    problems = [
         f"stream {name} has {setting}: {str(found.get(setting, False)).lower()}, so its writers may delete messages of "
         f"others: run `nats stream edit {name}` and change it"
         for setting in ("allow_rollup_hdrs", "deny_delete", "deny_purge")
         if found.get(setting, False) != wanted.get(setting, False)
     ]
+    if wanted.get(_PER_SUBJECT, False) and not found.get(_PER_SUBJECT, False):
+        problems.append(
+            f"stream {name} has no limit for each tenant, so one may fill it for all: run `nats stream edit {name} "
+            f"--max-msgs-per-subject {wanted['max_msgs_per_subject']} --discard-per-subject`"
+        )
+    return problems
 
 
 def ledger_stream(pool: str) -> str:
@@ -171,6 +179,8 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             retention="workqueue",
             discard="new",  # a full stream refuses a message and drops none
             max_bytes=limits.submit_bytes,
+            max_msgs_per_subject=limits.submit_commands_per_tenant,  # each tenant has one subject
+            discard_new_per_subject=True,
         ),
         _stream(
             dead_letter_stream(pool),

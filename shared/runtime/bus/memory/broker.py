@@ -54,7 +54,9 @@ class MemoryBroker:
     def ensure_pool(self, pool: str, limits: streams.StreamLimits | None = None) -> None:
         limits = limits or streams.StreamLimits()
         for name, kept in {
-            streams.submit_stream(pool): Stream(streams.submit_subjects(pool), limits.submit_bytes),
+            streams.submit_stream(pool): Stream(
+                streams.submit_subjects(pool), limits.submit_bytes, limits.submit_commands_per_tenant
+            ),
             streams.dead_letter_stream(pool): Stream(streams.dead_letter_subjects(pool)),
             streams.task_stream(pool): Stream(streams.task_subjects(pool), limits.task_bytes),
             streams.result_stream(pool): Stream(subjects.every_result(pool), limits.result_bytes),
