@@ -91,9 +91,9 @@ class CommandRequests(LedgerView):
     async def _replies_to(self, job_id: str, message_id: str) -> AsyncGenerator[ReplyStream, None]:
         """Replies from now on."""
         after_sequence = await self.last_sequence()
-        subscription = await self._bus.subscribe(subjects.answer(self._pool, job_id))
+        subscription = await self._bus.subscribe(subjects.answer(self.tenant, self._pool, job_id))
         entries = self.entries(after_sequence=after_sequence)
-        async with follow_replies(subscription, entries, job_id, message_id) as replies:
+        async with follow_replies(subscription, entries, self.tenant, job_id, message_id) as replies:
             yield replies
 
 

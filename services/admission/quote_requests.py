@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
@@ -60,7 +61,7 @@ class QuoteRequests:
                     await asyncio.sleep(0)  # a flood must not keep decisions waiting
 
     async def _receive(self, request: Message) -> None:
-        name = request.subject.split(".")[2]
+        name = subjects.sender(request.subject)
         tenant = self._tenant(name)
         if len(request.data) > MAX_SUBMISSION_BYTES:
             await self._refuse(request, tenant, f"a request has {MAX_SUBMISSION_BYTES:,} bytes at most")
@@ -117,6 +118,6 @@ class QuoteRequests:
     async def _send(self, request: Message, message: codec.Message) -> None:
         data = codec.encode(message, id="quote", recorded_at_s=self._clock.now_s())
         try:
-            await self._answers.send(request.reply, data)
+            await self._answers.send(subjects.sender(request.subject), request.reply, data)
         except Retry as error:
             self._log.warning("quote not answered", error=str(error))

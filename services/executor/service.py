@@ -219,6 +219,7 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path, isolation: W
         cpu_share=settings.cpu_share,
         data_dir=str(data_dir),
         stop_grace_s=settings.stop_grace_s,
+        memory_limit_bytes=settings.job_memory_bytes,
         isolation=isolation.kind,
     )
 

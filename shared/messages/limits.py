@@ -26,12 +26,14 @@ MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots, spaces or wildcards
 # "": unknown
 GPU_TYPE_PATTERN = rf"^([A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_GPU_TYPE_LENGTH - 1}}})?$"
+_MAYBE_TOKEN_PATTERN = r"^[A-Za-z0-9_-]{0,64}$"
 _LINE_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
 _FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
 PATTERNS_IN_WORDS = {
     TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
+    _MAYBE_TOKEN_PATTERN: "must be up to 64 letters, digits, _ and -",
     GPU_TYPE_PATTERN: "must be up to 64 letters, digits, ., _ and -, the first a letter or digit",
     _LINE_PATTERN: "must be without control characters",
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
@@ -40,6 +42,7 @@ PATTERNS_IN_WORDS = {
 }
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
+MaybeToken = Annotated[str, StringConstraints(pattern=_MAYBE_TOKEN_PATTERN)]  # "": unknown
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=_LINE_PATTERN)]
 ModelName = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": the function names it
 # a model's name or a function, with batch size, GPU type and range: each that a job may have fits

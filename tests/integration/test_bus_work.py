@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
-from elasticflow.shared.errors import TooLarge
+from elasticflow.shared.errors import StorageFull, TooLarge
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from tests.support.shared_pool import POOL, SUBMIT, Connect
 
@@ -115,3 +117,19 @@ async def test_the_queue_takes_no_message_above_the_largest_command(bus: Bus) ->
     assert caught.value.limit_bytes == streams.MAX_COMMAND_BYTES
     (item,) = await (await bus.work(POOL, "admission")).pull(2, 0.5)
     assert len(item.data) == len(largest)
+
+
+async def test_a_tenant_with_too_many_commands_is_refused_and_others_are_not(connect: Connect) -> None:
+    bus = await connect(StreamLimits(submit_commands_per_tenant=2))
+    await bus.ensure_pool(POOL)
+    flood, other = subjects.submit("flood", POOL), subjects.submit("other", POOL)
+    sequences = [await bus.append(flood, b"command", message_id=str(number)) for number in range(2)]
+    with pytest.raises(StorageFull) as full:
+        await bus.append(flood, b"command", message_id="2")
+    assert "tenant flood has as many undecided commands in pool" in str(full.value)
+    assert f"raise max_msgs_per_subject of stream EF_SUBMIT_{POOL}" in str(full.value)
+    assert await bus.append(flood, b"command", message_id="1") == sequences[-1], "a repeat is no further command"
+    await bus.append(other, b"command", message_id="3")
+    (first, *_) = await (await bus.work(POOL, "admission")).pull(1, 5.0)
+    await first.ack()
+    await bus.append_event(flood, b"command", message_id="2")

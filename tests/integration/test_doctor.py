@@ -108,6 +108,20 @@ async def test_a_queue_that_takes_commands_of_any_size(endpoint: Endpoint) -> No
     assert f"nats stream edit {name} --max-msg-size {streams.MAX_COMMAND_BYTES}" in await problems(endpoint)
 
 
+async def test_a_stream_of_commands_without_limits_for_tenants(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    name = streams.submit_stream(POOL)
+    config = (await bus._connection.api(f"STREAM.INFO.{name}"))["config"]
+    older = config | {"discard_new_per_subject": False, "max_msgs_per_subject": -1}
+    await bus._connection.api(f"STREAM.UPDATE.{name}", older)
+    found = await problems(endpoint)
+    assert f"run `nats stream edit {name} --max-msgs-per-subject 500 --discard-per-subject`" in found
+    edited = older | {"discard_new_per_subject": True, "max_msgs_per_subject": 9}
+    await bus._connection.api(f"STREAM.UPDATE.{name}", edited)
+    await bus.close()
+    assert await problems(endpoint) == "", "another limit is the operator's choice"
+
+
 async def test_a_wrong_clock(endpoint: Endpoint) -> None:
     assert "its clock is 60.0 s ahead of that of NATS" in await problems(endpoint, clock=WrongClock())
 

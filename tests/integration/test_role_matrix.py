@@ -37,7 +37,7 @@ PUBLISH = {
     subjects.submit("alice", "another-pool"): "O",
     subjects.quote("alice", POOL): "OA",
     subjects.quote("bob", POOL): "O",
-    subjects.answer(POOL, "job-1"): "OS",
+    subjects.answer("alice", POOL, "job-1"): "OS",
     subjects.plan(POOL): "OS",
     subjects.job(POOL, "job-1"): "OS",
     subjects.job(POOL, "job-1", "n1"): "OSN",
@@ -86,7 +86,9 @@ PUBLISH = {
     f"$JS.ACK.{SUBMIT}.admission.1.1.1.1.0": "OS",
 }
 SUBSCRIBE = {
-    subjects.answer(POOL, "job-1"): "OA",
+    subjects.answer("alice", POOL, "job-1"): "OA",
+    subjects.answer("bob", POOL, "job-1"): "O",
+    subjects.answer("*", POOL, "job-1"): "O",
     streams.ledger_subjects(POOL): "ONA",
     subjects.quote("*", POOL): "OS",
     subjects.every_node(POOL): "OS",

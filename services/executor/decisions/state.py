@@ -52,6 +52,7 @@ class NodeSpecification:
     cpu_share: float = 1.0  # cores that one CPU slot may use
     data_dir: str = ""
     stop_grace_s: float = 10.0  # from the request to stop at a step boundary to the kill
+    memory_limit_bytes: int = 0  # of each worker on a CPU slot; 0: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

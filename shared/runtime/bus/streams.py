@@ -25,6 +25,7 @@ MAX_COMMAND_BYTES = MAX_SUBMISSION_BYTES + 4 * 1024
 _MIB = 1 << 20
 _DAY_S = 86_400
 _NS = 1_000_000_000
+_PER_SUBJECT = "discard_new_per_subject"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +34,12 @@ class StreamLimits:
 
     Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
     snapshots, values) takes what the disk has. Tasks and results of padding loads are bounded, because a full disk
-    stops all jobs.
+    stops all jobs. No tenant may fill the stream of commands alone.
     """
 
     replicas: int = 1
     submit_bytes: int = 512 * _MIB
+    submit_commands_per_tenant: int = 500  # that wait for a decision; of the largest, those of four tenants fit
     dead_letter_bytes: int = 64 * _MIB
     dead_letter_age_s: int = 30 * _DAY_S
     task_bytes: int = 128 * _MIB
@@ -87,6 +89,11 @@ def protection_problems(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> 
         problems.append(
             f"stream {name} has no max_msg_size of {limit_bytes}, so a tenant may fill the memory of admission: run "
             f"`nats stream edit {name} --max-msg-size {limit_bytes}`"
+        )
+    if wanted.get(_PER_SUBJECT, False) and not found.get(_PER_SUBJECT, False):
+        problems.append(
+            f"stream {name} has no limit for each tenant, so one may fill it for all: run `nats stream edit {name} "
+            f"--max-msgs-per-subject {wanted['max_msgs_per_subject']} --discard-per-subject`"
         )
     return problems
 
@@ -186,6 +193,8 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             discard="new",  # a full stream refuses a message and drops none
             max_bytes=limits.submit_bytes,
             max_msg_size=MAX_COMMAND_BYTES,
+            max_msgs_per_subject=limits.submit_commands_per_tenant,  # each tenant has one subject
+            discard_new_per_subject=True,
         ),
         _stream(
             dead_letter_stream(pool),

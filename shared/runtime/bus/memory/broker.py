@@ -64,7 +64,10 @@ class MemoryBroker:
         limits = limits or streams.StreamLimits()
         for name, kept in {
             streams.submit_stream(pool): Stream(
-                streams.submit_subjects(pool), limits.submit_bytes, streams.MAX_COMMAND_BYTES
+                streams.submit_subjects(pool),
+                max_bytes=limits.submit_bytes,
+                max_message_bytes=streams.MAX_COMMAND_BYTES,
+                max_per_subject=limits.submit_commands_per_tenant,
             ),
             streams.dead_letter_stream(pool): Stream(streams.dead_letter_subjects(pool)),
             streams.task_stream(pool): Stream(streams.task_subjects(pool), limits.task_bytes),

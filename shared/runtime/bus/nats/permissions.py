@@ -55,7 +55,7 @@ def _service(pool: str, name: str) -> Permissions:
             streams.ledger_subjects(pool),
             streams.dead_letter_subjects(pool),
             streams.submit_subjects(pool),  # the monitor cancels loads that their clients have abandoned
-            subjects.answer(pool, "*"),
+            subjects.answer("*", pool, "*"),
             streams.value_subject(streams.state_bucket(pool), ">"),
             streams.value_subject(streams.node_bucket(pool), "*"),
             f"$O.{snapshots}.>",
@@ -113,7 +113,7 @@ def _tenant(pool: str, tenant: str) -> Permissions:
             *_api("STREAM.MSG.GET", f"OBJ_{snapshots}"),
             *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{snapshots}"),
         ),
-        subscribe=(subjects.answer(pool, "*"), streams.ledger_subjects(pool)),
+        subscribe=(subjects.answer(tenant, pool, "*"), streams.ledger_subjects(pool)),
     )
 
 
