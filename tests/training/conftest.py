@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import pytest
 import pytest_asyncio
 
+from benchmarks.engine.transports import TransportName
 from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening, Switched
@@ -19,6 +21,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     PrepareSwitch,
     StopAtBoundary,
 )
+from tests.support import asynchronous_workers
 from tests.support.task_runners import Runners
 
 WAIT_S = 60.0  # for expected events; far above the usual time
@@ -207,7 +210,27 @@ def job_spec(name: str, **fields: Any) -> JobSpec:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     """Its workers also import `examples`, which no installation holds."""
-    node = Node(tmp_path_factory.mktemp("node"))
+    async with _running(Node(tmp_path_factory.mktemp("node"))) as node:
+        yield node
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def asynchronous_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """Its workers exchange tensors as over NCCL."""
+    folder = tmp_path_factory.mktemp("asynchronous_node")
+    async with _running(Node(folder, preload=(asynchronous_workers.__name__,))) as node:
+        assert asynchronous_workers.USED in (folder / "logs" / "fork-server.log").read_text()
+        yield node
+
+
+@pytest.fixture(params=[TransportName.GLOO, TransportName.ASYNCHRONOUS], ids=str)
+def each_node(request: pytest.FixtureRequest, node: Node, asynchronous_node: Node) -> Node:
+    """For tests that run over both transports."""
+    return node if request.param == TransportName.GLOO else asynchronous_node
+
+
+@asynccontextmanager
+async def _running(node: Node) -> AsyncIterator[Node]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         await node.launcher.start()  # and starts another fork server where a test kills one

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from benchmarks.engine.asynchronous_transport import AsynchronousTransport
 from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.transport import Transport
@@ -22,26 +21,20 @@ CPU = torch.device("cpu")
 WAIT_S = 30.0
 
 
-class OwnTransport(AsynchronousTransport):
-    """Its abort leaves the host's connections, as NCCL's does."""
-
-    def abort(self) -> None: ...
-
-
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of rank 1, whose device connects only alone: beside a busy group its set-up hangs until it is given up."""
     made: list[str] = []
 
     def connect(
-        gloo: GlooTransport, _store: object, rank: int, *_: object, timeout_s: float, **__: object
+        _: object, store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event, **__: object
     ) -> Transport:
         if rank == 1:
             made.append("beside" if timeout_s < WAIT_S else "alone")
             if len(made) < 2:
                 threading.Event().wait(timeout_s)
                 raise PeerLost("NCCL did not answer")
-        return OwnTransport(gloo)
+        return AsynchronousTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
 
     monkeypatch.setattr(groups, "device_transport", connect)
     monkeypatch.setattr(groups, "_BESIDE_S", 0.2)
