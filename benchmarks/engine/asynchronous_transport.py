@@ -126,9 +126,8 @@ class AsynchronousTransport:
         self._stream.synchronize()
 
     def abort(self) -> None:
-        """As NCCL's: in time, or as a TimeoutError. The host's connections stay."""
-        guarded = nccl_transport._logged
-        nccl_transport.complete_in_time(lambda: guarded(self._abort), within_s=nccl_transport._ABORT_S)
+        """As NCCL's. The host's connections stay."""
+        nccl_transport.abort_or_end(self._abort)
 
     def release(self) -> None:
         self._begun.put(None)

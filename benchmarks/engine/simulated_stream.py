@@ -95,7 +95,8 @@ class SimulatedStream:
                     self._used.subtract(_addresses(tensors))
                     self._used = +self._used
                 del work, act, tensors
-        _streams.remove(self)
+        if self in _streams:
+            _streams.remove(self)
 
 
 class _Order(TorchDispatchMode):
@@ -124,6 +125,15 @@ def follow_in_this_thread() -> None:
     if not hasattr(_in_order, "mode"):
         _in_order.mode = _Order()
         _in_order.mode.__enter__()
+
+
+def forget_streams() -> None:
+    """This thread and those that begin later follow no order any more: for a process that goes on without streams."""
+    threading.setprofile(None)
+    _streams.clear()
+    if hasattr(_in_order, "mode"):
+        _in_order.mode.__exit__(None, None, None)
+        del _in_order.mode
 
 
 def _begin_thread(*_: object) -> None:

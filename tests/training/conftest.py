@@ -21,9 +21,9 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     PrepareSwitch,
     StopAtBoundary,
 )
-from tests.support import asynchronous_workers
 from tests.support.task_runners import Runners
 
+ASYNCHRONOUS_WORKERS = "tests.support.asynchronous_workers"  # its import changes the transport of a process
 WAIT_S = 60.0  # for expected events; far above the usual time
 T = TypeVar("T")
 Device = Literal["cpu", "cuda"]
@@ -218,8 +218,8 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
 async def asynchronous_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     """Its workers exchange tensors as over NCCL."""
     folder = tmp_path_factory.mktemp("asynchronous_node")
-    async with _running(Node(folder, preload=(asynchronous_workers.__name__,))) as node:
-        assert asynchronous_workers.USED in (folder / "logs" / "fork-server.log").read_text()
+    async with _running(Node(folder, preload=(ASYNCHRONOUS_WORKERS,))) as node:
+        assert ASYNCHRONOUS_WORKERS in (folder / "logs" / "fork-server.log").read_text()
         yield node
 
 

@@ -113,12 +113,9 @@ class NcclTransport:
         torch.cuda.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
-        """Ends this process as a lost peer if the library does not return: then no wait for the GPU ends either."""
+        """As `abort_or_end`."""
         self._ended.set()
-        try:
-            complete_in_time(lambda: _logged(self._nccl.abort), within_s=_ABORT_S)
-        except TimeoutError as error:
-            end_as_lost_peer(f"an abort of its communicator: {error}")
+        abort_or_end(self._nccl.abort)
 
     def release(self) -> None:
         self._ended.set()
@@ -190,9 +187,19 @@ def _options(timeout_s: float) -> Any:
     return options
 
 
-def _logged(abort: Callable[[], None]) -> None:
-    """An abort that fails has ended all calls, or its time-out tells."""
+def abort_or_end(abort: Callable[[], None]) -> None:
+    """End this process as a lost peer if the abort does not return: then no wait for the GPU ends either.
+
+    An abort that raises has ended all calls.
+    """
+
+    def logged() -> None:
+        try:
+            abort()
+        except RuntimeError as error:
+            log.warning("nccl_abort_failed", reason=str(error))
+
     try:
-        abort()
-    except RuntimeError as error:
-        log.warning("nccl_abort_failed", reason=str(error))
+        complete_in_time(logged, within_s=_ABORT_S)
+    except TimeoutError as error:
+        end_as_lost_peer(f"an abort of its communicator: {error}")

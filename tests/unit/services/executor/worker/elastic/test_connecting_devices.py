@@ -13,12 +13,20 @@ import torch.distributed as dist
 
 from benchmarks.engine.asynchronous_transport import AsynchronousTransport
 from elasticflow.services.executor.worker.elastic import groups
+from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
 from elasticflow.services.executor.worker.elastic.transport import Transport
 
 CPU = torch.device("cpu")
 WAIT_S = 30.0
+
+
+class OwnTransport(StagedTransport):
+    """Its abort leaves the host's connections, as NCCL's does."""
+
+    def abort(self) -> None: ...
 
 
 @pytest.fixture
@@ -80,10 +88,10 @@ def test_devices_that_do_not_connect_alone_are_a_lost_peer(
 def test_all_workers_know_the_rank_whose_device_did_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Barrier(2)
 
-    def connect(gloo: GlooTransport, _store: object, rank: int, *_: object, **__: object) -> Transport:
+    def connect(gloo: GlooTransport, _: object, rank: int, *__: object, **___: object) -> Transport:
         if rank == 1:
             raise PeerLost("ncclUnhandledCudaError: out of memory")
-        return OwnTransport(gloo)
+        return OwnTransport(gloo, CPU)
 
     def fail(rank: int, store: dist.Store) -> str:
         with pytest.raises(PeerLost) as lost:
