@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from elasticflow import __version__
 from elasticflow.cli import (
@@ -22,6 +22,7 @@ from elasticflow.cli import (
     profile,
     quote,
     replay,
+    report,
     results,
     submit,
     suits,
@@ -31,6 +32,7 @@ from elasticflow.cli import (
     watch,
 )
 from elasticflow.cli.command_options import AS_JSON
+from elasticflow.cli.job_file_command import JobFileCommand
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.errors import (
     LoadInUse,
@@ -124,17 +126,18 @@ def _in_short(command: Callable[..., None]) -> str:
     return sentence.removesuffix(".")
 
 
-def _add(*commands: Callable[..., None]) -> None:
+def _add(*commands: Callable[..., None], cls: type[TyperCommand] = TyperCommand) -> None:
     for command in commands:
-        app.command(short_help=_in_short(command))(command)
+        app.command(short_help=_in_short(command), cls=cls)(command)
 
 
 _add(up.up, pool.down, pool.configure, doctor.doctor)
-_add(submit.submit, quote.quote, profile.profile, train.train)
+_add(submit.submit, quote.quote, profile.profile, cls=JobFileCommand)
+_add(train.train)
 _add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
 _add(map_function.map, results.results, loads.loads, suits.suits)
 _add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint)
-_add(watch.watch, ui.ui, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)
+_add(watch.watch, ui.ui, logs.logs, jobs_and_nodes.nodes, job_commands.explain, report.report, replay.replay)
 app.add_typer(events.app, name="events", short_help=_in_short(events.events))
 app.add_typer(keys.app, name="keys", short_help=_in_short(keys.keys))
 app.command(short_help=_in_short(replay.simulate), context_settings=replay.SIMULATE_SETTINGS)(replay.simulate)

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, duration_of, run
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.errors import UnknownJob

@@ -10,18 +10,8 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import (
-    DataDir,
-    Json,
-    NatsUrl,
-    NumIterations,
-    Pool,
-    Tenant,
-    When,
-    deadline_of,
-    run,
-    run_at,
-)
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run, run_at
+from elasticflow.cli.option_values import deadline_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import LedgerEntry, read_ledger
