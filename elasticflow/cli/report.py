@@ -92,11 +92,11 @@ def report(
 
 async def _read(client: Client, fold: UsageFold) -> None:
     last = await client.last_sequence()
-    with progress_bar(last, "messages") as advance:
+    with progress_bar("messages") as advance:
         async with contextlib.aclosing(client.entries(up_to=last)) as entries:
             async for stored, message in entries:
                 fold.fold(stored.sequence, stored.stored_at_s, message)
-                advance(stored.sequence)
+                advance(stored.sequence, last)
 
 
 def prices_of(text: str) -> dict[str, float]:

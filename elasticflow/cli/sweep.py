@@ -89,14 +89,14 @@ async def submit_all(client: Client, members: Sequence[Member]) -> tuple[Answer,
             slots.release()
 
     running: list[asyncio.Task[Answer]] = []
-    with progress_bar(len(members), "jobs") as advance:
+    with progress_bar("jobs") as advance:
         try:
             for member in members:
                 await slots.acquire()
                 goes_on = asyncio.Event()
                 running.append(asyncio.create_task(submit(member, goes_on)))
                 await goes_on.wait()
-                advance(sum(task.done() for task in running))
+                advance(sum(task.done() for task in running), len(members))
             return tuple(await asyncio.gather(*running))
         finally:
             for task in running:
@@ -108,12 +108,12 @@ async def wait_for_all(client: Client, job_ids: Sequence[str], timeout_s: float 
     """The jobs, once all have ended. Raises NotEnded."""
     ended: dict[str, Job] = {}
     try:
-        with progress_bar(len(job_ids), "ended") as advance:
+        with progress_bar("ended") as advance:
             async with asyncio.timeout(timeout_s), contextlib.aclosing(client.states()) as states:
                 async for state in states:
                     found = [state.job(job_id) for job_id in job_ids if job_id not in ended]
                     ended |= {job.job_id: job for job in found if job is not None and not job.live}
-                    advance(len(ended))
+                    advance(len(ended), len(job_ids))
                     if len(ended) == len(job_ids):
                         break
     except TimeoutError:

@@ -34,20 +34,23 @@ class Member:
 
 
 def show_answers(members: Sequence[Member], answers: Sequence[Answer], ended: dict[str, Job], now_s: float) -> None:
-    """A row for each job, and how many got which answer."""
+    """A row for each job, a line for each reason, and how many got which answer."""
     names = list(members[0].combination)
-    rows = [
+    answered = [(member, answer, ended.get(member.job_id)) for member, answer in zip(members, answers, strict=True)]
+    rows = (
         (
-            Text(member.job_id),
+            member.job_id,
             *(Text(value_in_words(member.combination[name])) for name in names),
-            state_word(_word(answer, ended.get(member.job_id))),
-            Text(_finish(answer, ended.get(member.job_id), now_s)),
-            Text(_reason(answer, ended.get(member.job_id))),
+            state_word(_word(answer, end)),
+            _finish(answer, end, now_s),
         )
-        for member, answer in zip(members, answers, strict=True)
-    ]
-    say(table("JOB", *(name.upper() for name in names), "ANSWER", "FINISH", "REASON", rows=rows))
-    counts = Counter(_word(answer, ended.get(member.job_id)) for member, answer in zip(members, answers, strict=True))
+        for member, answer, end in answered
+    )
+    say(table("JOB", *(name.upper() for name in names), "ANSWER", "FINISH", rows=rows))
+    for member, answer, end in answered:
+        if reason := _reason(answer, end):
+            say_line(f"{member.job_id}: {reason}")
+    counts = Counter(_word(answer, end) for _, answer, end in answered)
     say_line(", ".join(f"{count} {word}" for word, count in sorted(counts.items())))
 
 

@@ -67,19 +67,20 @@ async def test_a_sweep_submits_a_job_for_each_combination_with_one_deadline(cli:
 
 async def test_each_job_of_a_sweep_is_admitted_or_rejected_on_its_own(cli: CommandLinePool) -> None:
     (cli.folder / "sweep.toml").write_text(
-        'target = "line.py"\ndeadline = "30s"\niterations = 100\nname = "net"\n'
+        'target = "line.py"\ndeadline = "1h"\niterations = 10000\nname = "net"\n'
         "[set]\nlr = 1\n[sweep]\nlr = [0.1, 0.2, 0.3]\n"
     )
-    ran = await cli.eflow("submit", "sweep.toml")  # 8 GPUs train two of three in time
+    ran = await cli.eflow("submit", "sweep.toml")  # 8 GPUs train two of three within an hour
     assert ran.status == 1, ran.out + ran.err
-    head, *rows, summary = ran.out.splitlines()
-    assert head.split() == ["JOB", "LR", "ANSWER", "FINISH", "REASON"]
+    head, *rows, reason, summary = ran.out.splitlines()
+    assert head.split() == ["JOB", "LR", "ANSWER", "FINISH"]
     assert [row.split()[:3] for row in rows] == [
         ["net-lr-0_1", "0.1", "admitted"],
         ["net-lr-0_2", "0.2", "admitted"],
         ["net-lr-0_3", "0.3", "rejected"],
     ]
-    assert "earliest deadline in" in rows[2]
+    assert reason.startswith("net-lr-0_3: ")
+    assert "earliest deadline in" in reason
     assert summary == "2 admitted, 1 rejected"
     values = (await cli.eflow("jobs", "--all", "--json")).value
     assert sorted(each["activity"] for each in values) == ["rejected", "waiting", "waiting"]
@@ -129,3 +130,23 @@ async def test_waiting_for_a_sweep_ends_at_the_timeout(cli: CommandLinePool) -> 
     )
     assert ran.status == 2
     assert "'n-global_batch_size-64' did not end within 0.2 s" in ran.err
+
+
+async def test_the_shell_completes_the_ids_of_jobs(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "1h", "--name", "digits-1")
+    await cli.eflow("submit", "line.py", "--deadline", "1h", "--name", "text-1")
+    await cli.eflow("cancel", "text-1")
+
+    async def completed(*words: str) -> list[str]:
+        environment = {
+            "_EFLOW_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(("eflow", *words)),
+            "COMP_CWORD": str(len(words)),
+        }
+        ran = await cli.eflow(**environment)
+        assert ran.err == ""
+        return ran.out.split()
+
+    assert await completed("amend", "") == ["digits-1"]
+    assert await completed("explain", "") == ["digits-1", "text-1"]
+    assert await completed("logs", "te") == ["text-1"]

@@ -115,6 +115,13 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
     assert read(EVERY_OPTION).arguments == ("--epochs", "3")
 
 
+def test_the_example_is_a_job_file() -> None:
+    file = Path(__file__).parents[4] / "examples/job.toml"
+    made = read_job_file(file, file.read_text(), options_of(SUBMIT))
+    assert Path(made.target) == file.parent / "digits.py"
+    assert "--set=learning_rate=0.1" in made.words
+
+
 def test_paths_are_relative_to_the_file() -> None:
     made = read('target = "nets/train.py:Net"\ndata_dir = "state"', "jobs/job.toml")
     assert (made.target, made.words) == ("jobs/nets/train.py:Net", ("--data-dir=jobs/state",))
