@@ -59,6 +59,8 @@ def _state(where: dict[str, Any]) -> PoolState | None:
 
 
 async def _ask(endpoint: Endpoint) -> PoolState:
+    # a connection that is given up has tasks whose errors asyncio would print later
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with asyncio.timeout(TIMEOUT_S), Client.connect(endpoint) as client:
         return await client.state()
 
