@@ -51,8 +51,14 @@ def events(
     async def show(client: Client) -> None:
         rows: list[dict[str, Any]] = []
         up_to = None if follow else await client.last_sequence()
-        async with contextlib.aclosing(client.entries(after_sequence=first - 1, up_to=up_to)) as entries:
+        collects = as_json and not follow  # nothing is printed before the end
+        async with contextlib.AsyncExitStack() as stack:
+            advance = stack.enter_context(progress_bar("messages")) if collects else None
+            entries = client.entries(after_sequence=first - 1, up_to=up_to)
+            await stack.enter_async_context(contextlib.aclosing(entries))
             async for entry in entries:
+                if advance is not None:
+                    advance(entry[0].sequence, up_to or 0)
                 for row in event_rows(*entry, job):
                     if not as_json:
                         say_line(event_line(row))

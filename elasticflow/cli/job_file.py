@@ -49,11 +49,14 @@ class JobFile:
         return BadJobFile(self.file, (f"{_place(self.lines.get(key))}{key}: {problem}",))
 
 
-def read_job_file(file: Path, text: str, options: Mapping[str, Option], ignored: Collection[str] = ()) -> JobFile:
+def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignored: Collection[str] = ()) -> JobFile:
     """options: by key. ignored: keys of other commands. Raises BadJobFile, naming each wrong key with its line."""
     try:
+        text = data.decode()
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError:
+        raise BadJobFile(str(file), ("not a text in UTF-8",)) from None
+    except (ValueError, RecursionError) as error:  # of tomllib: also a number that is too long, or nesting too deep
         raise BadJobFile(str(file), (str(error),)) from None
     reading = _Reading(file.parent, text)
     for key, value in values.items():

@@ -44,7 +44,7 @@ class JobFileCommand(TyperCommand):
         own, other = options_of(self), self
         if ctx.parent is not None and (found := ctx.parent.command.get_command(ctx.parent, _OPTIONS_OF)) is not None:
             other = found
-        return read_job_file(file, file.read_text(), own, ignored=options_of(other).keys() - own.keys())
+        return read_job_file(file, file.read_bytes(), own, ignored=options_of(other).keys() - own.keys())
 
     def _naming_lines(self, ctx: Any, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call; a wrong value of the file is named with its line. Raises BadJobFile."""

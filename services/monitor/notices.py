@@ -42,7 +42,8 @@ def _of_a_job(job: Job, now_s: float) -> Iterator[Notice]:
     ended_at_s = job.ended_at_s if job.phase in _ENDS and not job.profile_only else None
     if job.at_risk and job.at_risk_since_s is not None:
         yield _notice(job, "at risk", job.at_risk_since_s, now_s)
-    if _is_promised(job) and job.deadline_s is not None and job.deadline_s < (ended_at_s if job.ended_at_s else now_s):
+    late_from_s = now_s if job.ended_at_s is None else job.ended_at_s
+    if _is_promised(job) and job.deadline_s is not None and job.deadline_s < late_from_s:
         yield _notice(job, "promise broken", job.deadline_s, now_s)
     if ended_at_s is not None:
         what: Happened = "finished" if job.phase is Phase.FINISHED else "failed"

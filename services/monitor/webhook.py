@@ -90,7 +90,7 @@ class Webhook:
                 status = await post(self._url, body)
         except TimeoutError:
             return "no answer in time"
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
             return type(error).__name__
         return "" if 200 <= status < 300 else f"status {status}"
 
@@ -106,7 +106,8 @@ class Webhook:
 
 
 async def post(url: str, body: bytes) -> int:
-    """POST a JSON document; the status of the answer. Follows no redirect. Raises OSError, EOFError, ValueError."""
+    """POST a JSON document; the status of the answer. Follows no redirect. Raises OSError, EOFError, ValueError,
+    LimitOverrunError."""
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)

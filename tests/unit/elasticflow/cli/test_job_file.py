@@ -67,7 +67,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(text: str, file: str = "job.toml") -> JobFile:
-    return read_job_file(Path(file), text, options_of(SUBMIT))
+    return read_job_file(Path(file), text.encode(), options_of(SUBMIT))
 
 
 def problems(text: str) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
 
 def test_the_example_is_a_job_file() -> None:
     file = Path(__file__).parents[4] / "examples/job.toml"
-    made = read_job_file(file, file.read_text(), options_of(SUBMIT))
+    made = read_job_file(file, file.read_bytes(), options_of(SUBMIT))
     assert Path(made.target) == file.parent / "digits.py"
     assert "--set=learning_rate=0.1" in made.words
 
@@ -150,6 +150,22 @@ def test_paths_are_relative_to_the_file() -> None:
 )
 def test_a_wrong_key_is_named_with_its_line_and_what_is_allowed(text: str, problem: str) -> None:
     assert problems(text)[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xff\xfe", "not a text in UTF-8"),
+        (b"batch = " + b"9" * 5_000, "Exceeds the limit"),
+        (b"x = " + b"[" * 5_000, "recursion"),
+    ],
+)
+def test_a_hostile_file_is_one_error(nowhere: Path, data: bytes, said: str) -> None:
+    (nowhere / "job.toml").write_bytes(data)
+    status, shown = eflow("submit", "job.toml")
+    assert status == 2
+    assert shown.startswith("eflow: job.toml: ")
+    assert said in shown
 
 
 def test_one_error_names_all_wrong_keys() -> None:
