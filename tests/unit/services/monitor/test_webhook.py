@@ -28,6 +28,7 @@ class Receiver:
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses)
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.received = asyncio.Event()
         self.port = 0
 
     @property
@@ -42,6 +43,7 @@ class Receiver:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next(int(line.split(":")[1]) for line in head.splitlines() if line.startswith("Content-Length"))
         self.requests.append((head.splitlines()[0], json.loads(await reader.readexactly(length))))
+        self.received.set()
         status = self.statuses.pop(0) if self.statuses else 200
         if status:  # 0: the connection ends without an answer
             writer.write(f"HTTP/1.1 {status} whatever\r\nContent-Length: 0\r\n\r\n".encode())
