@@ -98,7 +98,7 @@ class _Reading:
         elif option.kind is bool and isinstance(value, bool):
             self.words += [option.word] * value
         elif option.kind is list and _is_list_of_words(value):
-            words = tuple(map(str, value))
+            words = tuple(self._resolved(word) if option.is_path else word for word in map(str, value))
             if option.word:
                 self.words += [f"{option.word}={word}" for word in words]
             else:
@@ -112,7 +112,7 @@ class _Reading:
             self.fail(option.key, f"must be {_allowed(option)}, not {_shown(value)}")
 
     def _read_table(self, option: Option, table: Any) -> None:
-        """A table of hyperparameters, each with one value or, for a sweep, with several."""
+        """A table of names, each with one value or, for a sweep, with several."""
         if not isinstance(table, dict):
             self.fail(option.key, f"must be a table [{option.key}] of {option.metavar}, not {_shown(table)}")
             return
@@ -125,12 +125,18 @@ class _Reading:
                 allowed = "an array of numbers, texts or booleans" if several else "a number, a text or a boolean"
                 self.fail(name, f"must be {allowed}, not {_shown(value)}", table=option.key)
             else:
-                word = sweep_word(name, each) if several else setting_word(name, each[0])
-                self.words.append(f"{option.word}={word}")
+                self.words.append(f"{option.word}={_table_word(option, name, each)}")
 
     def _resolved(self, path: str) -> str:
         """A path of the file, from the current folder."""
         return str(self._folder / path)
+
+
+def _table_word(option: Option, name: str, values: list[Any]) -> str:
+    """NAME=VALUE. Only hyperparameters have types; other values are texts."""
+    if option.metavar.endswith("..."):
+        return sweep_word(name, values)
+    return setting_word(name, values[0]) if option.key == "set" else f"{name}={_shown_plain(values[0])}"
 
 
 def _text_of(option: Option, value: Any) -> str | None:
@@ -169,6 +175,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "a table" if isinstance(value, dict) else f"{value!r:.80}"
+
+
+def _shown_plain(value: Any) -> str:
+    return value if isinstance(value, str) else _shown(value)
 
 
 def _place(line: int | None) -> str:

@@ -75,7 +75,7 @@ def _option(parameter: Any, hint: Any) -> Option:
         kind=kind if kind in (bool, int) else list if list in (hint, get_origin(kind)) else str,
         metavar=parameter.metavar or "|".join(choices),
         help=getattr(parameter, "help", None) or "",
-        is_path=kind is Path,
+        is_path=Path in (kind, *get_args(kind)),
     )
 
 

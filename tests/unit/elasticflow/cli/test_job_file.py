@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
-from elasticflow.cli.job_file import JobFile, read_job_file
+from elasticflow.cli.job_file import JobFile, Option, read_job_file
 from elasticflow.cli.job_file_command import options_of
 from elasticflow.cli.option_values import parse_setting, parse_sweep, setting_word, sweep_word
 from elasticflow.errors import BadJobFile
@@ -127,6 +127,17 @@ def test_paths_are_relative_to_the_file() -> None:
     assert (made.target, made.words) == ("jobs/nets/train.py:Net", ("--data-dir=jobs/state",))
     assert read('target = "/home/me/train.py"', "jobs/job.toml").target == "/home/me/train.py"
     assert read('target = "package.module:Net"', "jobs/job.toml").target == "package.module:Net"
+
+
+def test_options_of_later_commands_need_no_code_here() -> None:
+    options = {
+        "target": Option(key="target", word="", kind=str),
+        "label": Option(key="label", word="--label", kind=list, metavar="NAME=TEXT"),
+        "include": Option(key="include", word="--include", kind=list, is_path=True),
+    }
+    text = b'target = "a.py"\ninclude = ["x", "/y"]\n[label]\nzone = "0.1"\nfast = true\nsize = 3\n'
+    made = read_job_file(Path("jobs/job.toml"), text, options)
+    assert made.words == ("--include=jobs/x", "--include=/y", "--label=zone=0.1", "--label=fast=true", "--label=size=3")
 
 
 @pytest.mark.parametrize(
