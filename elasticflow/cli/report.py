@@ -64,16 +64,18 @@ def report(
     if as_csv and as_json:
         raise typer.BadParameter("--json is another format", param_hint="--csv")
     prices = prices_of(price) if price else None
-    now_s = SystemClock().now_s()
-    since_s, until_s = _moment(since, now_s, 0.0, "--since"), _moment(until, now_s, now_s, "--until")
+    entries = () if file is None else read_ledger(file)
+    # what is not recorded yet is not used yet
+    end_s = entries[-1][0].stored_at_s if entries else SystemClock().now_s()
+    since_s = _moment(since, end_s, 0.0, "--since")
+    until_s = min(_moment(until, end_s, end_s, "--until"), end_s)
     if since_s >= until_s:
         raise typer.BadParameter("the period ends before it begins", param_hint="--since")
     fold = UsageFold(since_s=since_s, until_s=until_s)
     if file is None:
         run(lambda client: _read(client, fold), nats_url=nats_url, pool=pool, data_dir=data_dir)
-    else:
-        for record, message in read_ledger(file):
-            fold.fold(record.sequence, record.stored_at_s, message)
+    for record, message in entries:
+        fold.fold(record.sequence, record.stored_at_s, message)
     try:
         rows = fold.usage(prices)
     except NoPrice as error:
@@ -83,8 +85,8 @@ def report(
     elif as_csv:
         print(csv_of(rows), end="")
     elif rows:
-        begin = f"from {clock_time(since_s, now_s=now_s)} " if since else ""
-        say_line(f"{begin}to {clock_time(until_s, now_s=now_s)}")
+        begin = f"from {clock_time(since_s, now_s=end_s)} " if since else ""
+        say_line(f"{begin}to {clock_time(until_s, now_s=end_s)}")
         _show(rows)
     else:
         say_line("no job in this period")

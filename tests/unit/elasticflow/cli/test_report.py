@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
 from elasticflow.cli.report import prices_of
+from tests.support.histories import NOW_S
 from tests.support.page_ledger import page_history, write_export
 
 
@@ -57,6 +58,15 @@ def test_csv_and_json_have_the_same_numbers(export: str) -> None:
     assert float(row["cost"]) == pytest.approx(2.5 * tenant["gpu_hours"], abs=0.01)
     assert row["gpu_hours_untyped"] == row["gpu_hours"]
     assert value["total"]["num_admitted"] == int(row["admitted"]) == 4
+
+
+def test_the_end_of_an_export_ends_the_period(export: str) -> None:
+    whole = json.loads(report("--file", export, "--json")[1])
+    later = json.loads(report("--file", export, "--until", "2100-01-01", "--json")[1])
+    assert whole == later
+    assert whole["until_s"] == NOW_S + 58.0, "the last message"
+    recent = json.loads(report("--file", export, "--since", "10s", "--json")[1])
+    assert recent["since_s"] == NOW_S + 48.0
 
 
 def test_a_period_without_jobs_is_said(export: str) -> None:
