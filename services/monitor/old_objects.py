@@ -3,6 +3,7 @@
 import asyncio
 
 from elasticflow.services.monitor.model import State
+from elasticflow.services.monitor.webhook import TOLD
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service import snapshot_store
@@ -38,7 +39,7 @@ class OldObjects:
         code, snapshots = streams.code_bucket(self._pool), streams.snapshot_bucket(self._pool)
         num_deleted = await self._bus.delete_old_objects(code, before_s=before_s, is_needed=self._is_code_in_use)
         num_deleted += await self._bus.delete_old_objects(
-            snapshots, before_s=before_s, is_needed=lambda name: name == snapshot_store.NAME
+            snapshots, before_s=before_s, is_needed=lambda name: name in (snapshot_store.NAME, TOLD)
         )
         if num_deleted:
             self._log.info("ObjectsDeleted", num_objects=num_deleted)

@@ -11,7 +11,9 @@ from elasticflow.services.monitor.model import State
 from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.services.monitor.old_objects import OldObjects
 from elasticflow.services.monitor.policy import POLICY, with_cache
+from elasticflow.services.monitor.settings import MonitorSettings
 from elasticflow.services.monitor.slower_nodes import SlowerNodes
+from elasticflow.services.monitor.webhook import Webhook
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
@@ -29,8 +31,9 @@ MAX_UNREADABLE = 64  # messages that wait for the dead-letter subject
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 
-async def serve(process: Process) -> None:
+async def serve(process: Process, settings: MonitorSettings | None = None) -> None:
     """Watch, until cancelled."""
+    settings = settings or MonitorSettings(webhook_url="")
     unreadable = _Unreadable(process)
     node_watch = NodeWatch(process.bus, process.settings.pool, process.clock, on_unreadable=unreadable.add)
 
@@ -42,6 +45,8 @@ async def serve(process: Process) -> None:
             tasks.create_task(LoadResults(process, host).run(), name="results of loads")
             tasks.create_task(AbandonedLoads(process, host).run(), name="abandoned loads")
             tasks.create_task(OldObjects(process, host).run(), name="old objects")
+            if settings.webhook_url:
+                tasks.create_task(Webhook(process, host, settings.webhook_url).run(), name="webhook")
 
     policy = with_cache(PlanningCache())
     await host_policy(process, policy, leads_by_lease=True, act=node_watch.act, prepare=warm_up, beside=beside)

@@ -109,6 +109,11 @@ class Host(Generic[State]):
         return self._guard.problem
 
     @property
+    def leads(self) -> bool:
+        """Whether this replica decides now."""
+        return self._leads()
+
+    @property
     def is_fit(self) -> bool:
         """Whether it may lead: a planner reads the whole plan, and its clock is right."""
         return self._guard.is_fit

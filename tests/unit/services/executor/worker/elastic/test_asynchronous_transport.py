@@ -176,7 +176,7 @@ def test_a_set_up_that_hangs_is_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> 
 
     def act(group: Group) -> None:
         group._timeout_s = 0.2  # of the attempt alone
-        with pytest.raises(PeerLost, match="did not connect: timed out"):
+        with pytest.raises(PeerLost, match="did not connect:"):
             group.connect_device()
 
     on_two_ranks(act, faults=Faults(init_hangs=1.0), may_connect_later=True)
