@@ -8,8 +8,8 @@ from elasticflow.shared.errors import NotPermitted, ServerTooSmall, TooFewReplic
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats import jetstream_api
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.embedded_server import NEEDED_VERSION
 
+NEEDED_VERSION = (2, 12)  # of the server
 LEAST_LEFT_BYTES = 1 << 30
 
 
