@@ -21,6 +21,7 @@ from elasticflow.cli.app import app
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.services.monitor.gauges import PoolGauges
+from elasticflow.services.monitor.settings import MonitorSettings
 from elasticflow.shared.messages import pool_config
 from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -262,6 +263,9 @@ def settings_page() -> str:
         "## Executor",
         "The executor also reads these.",
         _variable_table(ExecutorSettings),
+        "## Monitor",
+        "The monitor also reads these.",
+        _variable_table(MonitorSettings),
     ]
     parts.append("Settings of the policies are part of the ledger: [pool configuration](pool-config.md).")
     return "\n\n".join(parts)

@@ -134,6 +134,17 @@ class NotLoadable(PermanentFailure):
 
 
 @dataclass(eq=False)
+class BadJobFile(Stop):
+    """problems: one for each wrong key, with its line."""
+
+    file: str
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.file}: {'; '.join(self.problems)}"
+
+
+@dataclass(eq=False)
 class Undecided(Retry):
     job_id: str
     timeout_s: float

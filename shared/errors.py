@@ -80,10 +80,19 @@ class Unavailable(Retry):
 
 @dataclass(eq=False)
 class StorageFull(Retry):
+    """reason: as the server words it."""
+
     subject: str
     reason: str
 
-    MESSAGE: ClassVar[str] = "NATS cannot store {subject} ({reason}); free disk space or raise the limit"
+    def __str__(self) -> str:
+        if "per subject" not in self.reason:
+            return f"NATS cannot store {self.subject} ({self.reason}); free disk space or raise the limit"
+        tenant, pool = self.subject.split(".")[2:4]
+        return (
+            f"tenant {tenant} has as many undecided commands in pool {pool} as its limit permits; wait until admission "
+            f"has decided some, or let an operator raise max_msgs_per_subject of stream EF_SUBMIT_{pool}"
+        )
 
 
 @dataclass(eq=False)

@@ -42,6 +42,7 @@ def main(
         Device, typer.Option(help="Run the workers on CPU slots, or on this machine's GPUs, which they share.")
     ] = Device.CPU,
     rounds: Annotated[int, typer.Option(min=1, help="Repeat each resize and each step so many times.")] = 10,
+    losses: Annotated[int, typer.Option(min=1, help="Kill a worker so many times in each round of the resizes.")] = 1,
     with_torchft: Annotated[
         bool, typer.Option("--with-torchft", help="Install torchft into a temporary folder for its part.")
     ] = False,
@@ -51,7 +52,11 @@ def main(
     """Measure on this machine, with one thread a worker. Ratios are comparable; times hold for this machine."""
     configure_logs(level="error")
     options = Options(
-        million_parameters=tuple(map(int, sizes.split(","))), rounds=rounds, with_torchft=with_torchft, device=device
+        million_parameters=tuple(map(int, sizes.split(","))),
+        rounds=rounds,
+        losses=losses,
+        with_torchft=with_torchft,
+        device=device,
     )
     result: dict[str, Any] = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, {device.value}"

@@ -1,98 +1,203 @@
-"""A transport on CPU slots that behaves as NCCL does: calls return at once, and an abort leaves garbage silently.
+"""A transport on CPU slots that behaves as NCCL does: calls return at once, and so do their waits.
 
-Data arrive in another thread. As on a GPU's stream, later operations on tensors wait for them: the first operation of
-the same thread does.
+Data arrive in another thread, by way of gloo and copies. Later work on them follows on the stream of the simulated
+device. Neither an abort nor an error of the library raises anything: they leave NaN, and the reader must ask.
 """
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (aborts are guarded as NCCL's are; torch.distributed documents its stores, but does not export them by the letter)
 
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch.distributed as dist
 
+from benchmarks.engine.simulated_stream import SimulatedStream, UnorderedThread, follow_in_this_thread, on_device
+from elasticflow.services.executor.worker.elastic import nccl_transport
 from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.transport import Transfer
 
 GARBAGE = float("nan")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Probabilities of what NCCL may do, drawn from the seed for each transport.
+
+    init_hangs: it is given up after its time-out. error: of each call, that the library reports an error instead of
+    data. abort_raises, abort_hangs: an abort ends all calls and raises, or ends none and does not return.
+    """
+
+    seed: int = 0
+    init_hangs: float = 0.0
+    error: float = 0.0
+    abort_raises: float = 0.0
+    abort_hangs: float = 0.0
+
+
+class _Call:
+    """move: moves copies between the workers, and returns those that were received."""
+
+    def __init__(
+        self, stream: SimulatedStream, move: Callable[[], Sequence[torch.Tensor]], received: Sequence[torch.Tensor]
+    ) -> None:
+        self.move, self.received = move, received
+        self._stream = stream
+        self.ready = stream.reached()  # it moves what the stream has written by then
+        self.ended = threading.Event()
+
+    def end(self, arrived: Sequence[torch.Tensor] | None) -> None:
+        """None: with garbage."""
+        with on_device():
+            for i, tensor in enumerate(self.received):
+                if arrived is not None:
+                    tensor.copy_(arrived[i])
+                elif tensor.is_floating_point():
+                    tensor.fill_(GARBAGE)
+        self.ended.set()
+
+    def follow(self, used: Sequence[torch.Tensor]) -> None:
+        """Later work on these tensors waits for the end; the caller does not."""
+        follow_in_this_thread()  # it may not be the one that has begun the call
+        self._stream.push(self.ended.wait, used)
+
+
 class AsynchronousTransport:
-    def __init__(self, gloo: GlooTransport) -> None:
+    """Has connections of its own, since its calls run beside those on the host. The constructor raises
+    RendezvousAborted once `aborted` is set, and PeerLost if it does not connect within timeout_s."""
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        aborted: threading.Event,
+        faults: Faults | None = None,
+    ) -> None:
         self.error = ""
-        self._gloo = gloo
+        self._faults = faults or Faults()
+        self._chance = np.random.default_rng(self._faults.seed)
+        if self._happens(self._faults.init_hangs):
+            _hang_for(timeout_s, aborted)
+        try:
+            self._gloo = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
+        except RuntimeError as error:
+            raise PeerLost(str(error)) from error
+        self._abort_raises = self._happens(self._faults.abort_raises)
+        self._abort_hangs = self._happens(self._faults.abort_hangs)
+        self._state = threading.Lock()
         self._is_aborted = False
-        self._work = queue.SimpleQueue[tuple[Callable[[], None], Sequence[torch.Tensor], threading.Event] | None]()
-        self._unfinished = list[threading.Event]()
-        self._ordered_threads = threading.local()
-        threading.Thread(target=self._run, name="asynchronous-transport", daemon=True).start()
+        self._unended = list[_Call]()
+        self._stream = SimulatedStream()
+        self._begun = queue.SimpleQueue[_Call | None]()
+        UnorderedThread(target=self._run, name="asynchronous-transport", daemon=True).start()
 
     def begin_exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Callable[[], None]:
-        """Its wait blocks, because any thread of the worker may use the data then. It raises no error either."""
-        received = [transfer.tensor for transfer in receives]
-        done = self._begin(lambda: self._gloo.begin_exchange(sends, receives)(), received)
+        def move() -> list[torch.Tensor]:
+            sent = [transfer._replace(tensor=transfer.tensor.clone()) for transfer in sends]
+            arriving = [transfer._replace(tensor=torch.empty_like(transfer.tensor)) for transfer in receives]
+            self._gloo.begin_exchange(sent, arriving)()
+            return [transfer.tensor for transfer in arriving]
 
-        def wait() -> None:
-            done.wait()
-
-        return wait
+        call = self._begin(move, [transfer.tensor for transfer in receives])
+        return lambda: call.follow([transfer.tensor for transfer in (*sends, *receives)])
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        self._follow(self._begin(lambda: self._gloo.all_reduce(tensor).wait(), [tensor]))
+        self._begin(lambda: [self._gloo.all_reduce(tensor.clone()).wait()], [tensor]).follow([tensor])
         done = torch.futures.Future[torch.Tensor]()
         done.set_result(tensor)
         return done
 
     def broadcast(self, tensors: list[torch.Tensor], *, source: int) -> None:
-        self._follow(self._begin(lambda: self._gloo.broadcast(tensors, source=source), tensors))
+        def move() -> list[torch.Tensor]:
+            copies = [tensor.clone() for tensor in tensors]
+            self._gloo.broadcast(copies, source=source)
+            return copies
+
+        self._begin(move, tensors).follow(tensors)
 
     def wait(self) -> None:
-        unfinished, self._unfinished = self._unfinished, []
-        for done in unfinished:
-            done.wait()
+        self._stream.synchronize()
 
     def abort(self) -> None:
-        self._is_aborted = True
-        self._gloo.abort()
+        """As NCCL's. The host's connections stay."""
+        nccl_transport.abort_or_end(self._abort)
 
     def release(self) -> None:
-        self._work.put(None)
+        self._begun.put(None)
+        self._stream.close()
+        self._gloo.release()
 
-    def _begin(self, act: Callable[[], Any], received: Sequence[torch.Tensor]) -> threading.Event:
-        done = threading.Event()
-        self._work.put((act, received, done))
-        return done
+    def _abort(self) -> None:
+        if self._abort_hangs:
+            threading.Event().wait()
+        self._end_all()
+        self._gloo.abort()
+        if self._abort_raises:
+            raise RuntimeError("NCCL error: remote process exited or there was a network error")
 
-    def _follow(self, done: threading.Event) -> None:
-        """Later operations of this thread wait."""
-        self._unfinished.append(done)
-        if not hasattr(self._ordered_threads, "mode"):
-            self._ordered_threads.mode = _StreamOrder(self)
-            self._ordered_threads.mode.__enter__()
+    def _begin(self, move: Callable[[], Sequence[torch.Tensor]], received: Sequence[torch.Tensor]) -> _Call:
+        follow_in_this_thread()
+        call = _Call(self._stream, move, received)
+        with self._state:
+            if self._is_aborted:
+                call.end(None)
+            else:
+                self._unended.append(call)
+                self._begun.put(call)
+        return call
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            act, received, done = work
+        while (call := self._begun.get()) is not None:
+            call.ready.wait()
+            if self._happens(self._faults.error):
+                self._fail("NCCL reported REMOTE_ERROR")
             try:
-                act()
+                with on_device():
+                    arrived = None if self._is_aborted else call.move()
+                lost = self._gloo.error  # which a sum does not raise
             except RuntimeError as error:
-                self.error = f"the library reported: {error}"  # known before the abort that releases the waits
-                self._is_aborted = True
-            if self._is_aborted:
-                for tensor in received:
-                    if tensor.is_floating_point():
-                        tensor.fill_(GARBAGE)
-            done.set()
+                arrived, lost = None, str(error)
+            if lost:
+                self._fail(f"the library reported: {lost}")
+            with self._state:
+                if call in self._unended:  # no abort has ended it
+                    self._unended.remove(call)
+                    call.end(arrived)
+
+    def _fail(self, reason: str) -> None:
+        """The error is known before the garbage that it leaves is."""
+        self.error = self.error or reason
+        self._end_all()
+        self._gloo.abort()
+
+    def _end_all(self) -> None:
+        with self._state:
+            self._is_aborted = True
+            unended, self._unended = self._unended, []
+            for call in unended:
+                call.end(None)
+
+    def _happens(self, probability: float) -> bool:
+        return bool(self._chance.random() < probability)
 
 
-class _StreamOrder(TorchDispatchMode):
-    """In one thread, for its life: operations on tensors wait for the transport."""
+def _hang_for(timeout_s: float, aborted: threading.Event) -> None:
+    """As a set-up that is given up. Raises PeerLost, RendezvousAborted."""
+    given_up = threading.Event()
+    try:
+        nccl_transport.complete_in_time(lambda: _wait_for(given_up), within_s=timeout_s, aborted=aborted)
+    except TimeoutError as error:
+        raise PeerLost(str(error)) from error
+    finally:
+        given_up.set()
 
-    def __init__(self, transport: AsynchronousTransport) -> None:
-        super().__init__()
-        self._transport = transport
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._transport.wait()
-        return func(*args, **(kwargs or {}))
+def _wait_for(event: threading.Event) -> None:
+    event.wait()

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from benchmarks.engine.device import Device
 from benchmarks.engine.models import Trained
-from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
-from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
+from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed, RendezvousListening
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous
 
 _TIMEOUT_S = 300.0
@@ -54,7 +54,7 @@ class Engine:
 
     async def receive(self, kind: type[T], worker: WorkerHandle, rendezvous: Sequence[WorkerHandle] = ()) -> T:
         """The next event of this kind from this worker; its earlier events are dropped. rendezvous: workers that
-        receive the address of rank 0 when it listens."""
+        receive the address of rank 0 when it listens. Raises RuntimeError if this worker ends first."""
         async with asyncio.timeout(_TIMEOUT_S):
             while True:
                 unheard = self._unheard[worker]
@@ -66,6 +66,8 @@ class Engine:
                             other.send(JoinRendezvous(generation=event.generation, address=address))
                     if isinstance(event, kind):
                         return event
+                    if isinstance(event, Failed | Exited):
+                        raise RuntimeError(f"a worker ended before its {kind.__name__}: {event}")
                 self._changed.clear()
                 await self._changed.wait()
 

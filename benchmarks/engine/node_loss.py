@@ -1,7 +1,8 @@
 """`python -m benchmarks.engine.node_loss`: SIGKILL of an executor, to the next step of the workers on the other node.
 
 One job trains on both nodes of a real pool. A seed determines when a node is lost, which one, and whether the placement
-service is killed with it. The supervisor restarts what was killed, and the job grows onto the node again.
+service is killed with it. The supervisor restarts what was killed, and the job grows onto the node again. The step must
+begin in time and end in time: once a survivor began its first step at once and took 16.9 s for it.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,19 +26,21 @@ from rich.progress import track
 from benchmarks.engine.parts import Row, in_ms, table_of
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.process.logs import configure_logs
-from tests.support.fault_evidence import steps
+from tests.support.fault_evidence import Step, steps
 from tests.support.real_pool import CONFIG, RunningPool, job, running_pool
 
 _HEARTBEAT_TIMEOUT_S = 3.0
-_GOAL_S = _HEARTBEAT_TIMEOUT_S + 0.5
 _NUM_SLOTS = 4  # of two nodes
+_BATCH_SIZE = 8
 _JOB = "losing"
 _PLACEMENT_CHANCE = 0.4
 _LONGEST_PAUSE_S = 1.0
 _SAMPLE_S = 0.02  # for which the job sleeps: more workers are faster on any machine, so the job grows again
+_BEGUN_GOAL_S = _HEARTBEAT_TIMEOUT_S + 0.5
+_ENDED_GOAL_S = _BEGUN_GOAL_S + _BATCH_SIZE * _SAMPLE_S / (_NUM_SLOTS / 2)  # and one step of the survivors
 _CONFIG = replace(
     CONFIG,
-    curves={"steps/b8": {num_gpus: num_gpus / (8 * _SAMPLE_S) for num_gpus in (1, 2, 4)}},
+    curves={f"steps/b{_BATCH_SIZE}": {num_gpus: num_gpus / (_BATCH_SIZE * _SAMPLE_S) for num_gpus in (1, 2, 4)}},
     heartbeat_timeout_s=_HEARTBEAT_TIMEOUT_S,
     max_restarts=1000,
     max_nodes_lost_at_start=1000,
@@ -59,14 +63,22 @@ async def measure_node_losses(num_repeats: int, *, seed: int) -> dict[str, Any]:
                 repeats.append(await _lose(pool, node, with_placement=with_placement))
             await pool.client.cancel(_JOB)
             await pool.ended([_JOB])
-    next_step_s = [repeat["begun_s"] for repeat in repeats]
+    return {"repeats": repeats, **judged(repeats)}
+
+
+def judged(repeats: Sequence[Row]) -> dict[str, Row]:
+    """Both times of the survivors' first step beside their goals."""
+    goals_s = {"begun": _BEGUN_GOAL_S, "ended": _ENDED_GOAL_S}
+    return {name: _numbers([repeat[f"{name}_s"] for repeat in repeats], goal_s) for name, goal_s in goals_s.items()}
+
+
+def _numbers(times_s: Sequence[float], goal_s: float) -> Row:
     return {
-        "repeats": repeats,
-        "goal_s": _GOAL_S,
-        "p50_s": statistics.median(next_step_s),
-        "p99_s": float(np.percentile(next_step_s, 99)),
-        "worst_s": max(next_step_s),
-        "above_goal": sum(s > _GOAL_S for s in next_step_s),
+        "goal_s": goal_s,
+        "p50_s": statistics.median(times_s),
+        "p99_s": float(np.percentile(times_s, 99)),
+        "worst_s": max(times_s),
+        "above_goal": sum(time_s > goal_s for time_s in times_s),
     }
 
 
@@ -79,18 +91,24 @@ async def _lose(pool: RunningPool, node: int, *, with_placement: bool) -> Row:
     at_s = time.monotonic()
     for process in (executor, *others):
         process.send_signal(signal.SIGKILL)
-    while (step := _first_without(lost, pool.data_dir, at_s)) is None:
+    while (step := first_without(lost, steps(pool.data_dir), at_s)) is None:
         await asyncio.sleep(0.1)
-        assert time.monotonic() < at_s + 20 * _GOAL_S, f"no step after the loss of {killed}"
+        assert time.monotonic() < at_s + 20 * _ENDED_GOAL_S, f"no step after the loss of {killed}"
     return {"killed": killed, "begun_s": step[0] - at_s, "ended_s": step[1] - at_s}
 
 
-def _first_without(lost: set[int], data_dir: Path, since_s: float) -> tuple[float, float] | None:
-    """Beginning and end of the first step that no lost process took part in."""
-    recent = [step for step in steps(data_dir) if step.began_s > since_s]
+def first_without(lost: set[int], recorded: Sequence[Step], since_s: float) -> tuple[float, float] | None:
+    """Beginning and end of the first step that no lost process took part in: from the first survivor that begins to
+    the last one that ends. None until a survivor has also completed a later step, because all have ended this one
+    then."""
+    recent = [step for step in recorded if step.began_s > since_s]
     shared = {step.iteration for step in recent if step.pid in lost}
-    alone = [(step.began_s, step.ended_s) for step in recent if step.pid not in lost and step.iteration not in shared]
-    return min(alone, default=None)
+    alone = [step for step in recent if step.pid not in lost and step.iteration not in shared]
+    first = min((step.iteration for step in alone), default=0)
+    of_first = [step for step in alone if step.iteration == first]
+    if len(of_first) == len(alone):
+        return None
+    return min(step.began_s for step in of_first), max(step.ended_s for step in of_first)
 
 
 def _trains_on(num_gpus: int) -> Any:
@@ -116,12 +134,14 @@ def main(
     configure_logs(level="error")
     measured = asyncio.run(measure_node_losses(repeats, seed=seed))
     result = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "torch": torch.__version__, "seed": seed, **measured}
-    table = table_of(f"{repeats} losses of a node: ms to the next step", "p50", "p99", "worst", "goal", "above it")
-    table.add_row(*in_ms(result, "p50_s", "p99_s", "worst_s", "goal_s"), str(result["above_goal"]))
+    table = table_of(f"{repeats} losses of a node: ms to the next step", "", "p50", "p99", "worst", "goal", "above it")
+    for name in ("begun", "ended"):
+        numbers = result[name]
+        table.add_row(name, *in_ms(numbers, "p50_s", "p99_s", "worst_s", "goal_s"), str(numbers["above_goal"]))
     Console(width=140).print(table)
     if out:
         out.write_text(json.dumps(result, indent=2) + "\n")
-    raise typer.Exit(int(result["above_goal"] > 0))
+    raise typer.Exit(int(any(result[name]["above_goal"] for name in ("begun", "ended"))))
 
 
 if __name__ == "__main__":

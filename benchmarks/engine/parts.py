@@ -13,10 +13,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """million_parameters: sizes of the model. rounds: repetitions of short measurements."""
+    """million_parameters: sizes of the model. rounds: repetitions of short measurements. losses: by SIGKILL, in each of
+    these rounds."""
 
     million_parameters: tuple[int, ...] = (1, 25, 100)
     rounds: int = 10
+    losses: int = 1
     with_torchft: bool = False
     device: Device = Device.CPU
 

@@ -1,10 +1,11 @@
 """Resizes while the other workers train, and losses of one worker.
 
 stop_s: from the step boundary at which all were ready to the first step of the new generation, the only time in which
-no worker trains. goal_s: 20 ms plus the state's bytes at the speed of a plain copy between processes. restart_s: the
-same resize through a checkpoint, from the command to the first step, with processes forked from a warm server. crash_s
-and hang_s: from SIGKILL or SIGSTOP of one of the workers to the end of the survivors' next step. shrink_s: from SIGKILL
-to the beginning of that step. replaced_s: from SIGKILL to the end of the first step with a replacement.
+no worker trains. goal_s: 20 ms plus twice the time for the state's bytes at the speed of a plain copy between
+processes. restart_s: the same resize through a checkpoint, from the command to the first step, with processes forked
+from a warm server. crash_s and hang_s: from SIGKILL or SIGSTOP of one of the workers to the end of the survivors' next
+step. shrink_s: from SIGKILL to the beginning of that step. replaced_s: from SIGKILL to the end of the first step with a
+replacement. Of few losses, the 99th percentile is the worst one: `--losses` repeats them.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ _BYTES_OF_A_PARAMETER = 8  # itself and its momentum
 # to so many workers, one after the other; models of a million parameters also where there are many workers
 _COURSE = {1: (2, 4, 8, 2, 1, 2), 25: (2, 4, 2), 100: (2, 4, 2)}
 _LOSSES = {2: (signal.SIGKILL, signal.SIGSTOP), 4: (signal.SIGKILL,)}  # by number of workers
-_GOAL_S = 0.020
+_GOAL_S, _COPIES = 0.020, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,13 @@ class _Loss:
 
 def measure(options: Options) -> list[Row]:
     sizes = options.million_parameters
-    return [row for size in sizes for row in asyncio.run(_of_size(size, options.rounds, options.device))]
+    return [
+        row for size in sizes for row in asyncio.run(_of_size(size, options.rounds, options.losses, options.device))
+    ]
 
 
-async def _of_size(million_parameters: int, rounds: int, device: Device) -> list[Row]:
-    """A row for each resize of the course."""
+async def _of_size(million_parameters: int, rounds: int, losses_a_round: int, device: Device) -> list[Row]:
+    """A row for each resize of the course. losses_a_round: by SIGKILL, of each number of workers."""
     rounds = min(rounds, _LARGE_ROUNDS) if million_parameters >= _LARGE else rounds
     copied_per_s = await asyncio.to_thread(measure_copying, _BYTES_OF_A_PARAMETER * million_parameters * 1_000_000)
     course = list(pairwise(_COURSE[million_parameters]))
@@ -74,8 +77,9 @@ async def _of_size(million_parameters: int, rounds: int, device: Device) -> list
         for _ in range(rounds):
             for change in course:
                 for number, seen in losses.get(change, {}).items():
-                    workers, loss = await job.lose(workers, number)
-                    seen.append(loss)
+                    for _ in range(losses_a_round if number == signal.SIGKILL else 1):
+                        workers, loss = await job.lose(workers, number)
+                        seen.append(loss)
                 before, after = change
                 members = [rank if rank < before else None for rank in range(after)]
                 workers, timeline = await job.switch(workers, members)
@@ -96,7 +100,7 @@ def _row(million_parameters: int, change: tuple[int, int], timelines: list[Resiz
         "num_workers": change[1],
         "stop_s": statistics.median(timeline.stop_s for timeline in timelines),
         "worst_stop_s": max(timeline.stop_s for timeline in timelines),
-        "goal_s": _GOAL_S + bytes_moved / copied_per_s,
+        "goal_s": _GOAL_S + _COPIES * bytes_moved / copied_per_s,
         "prepare_s": statistics.median(timeline.prepare_s for timeline in timelines),
         "bytes_moved": bytes_moved,
         "copied_bytes_per_s": copied_per_s,
@@ -106,6 +110,7 @@ def _row(million_parameters: int, change: tuple[int, int], timelines: list[Resiz
 
 def _of_losses(crashes: list[_Loss], hangs: list[_Loss]) -> Row:
     return {
+        "num_losses": len(crashes),
         **_quantiles("crash", [crash.continued_s for crash in crashes]),
         **_quantiles("shrink", [crash.shrink_s for crash in crashes]),
         **_quantiles("replaced", [crash.replaced_s for crash in crashes]),

@@ -1,11 +1,17 @@
 """Transports for the tensors of CPU slots, which use gloo otherwise: what GPUs use can be tried without one."""
+# pyright: reportPrivateImportUsage=false
+# (torch.distributed documents its stores, but does not export them by the letter)
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
 
-from benchmarks.engine.asynchronous_transport import AsynchronousTransport
+import torch
+import torch.distributed as dist
+
+from benchmarks.engine.asynchronous_transport import AsynchronousTransport, Faults
 from elasticflow.services.executor.worker.elastic import groups
+from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
 from elasticflow.services.executor.worker.elastic.transport import Transport
@@ -19,14 +25,32 @@ class TransportName(StrEnum):
     STAGED = "staged"
 
 
-_MAKE: Mapping[TransportName, Callable[[GlooTransport, Any], Transport]] = {
-    TransportName.ASYNCHRONOUS: lambda gloo, _: AsynchronousTransport(gloo),
-    TransportName.STAGED: StagedTransport,
-}
+def connecting(name: str, faults: Faults | None = None) -> Callable[..., Transport]:
+    """In the place of the engine's `device_transport`, whatever the identities. faults: of the asynchronous one."""
+
+    def connect(
+        gloo: GlooTransport,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        *,
+        device: torch.device,
+        identities: Sequence[DeviceIdentity],
+        timeout_s: float,
+        aborted: threading.Event,
+    ) -> Transport:
+        match TransportName(name):
+            case TransportName.GLOO:
+                return gloo
+            case TransportName.ASYNCHRONOUS:
+                return AsynchronousTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted, faults=faults)
+            case TransportName.STAGED:
+                return StagedTransport(gloo, device)
+
+    return connect
 
 
 def use_in_this_process(name: str) -> None:
     """For all groups of this worker from now on."""
     if name != TransportName.GLOO:
-        make = _MAKE[TransportName(name)]
-        groups.device_transport = lambda gloo, *_, device, **__: make(gloo, device)  # pyright: ignore
+        groups.device_transport = connecting(name)  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _CHILD_S = 120.0
 _SOME_CYCLES = 100_000_000
 _MATRIX_SIDE = 8192
 _NUM_PRODUCTS = 400
+_MIB = 1 << 20
 
 
 def measure_watchdog() -> Measured:
@@ -38,8 +40,8 @@ def measure_watchdog() -> Measured:
 
 
 def measure_communicator() -> Measured:
-    """Seconds of matrix products, alone and while another communicator is made beside them."""
-    return _child("jitter", "")
+    """Seconds of matrix products, alone and while another communicator is made beside them; then the memory of two."""
+    return {**_child("jitter", ""), "free_bytes": _child("memory", "").get("free_bytes")}
 
 
 def _child(what: str, argument: str) -> Measured:
@@ -115,6 +117,21 @@ def _jitter(folder: Path) -> Measured:
     }
 
 
+def _memory(folder: Path) -> Measured:
+    """Free bytes of the GPU before, with one communicator, and with two. Their groups have one worker: with peers NCCL
+    keeps more."""
+    device = torch.device("cuda", 0)
+    torch.zeros(1, device=device)  # the context
+    free_bytes, held = [torch.cuda.mem_get_info(device)[0]], list[NcclTransport]()
+    for number in range(2):
+        store = dist.FileStore(str(folder / f"store-{number}"), 1)
+        held.append(NcclTransport(store, 0, 1, device=device, timeout_s=60.0, aborted=threading.Event()))
+        held[-1].all_reduce(torch.ones(1024, device=device)).wait()
+        torch.cuda.synchronize()
+        free_bytes.append(torch.cuda.mem_get_info(device)[0])
+    return {"free_bytes": free_bytes}
+
+
 def watchdog_rows(measured: Measured) -> Iterable[Row]:
     ours, theirs = (
         "survives" if measured[maker] == 0 else f"ends with {measured[maker]}" for maker in ("ours", "torch")
@@ -129,9 +146,18 @@ def communicator_rows(measured: Measured) -> Iterable[Row]:
             f"{measured['beside_s'] * 1e3:.2f} ({measured['beside_worst_s'] * 1e3:.2f}) ms",
             beside=f"alone {measured['alone_s'] * 1e3:.2f} ({measured['alone_worst_s'] * 1e3:.2f}) ms",
         )
+    if free_bytes := measured.get("free_bytes"):
+        first, second = (before - after for before, after in pairwise(free_bytes))
+        yield Row("memory of a second communicator", f"{second / _MIB:.0f} MiB", beside=f"the first {first / _MIB:.0f}")
 
 
 if __name__ == "__main__":
     what, argument, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    result = _stuck(argument, folder) if what == "stuck" else _jitter(folder)
+    match what:
+        case "stuck":
+            result = _stuck(argument, folder)
+        case "memory":
+            result = _memory(folder)
+        case _:
+            result = _jitter(folder)
     (folder / "measured.json").write_text(json.dumps(result))

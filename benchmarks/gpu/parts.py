@@ -82,7 +82,7 @@ def _schedule_rows(measured: Measured) -> Iterable[Row]:
 
 
 PARTS: Mapping[PartName, Part] = {
-    PartName.TESTS: Part(lambda _, __: marked_tests.measure_tests(), marked_tests.rows, 400),
+    PartName.TESTS: Part(lambda _, __: marked_tests.measure_tests(), marked_tests.rows, 600),
     PartName.WATCHDOG: Part(lambda _, __: nccl.measure_watchdog(), nccl.watchdog_rows, 120, needs_nccl=True),
     PartName.HASHES: Part(lambda device, _: hashes.measure_hashes(device), hashes.hash_rows, 300),
     PartName.KILLS: Part(

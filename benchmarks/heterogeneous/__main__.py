@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.heterogeneous import completion_times, deadlines, decision_time, mixed_slots, one_type, resizes, solver
+from benchmarks.heterogeneous import (
+    completion_times,
+    deadlines,
+    decision_time,
+    mixed_slots,
+    one_type,
+    published_traces,
+    resizes,
+    solver,
+)
 from benchmarks.heterogeneous.parts import Options, Part
 from benchmarks.report import report, where_and_when
 from elasticflow.shared.errors import BadSettings
@@ -22,6 +31,7 @@ class PartName(StrEnum):
     COMPLETION_TIMES = "completion_times"
     MIXED_SLOTS = "mixed_slots"
     DEADLINES = "deadlines"
+    PUBLISHED_TRACES = "published_traces"
     ONE_TYPE = "one_type"
     DECISION_TIME = "decision_time"
     RESIZES = "resizes"
@@ -43,6 +53,9 @@ PARTS: Mapping[str, Part] = {
     PartName.DEADLINES: Part(
         lambda options: deadlines.measure_deadlines(share_of_cases=options.scale, num_jobs=options.scaled(100)),
         deadlines.rows,
+    ),
+    PartName.PUBLISHED_TRACES: Part(
+        lambda options: published_traces.measure_published_traces(max_jobs=options.scaled(1000)), published_traces.rows
     ),
     PartName.ONE_TYPE: Part(lambda options: one_type.measure_one_type(num_nodes=options.scaled(4)), one_type.rows),
     PartName.DECISION_TIME: Part(

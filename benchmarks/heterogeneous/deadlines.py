@@ -80,7 +80,9 @@ def _measured(case: Case) -> list[Measured]:
     cluster = ClusterShape.of_pool(case.pool, GPUS_PER_NODE)
     runs = [SimulatedRun(workload=case.workload, cluster=cluster, policy=policy) for policy in OURS]
     rulers = _rulers(case, runs[0])
-    return [{"policy": run.policy, **rulers, **_simulated(run), "alone": _each_type_alone(case, run)} for run in runs]
+    return [
+        {"policy": run.policy, **rulers, **simulated(run), "alone": each_type_alone(run, case.pool)} for run in runs
+    ]
 
 
 def _rulers(case: Case, run: SimulatedRun) -> Measured:
@@ -106,20 +108,22 @@ def _rulers(case: Case, run: SimulatedRun) -> Measured:
     }
 
 
-def _each_type_alone(case: Case, run: SimulatedRun) -> Measured:
+def each_type_alone(run: SimulatedRun, pool: TypedPool) -> Measured:
+    """The same jobs on the GPUs of one type of the pool, by type."""
     return {
-        name: _simulated(
+        name: simulated(
             replace(
                 run,
-                workload=case.workload.on_type(name),
+                workload=run.workload.on_type(name),
                 cluster=ClusterShape.of_pool(TypedPool((name,), (num_gpus,)), GPUS_PER_NODE),
             )
         )
-        for name, num_gpus in case.pool.num_gpus_by_type.items()
+        for name, num_gpus in pool.num_gpus_by_type.items()
     }
 
 
-def _simulated(run: SimulatedRun) -> Measured:
+def simulated(run: SimulatedRun) -> Measured:
+    """Promises, deadlines met and checked certificates of one run."""
     verification = run.verification()
     outcome = execute(run, run.simulation(verification), verification)
     return {
@@ -132,24 +136,39 @@ def _simulated(run: SimulatedRun) -> Measured:
 
 
 def rows(measured: Measured) -> Iterable[Row]:
+    yield from summary_rows(measured["cases"])
     known = _best_known(measured["cases"])
     for policy in OURS:
-        cases = [case for case in measured["cases"] if case["policy"] == policy]
-        of_bound = [case["met"] / case["bound"] for case in cases if case["bound"]]
-        feasible = [case for case in cases if case["bound"] >= case["slo"] * (1 - 1e-6)]
-        of_feasible = [case["met"] / case["slo"] for case in feasible]
+        feasible = [case for case in _of(policy, measured["cases"]) if _is_feasible(case)]
         of_known = [case["met"] / known[_workload(case)] for case in feasible]
+        yield Row(f"{policy}: of the best known schedule with one type a job, there", _spread(of_known), "")
+
+
+def summary_rows(all_cases: Iterable[Measured]) -> Iterator[Row]:
+    """Of each policy, over all cases."""
+    for policy in OURS:
+        cases = _of(policy, all_cases)
+        of_bound = [case["met"] / case["bound"] for case in cases if case["bound"]]
+        of_feasible = [case["met"] / case["slo"] for case in cases if _is_feasible(case)]
         pairs = [(case["met"], max(alone["met"] for alone in case["alone"].values())) for case in cases]
         below = [f"{met} of {alone}" for met, alone in pairs if met < alone]
         yield Row(f"{policy}: deadlines met, of the typed bound", _spread(of_bound), "", f"{len(cases)} cases")
         yield Row(
-            f"{policy}: the same where all is feasible", _spread(of_feasible), ">= 95 %", f"{len(feasible)} cases"
+            f"{policy}: the same where all is feasible", _spread(of_feasible), ">= 95 %", f"{len(of_feasible)} cases"
         )
-        yield Row(f"{policy}: of the best known schedule with one type a job, there", _spread(of_known), "")
         beside = ", ".join(below)
         yield Row(f"{policy}: cases below the better type alone", f"{len(below)} of {len(cases)}", "0", beside)
         late, wrong, checked = (_sum(cases, key) for key in ("late", "certificate_failures", "certificates_checked"))
         yield Row(f"{policy}: late jobs, wrong certificates", f"{late}, {wrong}", "0, 0", f"{checked} checked")
+
+
+def _of(policy: str, cases: Iterable[Measured]) -> list[Measured]:
+    return [case for case in cases if case["policy"] == policy]
+
+
+def _is_feasible(case: Measured) -> bool:
+    """Whether the bound meets all deadlines."""
+    return case["bound"] >= case["slo"] * (1 - 1e-6)
 
 
 def _best_known(cases: Iterable[Measured]) -> dict[tuple[str, str], int]:

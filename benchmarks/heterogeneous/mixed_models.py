@@ -45,6 +45,10 @@ class LargeBatchGpt(MixedGpt):
     BATCH_SIZE = 64
 
 
+class LargestBatchGpt(MixedGpt):
+    BATCH_SIZE = 256
+
+
 class LargeBatchConvolutions(MixedConvolutions):
     BATCH_SIZE = 256
 
@@ -54,5 +58,3 @@ MODELS: dict[str, type[Trained]] = {
     "perceptron": MixedPerceptron,
     "gpt": MixedGpt,
 }
-MORE_COMPUTATION: dict[str, type[Trained]] = {"convolutions": LargeBatchConvolutions, "gpt": LargeBatchGpt}
-"""The same models with four times as many samples for each parameter."""

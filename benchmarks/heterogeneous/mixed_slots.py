@@ -1,4 +1,4 @@
-"""Steps of real jobs on CPU slots of two shares: predicted by the solver, and measured; even and uneven splits.
+"""Steps of real jobs on CPU slots of two shares: predicted as the allocator does, and measured; even and uneven splits.
 
 The sums of throughputs are in sum_of_throughputs.py.
 
@@ -9,27 +9,26 @@ changes them (docs/adr/0004). Predictions rest on profiling runs on each type al
 import asyncio
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, cycle
+from dataclasses import replace
+from itertools import cycle
 from typing import NamedTuple
 
 from benchmarks.engine.elastic import Engine, running_engine
-from benchmarks.heterogeneous.mixed_models import MODELS, MORE_COMPUTATION
+from benchmarks.engine.models import Trained
+from benchmarks.heterogeneous.mixed_models import MODELS
 from benchmarks.heterogeneous.slot_steps import profile_on, step_s, submitted
-from benchmarks.heterogeneous.sum_of_throughputs import SUMS, measured_sum, sum_rows
+from benchmarks.heterogeneous.sum_of_throughputs import SUM_ITERATIONS, SUMS, Sum, measured_sum, sum_rows
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 from elasticflow.shared.runtime.process.local_hardware import cpu_slot_type
-from elasticflow.shared.scheduling.heterogeneous.measured_step_times import JobStepTimes, job_step_times
-from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
-    VirtualNodeSplit,
-    split_virtual_nodes,
-)
+from elasticflow.shared.scheduling.heterogeneous.mixed_steps import Counts, MixedSteps, mixed_steps
+from elasticflow.shared.state.measured_curve import MeasuredMix
 
 FAST = 0.4  # cores
 SLOW_BY_RATIO: Mapping[int, float] = {4: 0.1, 2: 0.2}
 NUM_MIXES = 20
 _MIXES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (1, 3), (2, 3))  # fast and slow slots
-_ITERATIONS = 5  # of each measurement
+_ITERATIONS = 9  # of each measurement
 
 
 class _Mix(NamedTuple):
@@ -42,9 +41,10 @@ class _Mix(NamedTuple):
     def shares(self) -> tuple[float, ...]:
         return (FAST,) * self.num_fast + (SLOW_BY_RATIO[self.ratio],) * self.num_slow
 
-    @property
-    def slow_type(self) -> str:
-        return cpu_slot_type(SLOW_BY_RATIO[self.ratio])
+    def by_type(self, counts: Sequence[int]) -> Counts:
+        """counts: of each slot, the fast ones first. The fast type is the first of the pool: ""."""
+        slow_type = cpu_slot_type(SLOW_BY_RATIO[self.ratio])
+        return {"": tuple(counts[: self.num_fast]), slow_type: tuple(counts[self.num_fast :])}
 
 
 def measure_mixed_slots(*, num_mixes: int) -> Measured:
@@ -52,24 +52,23 @@ def measure_mixed_slots(*, num_mixes: int) -> Measured:
     return asyncio.run(measured_mixed_slots(num_mixes))
 
 
-async def measured_mixed_slots(num_mixes: int, sums: Sequence[tuple[int, int]] = SUMS) -> Measured:
-    """Of so many mixes, and of the sum of both throughputs of these numbers of fast and slow slots."""
+async def measured_mixed_slots(
+    num_mixes: int, sums: Sequence[Sum] = SUMS, *, iterations: int = _ITERATIONS
+) -> Measured:
+    """Of so many mixes, each measured in so many iterations; and the sums of both throughputs."""
     chosen = [
         _Mix(model, ratio, *slots)
         for model, ratio, slots in zip(cycle(MODELS), cycle((4, 4, 4, 2, 2, 2)), _cycled(num_mixes), strict=False)
     ]
     ratios = dict.fromkeys(mix.ratio for mix in chosen)
     async with running_engine() as engine:
-        times = {model: await _profile(engine, model, ratios) for model in dict.fromkeys(mix.model for mix in chosen)}
-        mixes = [await _of_mix(engine, mix, times[mix.model]) for mix in chosen]
+        names = dict.fromkeys(mix.model for mix in chosen)
+        steps = {name: await _profile(engine, MODELS[name], ratios, iterations) for name in names}
+        mixes = [await _of_mix(engine, mix, steps[mix.model], iterations) for mix in chosen]
         measured_sums = [
-            await measured_sum(engine, model, slots, times[name].communication[cpu_slot_type(SLOW_BY_RATIO[4])])
-            for slots in sums
-            for models in (MODELS, MORE_COMPUTATION)
-            for name, model in models.items()
-            if name in times
+            await measured_sum(engine, each, await _profile(engine, each.model, (4,), SUM_ITERATIONS)) for each in sums
         ]
-    return {"fast_share": FAST, "mixes": mixes, "sums": measured_sums}
+    return {"fast_share": FAST, "mixes": _corrected(mixes, steps), "sums": measured_sums}
 
 
 def _cycled(number: int) -> Iterator[tuple[int, int]]:
@@ -77,78 +76,78 @@ def _cycled(number: int) -> Iterator[tuple[int, int]]:
     return (next(slots) for _ in range(number))
 
 
-async def _profile(engine: Engine, model: str, ratios: Iterable[int]) -> JobStepTimes:
+async def _profile(engine: Engine, model: type[Trained], ratios: Iterable[int], iterations: int) -> MixedSteps:
     shares = (FAST, *(SLOW_BY_RATIO[ratio] for ratio in ratios))
-    state = await profile_on(engine, MODELS[model], shares, iterations=_ITERATIONS)
-    times = job_step_times(state, submitted(engine, MODELS[model]))
-    assert times is not None
-    return times
+    state = await profile_on(engine, model, shares, iterations=iterations)
+    steps = mixed_steps(state, submitted(engine, model), own="")
+    assert steps is not None
+    return steps
 
 
-async def _of_mix(engine: Engine, mix: _Mix, times: JobStepTimes) -> Measured:
-    """Predicted and measured steps of the split that balances the computation, and the even one's."""
-    counts = _balanced(times, mix)
+async def _of_mix(engine: Engine, mix: _Mix, steps: MixedSteps, iterations: int) -> Measured:
+    """Predicted and measured steps of the best split, and the even one's."""
+    model, counts, even = MODELS[mix.model], _balanced(steps, mix), _even(steps, mix)
     return {
         **mix._asdict(),
         "virtual_nodes_by_rank": counts,
-        "predicted_s": _predicted_s(times, mix, counts),
-        "measured_s": await _step_s(engine, mix, counts),
-        "even_s": await _step_s(engine, mix, ()),
-        "even_predicted_s": _predicted_s(times, mix, _even(times, mix)),
+        "predicted_s": steps.predicted_step_s(mix.by_type(counts)),
+        "measured_s": await step_s(engine, model, mix.shares, counts, iterations=iterations),
+        "even_s": await step_s(engine, model, mix.shares, even, iterations=iterations),
+        "even_predicted_s": steps.predicted_step_s(mix.by_type(even)),
     }
 
 
-def _balanced(times: JobStepTimes, mix: _Mix) -> tuple[int, ...]:
-    """The virtual nodes of each slot, the fast ones first, with the shortest computation."""
-    types = [times.gpus(recorded, number) for recorded, number in (("", mix.num_fast), (mix.slow_type, mix.num_slow))]
-    split = split_virtual_nodes(types, times.num_virtual_nodes, least_gain=0.0)
-    assert isinstance(split, VirtualNodeSplit)
-    parts = [split.counts.get(gpus.name, ()) for gpus in types]
-    return tuple(
-        chain.from_iterable((*part, *(0,) * (g.num_gpus - len(part))) for g, part in zip(types, parts, strict=True))
-    )
+def _balanced(steps: MixedSteps, mix: _Mix) -> tuple[int, ...]:
+    """The virtual nodes of each slot with the shortest predicted step in which every slot has one.
+
+    Each further one goes where it ends first: that is the optimum, because a slot's time never falls with its number.
+    """
+    counts = [1] * (mix.num_fast + mix.num_slow)
+    slots = [steps.one_gpu[name] for name, each in mix.by_type(counts).items() for _ in each]
+    for _ in range(steps.num_virtual_nodes - len(slots)):
+        first = min(range(len(slots)), key=lambda slot: slots[slot].step_s(counts[slot] + 1, len(slots)))
+        counts[first] += 1
+    return tuple(counts)
 
 
-def _even(times: JobStepTimes, mix: _Mix) -> tuple[int, ...]:
+def _even(steps: MixedSteps, mix: _Mix) -> tuple[int, ...]:
     num_slots = mix.num_fast + mix.num_slow
-    virtual_nodes = VirtualNodes(count=times.num_virtual_nodes, global_batch_size=times.global_batch_size)
+    virtual_nodes = VirtualNodes(count=steps.num_virtual_nodes, global_batch_size=steps.num_virtual_nodes)
     return tuple(len(virtual_nodes.block(rank, num_slots)) for rank in range(num_slots))
 
 
-def _predicted_s(times: JobStepTimes, mix: _Mix, counts: Sequence[int]) -> float:
-    """The slowest slot's computation and the communication. Source: VirtualFlow, section 5.1.2."""
-    types = ("",) * mix.num_fast + (mix.slow_type,) * mix.num_slow
-    return max(
-        times.gpus(recorded, 1).step_s(count, len(counts))
-        for recorded, count in zip(types, counts, strict=True)
-        if count
-    )
-
-
-async def _step_s(engine: Engine, mix: _Mix, counts: tuple[int, ...]) -> float:
-    """counts: virtual nodes of each slot; empty: an even division."""
-    return await step_s(engine, MODELS[mix.model], mix.shares, counts, iterations=_ITERATIONS)
+def _corrected(mixes: Sequence[Measured], steps: Mapping[str, MixedSteps]) -> list[Measured]:
+    """With the prediction that the allocator has once the earlier mixes of the model have trained."""
+    known = dict(steps)
+    corrected: list[Measured] = []
+    for measured in mixes:
+        mix = _Mix(*(measured[field] for field in _Mix._fields))
+        counts, before = mix.by_type(measured["virtual_nodes_by_rank"]), known[mix.model]
+        corrected.append({**measured, "corrected_s": before.predicted_step_s(counts)})
+        trained = MeasuredMix(virtual_nodes=counts, iterations_per_s=1 / measured["measured_s"], at_s=0.0)
+        known[mix.model] = replace(before, measured=(*before.measured, trained))
+    return corrected
 
 
 def rows(measured: Measured) -> Iterator[Row]:
-    errors = {ratio: list[float]() for ratio in SLOW_BY_RATIO}
     mixes = measured["mixes"]
     for mix in mixes:
-        errors[mix["ratio"]].append(abs(mix["predicted_s"] / mix["measured_s"] - 1.0))
         yield Row(
             f"{mix['model']}, {mix['num_fast']} + {mix['num_slow']} slots at {mix['ratio']}:1: predicted / measured",
             f"{mix['predicted_s'] / mix['measured_s']:.3f}",
             "0.90 to 1.10",
-            f"{mix['measured_s'] * 1e3:.0f} ms; even {mix['measured_s'] / mix['even_s'] - 1:+.0%}, "
+            f"{mix['measured_s'] * 1e3:.0f} ms; corrected {mix['corrected_s'] / mix['measured_s']:.3f}; "
+            f"even {mix['measured_s'] / mix['even_s'] - 1:+.0%}, "
             f"by prediction {mix['predicted_s'] / mix['even_predicted_s'] - 1:+.0%}",
         )
-    every = [error for of_ratio in errors.values() for error in of_ratio]
-    yield Row(
-        "error of the prediction, mean / worst",
-        f"{statistics.fmean(every):.1%} / {max(every):.1%}",
-        "5 % / 10 %",
-        "VirtualFlow: 5.6 %",
-    )
+    for name, predicted in (("the profile", "predicted_s"), ("the profile and earlier mixes", "corrected_s")):
+        errors = [abs(mix[predicted] / mix["measured_s"] - 1.0) for mix in mixes]
+        yield Row(
+            f"error of the prediction by {name}, mean / worst",
+            f"{statistics.fmean(errors):.1%} / {max(errors):.1%}",
+            "5 % / 10 %",
+            "VirtualFlow: 5.6 %",
+        )
     gains = [
         abs(mix["even_s"] / mix["measured_s"] / (mix["even_predicted_s"] / mix["predicted_s"]) - 1.0) for mix in mixes
     ]

@@ -18,6 +18,7 @@ from elasticflow.shared.messages.events import NodeJoined, PlanDecided, PoolConf
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.process.clock import SystemClock
 
 CLOCK = SystemClock()
@@ -99,11 +100,12 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def running_cluster() -> AsyncIterator[Cluster]:
-    """NATS in a folder of its own; everything is gone afterwards."""
+    """NATS in a folder of its own; everything is gone afterwards. Its pools let one tenant submit everything."""
     with tempfile.TemporaryDirectory(prefix="ef-bench-") as folder:
         data_dir = Path(folder)
         with EmbeddedServer(data_dir / "nats", log_file=data_dir / "nats.log") as server:
-            bus = await connect_nats(server.url, name="benchmark")
+            limits = StreamLimits(submit_commands_per_tenant=100_000)
+            bus = await connect_nats(server.url, name="benchmark", limits=limits)
             cluster = Cluster(server=server, bus=bus, data_dir=data_dir)
             try:
                 yield cluster

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from elasticflow import __version__
 from elasticflow.cli import (
@@ -23,6 +23,7 @@ from elasticflow.cli import (
     profile,
     quote,
     replay,
+    report,
     results,
     submit,
     suits,
@@ -32,6 +33,7 @@ from elasticflow.cli import (
     watch,
 )
 from elasticflow.cli.command_options import AS_JSON
+from elasticflow.cli.job_file_command import JobFileCommand
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.errors import (
     ArtifactGone,
@@ -130,17 +132,25 @@ def _in_short(command: Callable[..., None]) -> str:
     return sentence.removesuffix(".")
 
 
-def _add(*commands: Callable[..., None]) -> None:
+def _add(panel: str, *commands: Callable[..., None], cls: type[TyperCommand] = TyperCommand) -> None:
+    """panel: the group under which `eflow --help` lists them."""
     for command in commands:
-        app.command(short_help=_in_short(command))(command)
+        app.command(short_help=_in_short(command), cls=cls, rich_help_panel=panel)(command)
 
 
-_add(up.up, pool.down, pool.configure, doctor.doctor)
-_add(submit.submit, quote.quote, profile.profile, train.train)
-_add(jobs_and_nodes.jobs, job_commands.cancel, job_commands.amend)
-_add(map_function.map, results.results, loads.loads, suits.suits)
-_add(gpu_limits.scale_out, gpu_limits.scale_in, job_commands.checkpoint, fetch.fetch)
-_add(watch.watch, ui.ui, logs.logs, jobs_and_nodes.nodes, job_commands.explain, replay.replay)
-app.add_typer(events.app, name="events", short_help=_in_short(events.events))
-app.add_typer(keys.app, name="keys", short_help=_in_short(keys.keys))
-app.command(short_help=_in_short(replay.simulate), context_settings=replay.SIMULATE_SETTINGS)(replay.simulate)
+def _add_group(panel: str, group: typer.Typer, callback: Callable[..., None]) -> None:
+    app.add_typer(group, name=callback.__name__, short_help=_in_short(callback), rich_help_panel=panel)
+
+
+_JOBS, _POOL, _IDLE, _LEDGER = "Jobs", "Pool", "Tasks on idle GPUs", "Ledger and simulations"
+_add(_JOBS, submit.submit, quote.quote, profile.profile, cls=JobFileCommand)
+_add(_JOBS, jobs_and_nodes.jobs, logs.logs, job_commands.explain, job_commands.cancel, job_commands.amend)
+_add(_JOBS, job_commands.checkpoint, fetch.fetch, gpu_limits.scale_out, gpu_limits.scale_in)
+_add(_POOL, up.up, pool.down, watch.watch, ui.ui, jobs_and_nodes.nodes, report.report, pool.configure, doctor.doctor)
+_add_group(_POOL, keys.app, keys.keys)
+_add(_IDLE, map_function.map, results.results, loads.loads, suits.suits, train.train)
+_add_group(_LEDGER, events.app, events.events)
+_add(_LEDGER, replay.replay)
+app.command(short_help=_in_short(replay.simulate), context_settings=replay.SIMULATE_SETTINGS, rich_help_panel=_LEDGER)(
+    replay.simulate
+)

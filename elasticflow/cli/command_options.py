@@ -1,8 +1,6 @@
 """Options of several commands, the options of a submission, and the connection to the pool that they name."""
 
 import asyncio
-import json
-import re
 import shlex
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,11 +10,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from elasticflow.cli.option_values import deadline_of, parse_gpus, parse_setting, size_of
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.job import ElasticJob
-from elasticflow.sdk.times import Deadline, parse_deadline, seconds_of
-from elasticflow.shared.messages.job_spec import TORCHRUN, Scalar
+from elasticflow.shared.messages.job_spec import TORCHRUN
 
 T = TypeVar("T")
 
@@ -109,9 +107,6 @@ def run_at(endpoint: Endpoint, call: Callable[[Client], Awaitable[T]], *, tenant
     return asyncio.run(connected())
 
 
-_SIZE = re.compile(r"(\d+)([KMGT]i)?B?")
-
-
 class ClassName(StrEnum):
     """Job classes as a command line spells them."""
 
@@ -199,49 +194,3 @@ class SubmissionOptions:
         if self.shard_optimizer:
             job.shard_optimizer = True
         return job.term_condition(max_iterations=self.iterations)
-
-
-def deadline_of(text: str) -> Deadline:
-    """The value of --deadline; neither absolute nor relative if the option is not given."""
-    try:
-        return parse_deadline(text) if text else Deadline()
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--deadline") from None
-
-
-def duration_of(text: str, option: str) -> float | None:
-    """Seconds; None if the option is not given."""
-    try:
-        return seconds_of(text) if text else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-
-
-def size_of(text: str, option: str) -> int:
-    """Bytes of "512MiB", "8Gi" or "0"."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not a size; write 512MiB or 8GiB", param_hint=option)
-    return int(found[1]) << 10 * ("KMGT".index(found[2][0]) + 1 if found[2] else 0)
-
-
-def parse_gpus(text: str) -> tuple[int | None, int | None]:
-    """Least and most GPUs of "4" (no others), "2..8", "2.." or "..8"; None for an open end."""
-    least, separator, most = text.partition("..")
-    ends = [end for end in (least, most) if end]
-    if not ends or not all(end.isascii() and end.isdigit() for end in ends):
-        raise typer.BadParameter(f"{text!r} is not like 4, 2..8, 2.. or ..8", param_hint="--gpus")
-    most = most if separator else least
-    return int(least) if least else None, int(most) if most else None
-
-
-def parse_setting(text: str) -> tuple[str, Scalar]:
-    """NAME=VALUE; the value is a number or boolean if it is valid JSON of one, else text."""
-    name, separator, value = text.partition("=")
-    if not separator or not name.isidentifier():
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--set")
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        return name, value
-    return name, parsed if isinstance(parsed, bool | int | float) else value

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.progress import progress_bar
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import write_ledger
@@ -20,7 +22,12 @@ app = typer.Typer(rich_markup_mode="rich")
 def events(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new messages as they arrive.")] = False,
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Show only events about this job.")] = "",
+    job: Annotated[
+        str,
+        typer.Option(
+            "--job", metavar="JOB", help="Show only events about this job.", autocompletion=completion.jobs_and_loads
+        ),
+    ] = "",
     first: Annotated[int, typer.Option("--from", min=1, metavar="SEQ", help="First sequence to show.")] = 1,
     nats_url: NatsUrl = "",
     pool: Pool = "",
@@ -44,8 +51,14 @@ def events(
     async def show(client: Client) -> None:
         rows: list[dict[str, Any]] = []
         up_to = None if follow else await client.last_sequence()
-        async with contextlib.aclosing(client.entries(after_sequence=first - 1, up_to=up_to)) as entries:
+        collects = as_json and not follow  # nothing is printed before the end
+        async with contextlib.AsyncExitStack() as stack:
+            advance = stack.enter_context(progress_bar("messages")) if collects else None
+            entries = client.entries(after_sequence=first - 1, up_to=up_to)
+            await stack.enter_async_context(contextlib.aclosing(entries))
             async for entry in entries:
+                if advance is not None:
+                    advance(entry[0].sequence, up_to or 0)
                 for row in event_rows(*entry, job):
                     if not as_json:
                         say_line(event_line(row))
@@ -77,7 +90,8 @@ def export(
     """
 
     async def write(client: Client) -> int:
-        return await write_ledger(client, file)
+        with progress_bar("messages") as advance:
+            return await write_ledger(client, file, on_message=advance)
 
     count = run(write, nats_url=nats_url, pool=pool, data_dir=data_dir)
     if as_json:

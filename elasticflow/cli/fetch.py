@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, duration_of, run
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.artifacts import STORED_TIMEOUT_S
 from elasticflow.history.formatting import bytes_in_words

@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, duration_of, run
+from elasticflow.cli import completion
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.errors import UnknownJob
@@ -15,7 +17,7 @@ from elasticflow.shared.state.job import Job
 
 Answer = GpuLimitsSet | GpuLimitsCleared | GpuLimitsRejected
 
-JobId = Annotated[str, typer.Argument(metavar="JOB")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.live_jobs)]
 NumGpus = Annotated[
     int | None,
     typer.Argument(metavar="[N]", min=1, help="GPUs. Default: the next power of two.", show_default=False),

@@ -10,18 +10,9 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import (
-    DataDir,
-    Json,
-    NatsUrl,
-    NumIterations,
-    Pool,
-    Tenant,
-    When,
-    deadline_of,
-    run,
-    run_at,
-)
+from elasticflow.cli import completion
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run, run_at
+from elasticflow.cli.option_values import deadline_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import LedgerEntry, read_ledger
@@ -45,7 +36,7 @@ from elasticflow.shared.messages.events import (
 
 
 def cancel(
-    name: Annotated[str, typer.Argument(metavar="JOB|LOAD")],
+    name: Annotated[str, typer.Argument(metavar="JOB|LOAD", autocompletion=completion.live_jobs_and_loads)],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the ledger.")] = "",
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
@@ -86,7 +77,7 @@ def cancel(
 
 
 def amend(
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.live_jobs)],
     deadline: When = "",
     iterations: NumIterations = None,
     tenant: Tenant = "",
@@ -140,7 +131,7 @@ def _show_amend_rejected(answer: AmendRejected) -> None:
 
 
 def checkpoint(
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.live_jobs)],
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",
@@ -192,7 +183,7 @@ def _show_checkpoint(answer: CheckpointReply, folder: Path | None) -> None:
 
 
 def explain(
-    name: Annotated[str, typer.Argument(metavar="JOB|LOAD")],
+    name: Annotated[str, typer.Argument(metavar="JOB|LOAD", autocompletion=completion.jobs_and_loads)],
     file: Annotated[
         Path | None,
         typer.Option("--file", metavar="FILE", help="Read an exported ledger instead of the live one."),

@@ -7,8 +7,8 @@ import typer
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="FILE[:CLASS]|MODULE:CLASS",
-        help="Your subclass of ElasticJob, or a script that calls elastic().",
+        metavar="FILE[:CLASS]|MODULE:CLASS|JOB.toml",
+        help="Your subclass of ElasticJob, or a script that calls elastic(); or a job file that names one.",
     ),
 ]
 Arguments = Annotated[
@@ -19,6 +19,14 @@ Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Global 
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A hyperparameter; may be given several times."),
+]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="NAME=VALUE,...",
+        help="One job for each value of a hyperparameter; given several times, for each combination, 1000 at most.",
+    ),
 ]
 Gpus = Annotated[
     str,

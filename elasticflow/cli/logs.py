@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run_at
 from elasticflow.cli.decision_output import show_last_lines
 from elasticflow.cli.terminal_output import note, print_json, say_line
@@ -19,7 +20,7 @@ _POLL_S = 0.3
 
 
 def logs(
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.jobs)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Show only this worker.")] = None,
     nats_url: NatsUrl = "",

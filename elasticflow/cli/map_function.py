@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant, duration_of, run_at, size_of
+from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant, run_at
+from elasticflow.cli.option_values import duration_of, size_of
 from elasticflow.cli.result_output import KeepGoing, Out, PickleDir, WithIndices, result_output
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from elasticflow.cli.terminal_output import say, say_line, table
-from elasticflow.history.formatting import gpus_by_type_in_words
+from elasticflow.history.formatting import gpus_by_type_in_words, gpus_counted
 from elasticflow.history.profile_views import ProfileView
 from elasticflow.history.type_views import SplitView, TypesView
 from elasticflow.sdk.times import clock_time
@@ -59,6 +59,15 @@ def show_types(view: TypesView) -> None:
     for each in view.types:
         if each.failure:
             say_line(f"on {each.gpu_type}, which jobs of this profile do not use: {each.failure}", "yellow")
+        if each.predicted_from:
+            say_line(
+                f"{each.gpu_type} is predicted from {each.predicted_from} by other profiles that are known on both; "
+                "no promise and no split rests on it"
+            )
+        if each.communication_s:
+            marked = "measured" if each.communication_measured else "predicted"
+            by_number = (f"{1000 * s:.3g} ms on {gpus_counted(n)}" for n, s in each.communication_s.items())
+            say_line(f"communication on {each.gpu_type}, {marked}: {', '.join(by_number)}")
     if view.split is None:
         say_line(f"no split: {view.obstacle}", "yellow")
     else:

@@ -12,7 +12,6 @@ from elasticflow.cli.command_options import (
     Pool,
     SubmissionOptions,
     Tenant,
-    duration_of,
     run,
     where_words,
 )
@@ -31,6 +30,7 @@ from elasticflow.cli.job_options import (
     Target,
     Torchrun,
 )
+from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.sdk.submission import load, quotable, with_code

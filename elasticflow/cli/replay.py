@@ -11,6 +11,7 @@ from typing import Annotated, Any, BinaryIO, NoReturn, cast
 import typer
 
 from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, run
+from elasticflow.cli.progress import progress_bar
 from elasticflow.cli.replay_options import (
     AsJson,
     At,
@@ -80,7 +81,13 @@ def replay(
         raise typer.Exit(_follow_live(options, nats_url=nats_url, pool=pool, data_dir=data_dir))
     with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
         exported = Path(folder) / "live.ledger"
-        run(lambda client: write_ledger(client, exported), nats_url=nats_url, pool=pool, data_dir=data_dir)
+        with progress_bar("messages") as advance:
+            run(
+                lambda client: write_ledger(client, exported, on_message=advance),
+                nats_url=nats_url,
+                pool=pool,
+                data_dir=data_dir,
+            )
         raise typer.Exit(_replayed(str(exported), options))
 
 

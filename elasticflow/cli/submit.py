@@ -14,7 +14,6 @@ from elasticflow.cli.command_options import (
     SubmissionOptions,
     Tenant,
     When,
-    duration_of,
     run,
     where_words,
 )
@@ -35,9 +34,12 @@ from elasticflow.cli.job_options import (
     Mixed,
     Settings,
     ShardOptimizer,
+    Sweep,
     Target,
     Torchrun,
 )
+from elasticflow.cli.option_values import duration_of, parse_sweep
+from elasticflow.cli.sweep import members_of, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import Decision
@@ -60,6 +62,7 @@ def submit(
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
+    sweep: Sweep = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
     gpu_memory: GpuMemory = "",
@@ -100,7 +103,9 @@ def submit(
     reason and counteroffers.
 
     A file is packaged and uploaded; a module must be importable on the nodes.
-    Exit code 1: it is rejected; with --wait also failed, cancelled, or late.
+    A job file has the same options in TOML. A sweep submits several jobs with
+    one deadline, each admitted or rejected on its own. Exit code 1: a job is
+    rejected; with --wait also failed, cancelled, or late.
 
     \b
     Examples:
@@ -112,6 +117,9 @@ def submit(
       eflow submit ddp.py --batch 64 --iterations 900 --deadline 5m -- --lr 0.1
       eflow submit old.py --torchrun --batch 256 --batch-per-worker 32 \\
         --iterations 900 --deadline 1h
+      eflow submit job.toml
+      eflow submit job.toml --deadline 2h --set learning_rate=0.1
+      eflow submit train.py --deadline 2h --sweep learning_rate=0.1,0.01
       eflow submit train.py --deadline 2h --gpus 2..8
       eflow submit train.py --deadline 2h --gpu-type A100,V100
       eflow submit train.py --deadline 2h --gpu-memory 40GiB
@@ -146,6 +154,13 @@ def submit(
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     job, code = load(options.entry, options.arguments)
     job = options.apply(job)
+    if sweep:
+        if quote_id:
+            raise typer.BadParameter("a quote is for one job", param_hint="--quote")
+        if problems := problems_of_names(job_id=name, tenant=tenant):
+            raise InvalidJob(*problems)
+        members = members_of(job, code, parse_sweep(sweep), name=name, now_s=SystemClock().now_s())
+        raise typer.Exit(submit_sweep(members, where, detach=detach, wait=wait, timeout_s=timeout_s, as_json=as_json))
     if quote_id and not deadline:
         job.set_deadline(run(lambda client: client.quote_reservation(quote_id), **where).deadline_s)
     try:

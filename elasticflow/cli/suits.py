@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, duration_of, run
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.replay import start_simulator
 from elasticflow.client.client import Client
 from elasticflow.shared.messages.pool_config import PoolConfig

@@ -7,17 +7,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from elasticflow.cli.command_options import (
-    DataDir,
-    Json,
-    NatsUrl,
-    NumIterations,
-    Pool,
-    SubmissionOptions,
-    Tenant,
-    duration_of,
-)
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIterations, Pool, SubmissionOptions, Tenant
 from elasticflow.cli.job_options import Batch, Settings, Target
+from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.training_load import TrainingOptions, TrainingProgress
 from elasticflow.sdk.submission import load, with_code

@@ -15,7 +15,7 @@ from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
 from elasticflow.cli.loads import loads_table, starving_lines
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.history.formatting import gpus_by_type_in_words, gpus_counted
+from elasticflow.history.formatting import gpus_by_type_in_words, gpus_of_types
 from elasticflow.history.load_views import LoadView, load_views
 from elasticflow.history.pool_views import JobView, job_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words
@@ -151,7 +151,7 @@ def change_line(view: JobView, now_s: float) -> str:
     """ "18:03:01  digits  running  4 GPUs  120/300  12.3/s  finish in 15.2s  margin 40.1s"."""
     words = [clock_time(view.ended_at_s or now_s), view.job_id, view.activity]
     if view.num_gpus:
-        words.append(gpus_counted(view.num_gpus, view.gpu_type))
+        words.append(gpus_of_types(view.num_gpus, view.gpu_type, view.num_added_gpus_by_type))
     if view.max_iterations:
         words.append(f"{view.iteration}/{view.max_iterations}")
     if view.iterations_per_s:

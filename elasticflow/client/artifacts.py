@@ -1,4 +1,4 @@
-"""What a job has produced, read from the pool's object store: no storage is shared with the nodes (docs/adr/0064)."""
+"""What a job has produced, read from the pool's object store: no storage is shared with the nodes (docs/adr/0065)."""
 
 import asyncio
 import contextlib

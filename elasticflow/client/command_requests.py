@@ -13,11 +13,13 @@ from elasticflow.errors import Undecided
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, seconds_of
+from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import Command, ProfileJob, QuoteDeadline, SubmitJob, id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected, ProfileRequested
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
+from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
@@ -73,12 +75,15 @@ class CommandRequests(LedgerView):
                 raise Undecided(id_of(command), timeout_s) from None
 
     async def _publish(self, command: Command, message_id: str, code: Package | None = None) -> None:
-        """Upload the code, then append to the work queue once: a retry has the same message id."""
+        """Upload the code, then append to the work queue once: a retry has the same message id. Raises InvalidJob."""
+        try:
+            data = codec.encode(command, id=message_id, recorded_at_s=self.now_s(), max_bytes=MAX_SUBMISSION_BYTES)
+        except TooLarge as error:
+            raise InvalidJob(str(error)) from None
         if code is not None:
             bucket = streams.code_bucket(self._pool)
             name = streams.code_name(self.tenant, code.code_digest)
             await with_retry(self._bus.put_object, bucket, name, code.archive)
-        data = codec.encode(command, id=message_id, recorded_at_s=self.now_s())
         subject = subjects.submit(self.tenant, self._pool)
         await with_retry(self._bus.append, subject, data, message_id=message_id)
 
@@ -86,9 +91,9 @@ class CommandRequests(LedgerView):
     async def _replies_to(self, job_id: str, message_id: str) -> AsyncGenerator[ReplyStream, None]:
         """Replies from now on."""
         after_sequence = await self.last_sequence()
-        subscription = await self._bus.subscribe(subjects.answer(self._pool, job_id))
+        subscription = await self._bus.subscribe(subjects.answer(self.tenant, self._pool, job_id))
         entries = self.entries(after_sequence=after_sequence)
-        async with follow_replies(subscription, entries, job_id, message_id) as replies:
+        async with follow_replies(subscription, entries, self.tenant, job_id, message_id) as replies:
             yield replies
 
 

@@ -7,6 +7,7 @@ import shutil
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.extras import require_one_version, torch_problem
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.process.certificate_times import ends_of_validity
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 from elasticflow.shared.runtime.process.nats_access import NatsAccess, readable_by_others
@@ -30,6 +32,7 @@ from elasticflow.shared.runtime.service.decision_problems import (
 )
 
 LEAST_FREE_BYTES = 1 << 30
+EXPIRES_SOON_S = 14 * 86_400.0
 _SYNC = "sync_interval: always"
 _HTTP_TIMEOUT_S = 5.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -56,6 +59,7 @@ async def examine(
     findings = [
         *_findings("credentials", (*access.problems(), *_secret_problems(endpoint))),
         *_findings("TLS", _encryption_problems(endpoint, access)),
+        *_findings("certificates", await asyncio.to_thread(lambda: tuple(_certificate_problems(access, clock)))),
         *_findings("tenants", _token_problems(endpoint, access)),
         *_findings("isolation", await asyncio.to_thread(lambda: tuple(_isolation_problems(environment, access)))),
         *_findings("disk", _disk_problems(endpoint.data_dir or Path.cwd())),
@@ -119,6 +123,21 @@ def _secret_problems(endpoint: Endpoint) -> Iterable[str]:
 def _encryption_problems(endpoint: Endpoint, access: NatsAccess) -> Iterable[str]:
     if access.ca is None and (hosts := _other_hosts(endpoint)):
         yield f"messages to {', '.join(hosts)} are not encrypted: set up TLS in NATS, and EF_NATS_CA here"
+
+
+def _certificate_problems(access: NatsAccess, clock: Clock) -> Iterable[str]:
+    """Of an authority the last one counts: a file may hold the next one already; of this client, its own one."""
+    used: tuple[tuple[str, Path | None, Callable[[list[datetime]], datetime]], ...] = (
+        ("EF_NATS_CA", access.ca, max),
+        ("EF_NATS_CERT", access.certificate, lambda ends: ends[0]),
+    )
+    for name, file, of in used:
+        try:
+            ends = ends_of_validity(file) if file is not None else []
+        except (OSError, ValueError):  # `NatsAccess.problems` says what is wrong with it
+            continue
+        if ends and of(ends).timestamp() - clock.now_s() < EXPIRES_SOON_S:
+            yield f"{name}={file}: expires at {of(ends):%Y-%m-%d %H:%M} UTC: renew it"
 
 
 def _token_problems(endpoint: Endpoint, access: NatsAccess) -> Iterable[str]:

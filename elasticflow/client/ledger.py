@@ -108,17 +108,23 @@ class LedgerView:
         return job
 
 
-async def write_ledger(client: LedgerView, file: Path) -> int:
-    """Write all messages up to now; return their number. The file appears whole, or not at all."""
+async def write_ledger(client: LedgerView, file: Path, *, on_message: Callable[[int, int], None] | None = None) -> int:
+    """Write all messages up to now; return their number. The file appears whole, or not at all.
+
+    on_message: called with the number of messages that are written, and of all.
+    """
     unfinished = file.with_name(f".{file.name}.part")
     count = 0
     try:
         with unfinished.open("wb") as out:
             writer = ExportWriter(out)
-            async with contextlib.aclosing(client.entries(up_to=await client.last_sequence())) as entries:
+            last = await client.last_sequence()
+            async with contextlib.aclosing(client.entries(up_to=last)) as entries:
                 async for stored, _ in entries:
                     writer.add(stored)
                     count += 1
+                    if on_message is not None:
+                        on_message(count, last)
             writer.finish()
         unfinished.replace(file)
     except OSError as error:  # with the file name that the user gave

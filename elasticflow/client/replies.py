@@ -57,9 +57,10 @@ AnyReply = Decision | ProfileReply | ProfileRequested | CommandReply | MessageRe
 
 
 class ReplyStream:
-    """Replies in the order of arrival; most arrive twice."""
+    """Replies to one tenant in the order of arrival; most arrive twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
         self._received: asyncio.Queue[AnyReply | Exception] = asyncio.Queue()
 
     async def next(self) -> AnyReply:
@@ -74,28 +75,33 @@ class ReplyStream:
         async for message in subscription:
             with contextlib.suppress(codec.Undecodable):
                 envelope = codec.decode(message.data)
-                if isinstance(envelope.message, AnyReply) and envelope.cause_id in ("", command_id):
-                    self._received.put_nowait(envelope.message)
+                if envelope.cause_id in ("", command_id):
+                    self._receive(envelope.message)
 
     async def receive_from_ledger(self, entries: AsyncIterator[LedgerEntry], id: str) -> None:
         try:
             async for _, message in entries:
                 for event in message.events if isinstance(message, PlanDecided) else (message,):
-                    if isinstance(event, AnyReply) and id_of(event) == id:
-                        self._received.put_nowait(event)
+                    if id_of(event) == id:
+                        self._receive(event)
         except Exception as error:
             self._received.put_nowait(error)
+
+    def _receive(self, message: object) -> None:
+        """Other tenants may send commands about this job too; admission rejects those in the ledger."""
+        if isinstance(message, AnyReply) and getattr(message, "tenant", "") in ("", self._tenant):
+            self._received.put_nowait(message)
 
 
 @contextlib.asynccontextmanager
 async def follow_replies(
-    subscription: Subscription, entries: AsyncIterator[LedgerEntry], job_id: str, command_id: str
+    subscription: Subscription, entries: AsyncIterator[LedgerEntry], tenant: str, job_id: str, command_id: str
 ) -> AsyncGenerator[ReplyStream, None]:
-    """Replies about a job, without those to other commands. command_id: of the command's envelope.
+    """Replies to a tenant about a job, without those to its other commands. command_id: of the command's envelope.
 
     subscription: to admission's replies about this job; it is closed at the end.
     """
-    replies = ReplyStream()
+    replies = ReplyStream(tenant)
     receiving = [
         asyncio.create_task(replies.receive_from_admission(subscription, command_id)),
         asyncio.create_task(replies.receive_from_ledger(entries, job_id)),

@@ -1,14 +1,23 @@
 """The log files of a job's workers in the pool's data folder."""
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from elasticflow.shared.runtime.process.regular_file import NotRegularFile, open_regular_file
+
 _NAME = re.compile(r"g(\d+)-r(\d+)\.log")
+
+_PART_BYTES = 1 << 16
 
 
 class LogReader:
-    """All logs of one job; each call continues where the last one stopped. folder: None or missing means no logs."""
+    """All logs of one job; each call continues where the last one stopped. folder: None or missing means no logs.
+
+    The job can write the folder: links and FIFOs in it are passed over.
+    """
 
     def __init__(self, folder: Path | None, rank: int | None) -> None:
         self._folder, self._rank = folder, rank
@@ -22,14 +31,22 @@ class LogReader:
     def new_lines(self, *, to_the_end: bool) -> Iterator[str]:
         """By generation, then by rank: "g2-r0 | epoch 3 ...". to_the_end: include an unfinished last line."""
         for path in self._files():
+            with contextlib.suppress(NotRegularFile, FileNotFoundError), open_regular_file(path) as file:
+                for part in self._new_parts(path, file, to_the_end=to_the_end):
+                    for line in part.decode(errors="replace").splitlines():
+                        yield f"{path.stem} | {line}"
+
+    def _new_parts(self, path: Path, file: int, *, to_the_end: bool) -> Iterator[bytes]:
+        """Whole lines; parts of those that are longer than _PART_BYTES, so that no file fills the memory."""
+        is_last = False
+        while not is_last:
             start = self._read_up_to.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(start)
-                data = file.read()
-            read = data if to_the_end else data[: data.rfind(b"\n") + 1]
+            data = os.pread(file, _PART_BYTES, start)
+            is_last = len(data) < _PART_BYTES
+            ends_at = len(data) if is_last and to_the_end else data.rfind(b"\n") + 1
+            read = data[:ends_at] if ends_at or is_last else data
             self._read_up_to[path] = start + len(read)
-            for line in read.decode(errors="replace").splitlines():
-                yield f"{path.stem} | {line}"
+            yield read
 
     def _files(self) -> list[Path]:
         found: list[tuple[int, int, Path]] = []

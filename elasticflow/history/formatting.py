@@ -100,6 +100,13 @@ def types_in_words(gpu_type: str, num_gpus: int, num_added_by_type: Mapping[str,
     return " + ".join(f"{num} {name}" for name, num in {gpu_type: num_own, **num_added_by_type}.items())
 
 
+def gpus_of_types(num_gpus: int, gpu_type: str, num_added_by_type: Mapping[str, int]) -> str:
+    """The GPUs of a job: as "4 GPUs of type V100", or "6 GPUs (4 V100 + 2 P100)" where others joined."""
+    if not num_added_by_type:
+        return gpus_counted(num_gpus, gpu_type)
+    return f"{gpus_counted(num_gpus)} ({types_in_words(gpu_type, num_gpus, num_added_by_type)})"
+
+
 def limits_in_words(limits: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:
     """As "at least 4 GPUs until 15:04:14 (in 10m 00s)"."""
     ends = (("at least", limits.min_gpus), ("at most", limits.max_gpus))

@@ -1,7 +1,7 @@
 """The jobs and padding loads that an event concerns. Pure."""
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.events import Event, LoadEvent
+from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 
@@ -30,6 +30,15 @@ def names_concerned(event: Event, before: PoolState, after: PoolState) -> tuple[
         case _:
             name = getattr(event, "job_id", "")
             return (name,) if name else ()
+
+
+def names_changed(message: Event | PlanDecided, before: PoolState, after: PoolState) -> set[str]:
+    """The jobs and padding loads that a message of the ledger concerns, or whose plan it changes."""
+    parts = message.events if isinstance(message, PlanDecided) else (message,)
+    names = {name for event in parts for name in names_concerned(event, before, after)}
+    if isinstance(message, PlanDecided):  # a plan may change the schedules of any jobs
+        names |= {name for name, job in before.live_jobs.items() if after.live_jobs.get(name) is not job}
+    return names - {""}
 
 
 def is_profile_of(job: Job, profile_key: str) -> bool:

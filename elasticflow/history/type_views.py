@@ -7,8 +7,11 @@ from typing import NamedTuple
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.single_gpu_step_times import counts_to_measure
+from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import JobStepTimes, job_step_times
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import mixed_steps, placed_step_s
+from elasticflow.shared.scheduling.heterogeneous.step_times import StepTimes
+from elasticflow.shared.scheduling.heterogeneous.unmeasured_types import unmeasured_step_times
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
     TooLittleMemory,
     split_virtual_nodes,
@@ -37,13 +40,20 @@ class StepPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeView:
-    """num_gpus: of the pool's live nodes. failure: why a profiling run failed there; "" if none did."""
+    """num_gpus: of the pool's live nodes. failure: why a profiling run failed there; "" if none did.
+
+    predicted_from: the type from which steps are predicted by the speeds of other profiles, since no speed of this one
+    is known here; else "". communication_s: of a step, by number of GPUs. communication_measured: else predicted.
+    """
 
     gpu_type: str
     num_gpus: int
     iterations_per_s: Mapping[int, float]  # by number of GPUs
-    steps: tuple[StepPoint, ...]  # none if the speed of one GPU is unknown
+    steps: tuple[StepPoint, ...]  # none if the speed of one GPU is unknown and cannot be predicted
     failure: str
+    predicted_from: str
+    communication_s: Mapping[int, float]
+    communication_measured: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,21 +123,30 @@ def types_view(state: PoolState, spec: JobSpec, num_gpus_by_type: Mapping[str, i
 
 
 def _type_view(state: PoolState, spec: JobSpec, recorded: str, num_gpus: int, times: JobStepTimes | None) -> TypeView:
-    gpu_type = type_name(state, recorded)
+    gpu_type, failure = type_name(state, recorded), profiling_failure(state, spec, type_name(state, recorded))
     curve = state.curves.get(spec_on(state, spec, gpu_type).measured_key)
+    known = None if times is None else times.by_type.get(recorded)
+    predicted = None
+    if times is not None and known is None and not failure:
+        predicted = unmeasured_step_times(state, times, recorded)
+    base, steps = ("", known) if predicted is None else (type_name(state, predicted[0]), predicted[1])
+    communication = CommunicationTimes() if times is None or known is None else times.communication[recorded]
     return TypeView(
         gpu_type=gpu_type,
         num_gpus=num_gpus,
         iterations_per_s={} if curve is None else dict(sorted(curve.iterations_per_s.items())),
-        steps=() if times is None or recorded not in times.by_type else _steps(times, recorded),
-        failure=profiling_failure(state, spec, gpu_type),
+        steps=() if times is None or steps is None else _steps(times, steps),
+        failure=failure,
+        predicted_from=base,
+        communication_s=dict(zip(communication.num_workers_P, communication.communication_s_P, strict=True)),
+        communication_measured=communication.measured,
     )
 
 
-def _steps(times: JobStepTimes, recorded: str) -> tuple[StepPoint, ...]:
+def _steps(times: JobStepTimes, steps: StepTimes) -> tuple[StepPoint, ...]:
     points = list[StepPoint]()
     for count in counts_to_measure(times.num_virtual_nodes):
-        num_samples, step_s, measured = times.at(recorded, count)
+        num_samples, step_s, measured = steps.at(times.samples(count))
         points.append(
             StepPoint(
                 num_virtual_nodes=count,

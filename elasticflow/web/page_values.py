@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
-from elasticflow.history.formatting import offer_in_words, schedule_in_words, spec_in_words
+from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
 from elasticflow.history.load_views import load_views
 from elasticflow.history.pool_views import JobView, gpu_type_of, job_view, node_views
 from elasticflow.sdk.times import duration_in_words
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
-from elasticflow.shared.state.gpu_types import num_added_by_type
+from elasticflow.shared.state.gpu_types import count_by_type, num_added_by_type, shown_type
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
+from elasticflow.shared.state.usage import gpu_hours_by_type
 from elasticflow.web.pool_history import FeedEntry, JobTrack, PoolHistory
 
 FEED_COUNT = 200  # sentences on the page of the pool
@@ -67,7 +68,7 @@ def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -
 
 
 def tenant_rows(state: PoolState, now_s: float) -> list[dict[str, Any]]:
-    """What each tenant was promised in the last 24 hours, and its limits."""
+    """What each tenant was promised in the last 24 hours, and its limits. By type where the pool has several."""
     tenants = {*state.usage, *state.config.quotas, *(job.tenant for job in state.live_jobs.values())}
     return [_tenant_row(state, tenant, now_s) for tenant in sorted(tenants)]
 
@@ -80,12 +81,15 @@ def _tenant_row(state: PoolState, tenant: str, now_s: float) -> dict[str, Any]:
     usage = [used for used in state.usage.get(tenant, ()) if now_s - used.at_s < _DAY_S]
     live = [job for job in state.live_jobs.values() if job.tenant == tenant]
     quota = state.config.quota(tenant)
+    first_type = shown_type(state, "")
     return {
         "tenant": tenant,
         "num_live_jobs": len(live),
         "num_gpus": sum(len(job.gpus) for job in live),
+        "num_gpus_by_type": count_by_type(state, (gpu for job in live for gpu in job.gpus)) if first_type else {},
         "num_promised_jobs": sum(used.num_jobs for used in usage),
         "promised_gpu_hours": sum(used.gpu_seconds for used in usage) / 3_600.0,
+        "promised_gpu_hours_by_type": gpu_hours_by_type(usage, first_type) if first_type else {},
         "max_jobs_per_day": quota.max_jobs_per_day,
         "max_gpu_hours_per_day": quota.max_gpu_hours_per_day,
     }
@@ -102,6 +106,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
         "live": job.live,
         "promise": promise_word(job),
         "sentence": _sentence(view),
+        "gpus_in_words": _gpus_in_words(view),
         "steps": [[step.at_s, step.num_gpus] for step in steps if step.sequence <= state.sequence],
         "promised": _flat(job.planned_share or job.minimum_satisfactory_share) if job.live else [],
         "submittable": job.spec is not None and not job.profile_only,
@@ -126,7 +131,7 @@ def promise_word(job: Job) -> str:
 
 def _sentence(view: JobView) -> str:
     """As "running on 4 GPUs, iteration 120 of 300; the expected finish is 51.0s before its deadline"."""
-    words = [view.activity + (f" on {view.num_gpus} GPU{'' if view.num_gpus == 1 else 's'}" if view.num_gpus else "")]
+    words = [view.activity + (f" on {_gpus_in_words(view)}" if view.num_gpus else "")]
     if view.max_iterations:
         words.append(f"iteration {view.iteration} of {view.max_iterations}")
     text = ", ".join(words)
@@ -135,6 +140,10 @@ def _sentence(view: JobView) -> str:
         finish = "the expected finish is" if view.ended_at_s is None else "it ended"
         text += f"; {finish} {duration_in_words(abs(view.margin_s))} {side} its deadline"
     return text + (f"; {view.explanation}" if view.explanation else "")
+
+
+def _gpus_in_words(view: JobView) -> str:
+    return gpus_of_types(view.num_gpus, view.gpu_type, view.num_added_gpus_by_type)
 
 
 def _flat(schedule: ShareSchedule) -> list[list[float]]:

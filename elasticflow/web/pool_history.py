@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
-from elasticflow.history.names_concerned import names_concerned
+from elasticflow.history.names_concerned import names_changed
 from elasticflow.history.pool_views import expected_finish_s
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
@@ -127,11 +127,7 @@ class PoolHistory:
 
     def _follow(self, sequence: int, at_s: float, message: Event | PlanDecided, before: PoolState) -> None:
         parts = message.events if isinstance(message, PlanDecided) else (message,)
-        names = {name for event in parts for name in names_concerned(event, before, self.state)}
-        if isinstance(message, PlanDecided):  # a plan may change the schedules of any jobs
-            after = self.state.live_jobs
-            names |= {name for name, job in before.live_jobs.items() if after.get(name) is not job}
-        for name in names - {""}:
+        for name in names_changed(message, before, self.state):
             track = self._track(name, sequence)
             if job := self.state.job(name):
                 _add_step(track, job, sequence, at_s)

@@ -75,14 +75,20 @@ class PoolStream:
         return self._encoded[key]
 
 
+def _read_newest(reader: LogReader, lines: deque[str]) -> int:
+    """Blocking; into a queue with a bound. Returns the number of new lines."""
+    count = 0
+    for line in reader.new_lines(to_the_end=False):
+        lines.append(line)
+        count += 1
+    return count
+
+
 async def log_events(reader: LogReader) -> AsyncGenerator[bytes, None]:
     """New lines of all workers, without end. Of a flood, the newest lines and the number of the others."""
     while True:
         lines: deque[str] = deque(maxlen=_MAX_LINES)
-        count = 0
-        for line in await asyncio.to_thread(lambda: list(reader.new_lines(to_the_end=False))):
-            lines.append(line)
-            count += 1
+        count = await asyncio.to_thread(_read_newest, reader, lines)
         if count:
             yield event({"lines": list(lines), "skipped": count - len(lines)})
         else:

@@ -32,6 +32,7 @@ from elasticflow.shared.state.idempotent_replies import (
 )
 from elasticflow.shared.state.policy import Policy, Reply, planner
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
+from elasticflow.shared.state.reply_recipient import recipient
 
 
 def decide(
@@ -79,11 +80,11 @@ def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:
 def replies(state: PoolState, commands: tuple[Command, ...], events: tuple[Event, ...]) -> tuple[Reply, ...]:
     """The decisions; for a command that led to none, because it equals an earlier one, the earlier decision."""
     decided = cast(tuple[AdmissionEvent, ...], events)
-    answered = {(id_of(event), type(event)) for event in decided}
+    answered = {(recipient(state, event), id_of(event), type(event)) for event in decided}
     unanswered = (
         command
         for command in commands
-        if answered.isdisjoint((id_of(command), kind) for kind in ANSWERS[type(command)])
+        if answered.isdisjoint((command.tenant, id_of(command), kind) for kind in ANSWERS[type(command)])
     )
     earlier = (idempotent_reply(state, command) for command in unanswered)
     return (*decided, *(reply for reply in earlier if reply is not None))
@@ -95,7 +96,7 @@ def replies_again(state: PoolState, command: Command, events: tuple[PlanEvent, .
         job = state.job(command.job_id)
         if job is not None and is_submission_of(command, job):
             return (outcome(state, job),)
-    first = tuple(event for event in events if is_answer(event, command))
+    first = tuple(event for event in events if is_answer(event, command) and recipient(state, event) == command.tenant)
     return replies(state, (command,), first)
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected
+from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus, Message, Subscription
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.answer_sender import AnswerSender
@@ -17,6 +19,7 @@ QUOTES_PER_S = 10.0  # of one tenant, in the long run
 MAX_AT_ONCE = 20  # of one tenant, after a pause
 MAX_REFUSALS_PER_S = 200  # of one tenant: clients that wait for each answer ask no faster
 MAX_WAITING = 1_000  # of all tenants
+MAX_WAITING_BYTES = 16 * 1024 * 1024
 MAX_TENANTS = 10_000  # whose rates are known; more are names that one client makes up
 YIELD_EVERY = 64  # requests that are received at once
 REST = 1.0  # after a quote, decisions get this many times as long as it took
@@ -43,7 +46,7 @@ class QuoteRequests:
         self._answers = AnswerSender(bus, pool, log)
         self._tenants: dict[str, _Tenant] = {}
         self._turns: deque[str] = deque()  # tenants with requests, the next one first
-        self._num_waiting = 0
+        self._num_waiting = self._num_waiting_bytes = 0
         self._news = asyncio.Event()
 
     async def run(self, requests: Subscription) -> None:
@@ -58,19 +61,25 @@ class QuoteRequests:
                     await asyncio.sleep(0)  # a flood must not keep decisions waiting
 
     async def _receive(self, request: Message) -> None:
-        name = request.subject.split(".")[2]
+        name = subjects.sender(request.subject)
         tenant = self._tenant(name)
-        if self._num_waiting >= MAX_WAITING or tenant.num_allowed < 1.0:
-            await self._refuse(request, name, tenant)
+        if len(request.data) > MAX_SUBMISSION_BYTES:
+            await self._refuse(request, tenant, f"a request has {MAX_SUBMISSION_BYTES:,} bytes at most")
+            return
+        is_full = self._num_waiting >= MAX_WAITING or self._num_waiting_bytes + len(request.data) > MAX_WAITING_BYTES
+        if is_full or tenant.num_allowed < 1.0:
+            problem = f"tenant {name!r} asks for more than {QUOTES_PER_S:g} quotes a second: ask again in a second"
+            await self._refuse(request, tenant, problem)
             return
         tenant.num_allowed -= 1.0
         if not tenant.waiting:
             self._turns.append(name)
         tenant.waiting.append(request)
         self._num_waiting += 1
+        self._num_waiting_bytes += len(request.data)
         self._news.set()
 
-    async def _refuse(self, request: Message, name: str, tenant: _Tenant) -> None:
+    async def _refuse(self, request: Message, tenant: _Tenant, problem: str) -> None:
         """Further requests of the same second are dropped, because each answer to a flood delays decisions."""
         second = int(tenant.measured_at_s)
         if tenant.refused_in != second:
@@ -78,7 +87,6 @@ class QuoteRequests:
         tenant.num_refused += 1
         if tenant.num_refused > MAX_REFUSALS_PER_S:
             return
-        problem = f"tenant {name!r} asks for more than {QUOTES_PER_S:g} quotes a second: ask again in a second"
         await self._send(request, MessageRejected(problems=(problem,)))
 
     def _tenant(self, name: str) -> _Tenant:
@@ -98,6 +106,7 @@ class QuoteRequests:
             waiting = self._tenants[name].waiting
             request = waiting.popleft()
             self._num_waiting -= 1
+            self._num_waiting_bytes -= len(request.data)
             if waiting:
                 self._turns.append(name)
             elif not self._turns:
@@ -109,6 +118,6 @@ class QuoteRequests:
     async def _send(self, request: Message, message: codec.Message) -> None:
         data = codec.encode(message, id="quote", recorded_at_s=self._clock.now_s())
         try:
-            await self._answers.send(request.reply, data)
+            await self._answers.send(subjects.sender(request.subject), request.reply, data)
         except Retry as error:
             self._log.warning("quote not answered", error=str(error))

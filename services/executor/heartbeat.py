@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from elasticflow.services.executor.decisions.local_events_and_actions import ContactLost, ContactRestored, NodeClaimed
 from elasticflow.services.executor.decisions.state import PoolMembership, State, node_report
 from elasticflow.services.executor.node_record import NodeRecord
-from elasticflow.shared.errors import Retry
+from elasticflow.shared.errors import Retry, TooLarge
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock
@@ -84,7 +84,13 @@ class Heartbeat:
         if state.shutting_down and state.membership is not PoolMembership.MEMBER:
             return  # claim no further incarnation
         heartbeat = node_report(state, self._clock.now_s())
-        if not await self._record.store(heartbeat):
+        try:
+            is_stored = await self._record.store(heartbeat)
+        except TooLarge as error:  # what jobs report must not end the node
+            self._log.warning("HeartbeatWithoutMetrics", error=str(error))
+            heartbeat = node_report(state, self._clock.now_s(), with_metrics=False)
+            is_stored = await self._record.store(heartbeat)
+        if not is_stored:
             return
         self._lease_until_s = sent_s + heartbeat.lease_s
         self._workers.extend_leases(self._lease_until_s)

@@ -8,6 +8,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,16 @@ class OldFiles:
             load = folded().loads.get(name)
             return load is not None and load.live
 
-        def is_in_use(digest: str) -> bool:
-            return any(digest == used for _, used in code_digests(folded()))
+        def is_in_use(tenant: str, digest: str) -> bool:
+            return (tenant, digest) in code_digests(folded())
 
-        logs = root / "logs"
         kept_s = config.checkpoints_kept_s
         yield Leftovers(place=root / "checkpoints", kept_s=kept_s, is_needed=of_live_job)
-        yield Leftovers(place=logs / "loads", kept_s=config.logs_kept_s, is_needed=of_live_load)
-        yield Leftovers(
-            place=logs, kept_s=config.logs_kept_s, is_needed=lambda name: name == "loads" or of_live_job(name)
-        )
+        yield Leftovers(place=root / "load-logs", kept_s=config.logs_kept_s, is_needed=of_live_load)
+        yield Leftovers(place=root / "logs", kept_s=config.logs_kept_s, is_needed=of_live_job)
         yield Leftovers(place=root / "results", kept_s=RESULTS_KEPT_S, is_needed=of_live_load)
-        yield Leftovers(place=root / "code", kept_s=UNPACKED_KEPT_S, is_needed=is_in_use)
+        for of_tenant in (root / "code").glob("*/"):
+            yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_in_use, of_tenant.name))
 
 
 def _old_folders(leftovers: Leftovers, now_s: float) -> Iterator[Path]:
@@ -78,16 +77,20 @@ def _old_folders(leftovers: Leftovers, now_s: float) -> Iterator[Path]:
     for folder in leftovers.place.glob("*/"):
         if folder.name.startswith(_DELETED):
             yield folder
-        elif leftovers.kept_s is not None and now_s - _changed_at_s(folder) > leftovers.kept_s:
+        elif leftovers.kept_s is not None and now_s - _changed_at_s(folder, now_s) > leftovers.kept_s:
             yield from () if leftovers.is_needed(folder.name) else (folder,)
 
 
-def _changed_at_s(folder: Path) -> float:
-    """The last change of the folder or of a file in it; now, if it is being deleted."""
+def _changed_at_s(folder: Path, now_s: float) -> float:
+    """The last change of the folder or of a file in it; now, if it is being deleted.
+
+    Jobs can write it: a link counts itself, and a time in the future is one that they set.
+    """
     try:
-        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+        found = [path.lstat() for path in (folder, *folder.iterdir())]
     except OSError:
         return float("inf")
+    return max(status.st_mtime if status.st_mtime <= now_s else status.st_ctime for status in found)
 
 
 def _delete(folder: Path) -> None:

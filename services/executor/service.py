@@ -98,7 +98,8 @@ class Executor:
                 cpu_share=node_specification.cpu_share,
                 code=code,
                 fork=self._worker_manager.fork,
-                logs=process.settings.data_dir.resolve() / "logs" / "loads",
+                # not within "logs", where each job has a folder of its name
+                logs=process.settings.data_dir.resolve() / "load-logs",
                 results=process.settings.data_dir.resolve() / "results",
                 log=process.log,
             ),
@@ -232,6 +233,7 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path, isolation: W
         data_dir=str(data_dir),
         stores_artifacts=True,
         stop_grace_s=settings.stop_grace_s,
+        memory_limit_bytes=settings.job_memory_bytes,
         isolation=isolation.kind,
     )
 

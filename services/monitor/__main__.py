@@ -1,10 +1,22 @@
 """`python -m elasticflow.services.monitor`"""
 
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
 from elasticflow.shared.import_without_gc import without_gc
 
 with without_gc():
     from elasticflow.services.monitor.service import serve
-    from elasticflow.shared.runtime.service.run_service import run_service
+    from elasticflow.services.monitor.settings import MonitorSettings
+    from elasticflow.shared.runtime.process.settings import Settings
+    from elasticflow.shared.runtime.service.run_service import Process, run_service
+
+
+def _configured(settings: Settings) -> Callable[[Process], Coroutine[Any, Any, None]]:
+    """Raises BadSettings."""
+    return partial(serve, settings=MonitorSettings.from_environment())
+
 
 if __name__ == "__main__":
-    run_service("monitor", lambda settings: serve)
+    run_service("monitor", _configured)

@@ -1,10 +1,11 @@
 """Deletes what is old in the pool's buckets: code that no job needs any more, snapshots of versions that no longer run,
-and what jobs have produced (docs/adr/0062, 0064)."""
+and what jobs have produced (docs/adr/0062, 0065)."""
 
 import asyncio
 from collections.abc import Callable
 
 from elasticflow.services.monitor.model import State
+from elasticflow.services.monitor.webhook import TOLD
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service import snapshot_store
@@ -13,6 +14,7 @@ from elasticflow.shared.runtime.service.run_service import Process
 from elasticflow.shared.state.code_in_use import code_digests
 
 SWEEP_EVERY_S = 3_600.0
+_NEEDED = (snapshot_store.NAME, TOLD)  # of the snapshot bucket
 
 
 class OldObjects:
@@ -38,7 +40,7 @@ class OldObjects:
         if (kept_s := config.code_kept_s) is not None:
             num_deleted += await self._delete(streams.code_bucket(self._pool), now_s - kept_s, self._is_code_in_use)
             snapshots = streams.snapshot_bucket(self._pool)
-            num_deleted += await self._delete(snapshots, now_s - kept_s, lambda name: name == snapshot_store.NAME)
+            num_deleted += await self._delete(snapshots, now_s - kept_s, _NEEDED.__contains__)
         if (kept_s := config.artifacts_kept_s) is not None:
             num_deleted += await self._delete(streams.artifact_bucket(self._pool), now_s - kept_s, lambda _: False)
         if num_deleted:

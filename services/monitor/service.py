@@ -11,6 +11,9 @@ from elasticflow.services.monitor.model import State
 from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.services.monitor.old_objects import OldObjects
 from elasticflow.services.monitor.policy import POLICY, with_cache
+from elasticflow.services.monitor.settings import MonitorSettings
+from elasticflow.services.monitor.slower_nodes import SlowerNodes
+from elasticflow.services.monitor.webhook import Webhook
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
@@ -21,7 +24,6 @@ from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_heade
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.node_speeds import slower_node_in_words, slower_nodes
 
 SAVE_TIMEOUT_S = 10.0
 DEAD_LETTER_TIMEOUT_S = 1.0
@@ -29,8 +31,9 @@ MAX_UNREADABLE = 64  # messages that wait for the dead-letter subject
 SNAPSHOT_EVERY = 5_000  # messages of the ledger
 
 
-async def serve(process: Process) -> None:
+async def serve(process: Process, settings: MonitorSettings | None = None) -> None:
     """Watch, until cancelled."""
+    settings = settings or MonitorSettings(webhook_url="")
     unreadable = _Unreadable(process)
     node_watch = NodeWatch(process.bus, process.settings.pool, process.clock, on_unreadable=unreadable.add)
 
@@ -42,6 +45,8 @@ async def serve(process: Process) -> None:
             tasks.create_task(LoadResults(process, host).run(), name="results of loads")
             tasks.create_task(AbandonedLoads(process, host).run(), name="abandoned loads")
             tasks.create_task(OldObjects(process, host).run(), name="old objects")
+            if settings.webhook_url:
+                tasks.create_task(Webhook(process, host, settings.webhook_url).run(), name="webhook")
 
     policy = with_cache(PlanningCache())
     await host_policy(process, policy, leads_by_lease=True, act=node_watch.act, prepare=warm_up, beside=beside)
@@ -82,28 +87,20 @@ class _Upkeep:
         self._process, self._host, self._pool = process, host, process.settings.pool
         self._gauges = PoolGauges(process.metrics)
         self._saved_at = host.folded.sequence
-        self._slower = frozenset[str]()  # nodes that were reported
+        self._slower_nodes = SlowerNodes(process.log)
 
     async def run(self) -> None:
         """At each heartbeat interval: update the gauges; sometimes save a snapshot."""
         try:
             while True:
                 self._gauges.update(self._host.folded, self._process.clock.now_s())
-                self._warn_of_slower_nodes()
+                self._slower_nodes.report(self._host.folded)
                 if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY:
                     await self._snapshot()
                 await asyncio.sleep(self._host.folded.config.timeouts.heartbeat_interval_s)
         finally:
             if self._host.folded.sequence - self._saved_at >= SNAPSHOT_EVERY // 10:
                 await self._snapshot()
-
-    def _warn_of_slower_nodes(self) -> None:
-        state = self._host.folded
-        slower = slower_nodes(state)
-        for node_id in sorted(slower.keys() - self._slower):
-            words = slower_node_in_words(node_id, state.nodes[node_id].gpu_type, slower[node_id])
-            self._process.log.warning("NodeSlower", node_id=node_id, problem=words)
-        self._slower = frozenset(slower)
 
     async def _snapshot(self) -> None:
         if (snapshot := self._host.snapshot()) is None:

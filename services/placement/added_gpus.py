@@ -6,12 +6,14 @@ They never displace a job of their own type: this is decided after the GPUs of a
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Set
+from itertools import takewhile
 
 from elasticflow.services.placement.allocated_mix import allocated_of_others, held_of_others
 from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.scheduling.placement.topology import Node
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.placed_mix import recorded_type
-from elasticflow.shared.state.pool import PoolState, slow_gpus_at
+from elasticflow.shared.state.pool import PoolState, rack_of, slow_gpus_at
 
 
 def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[GpuId, ...]]:
@@ -48,7 +50,8 @@ def added_gpus(
         chosen = list[GpuId]()
         for gpu_type, counts in mix.items():
             held = [gpu for gpu in kept.get(job_id, ()) if recorded_type(state, gpu) == gpu_type]
-            chosen += _in_few_nodes(free[gpu_type], held, len(counts))
+            own = (*own_gpus.get(job_id, ()), *chosen)
+            chosen += _near_and_in_few_nodes(state, own, free[gpu_type], held, len(counts))
         if len(chosen) == sum(map(len, mix.values())):
             found[job_id] = tuple(chosen)
             for of_type in free.values():
@@ -79,8 +82,11 @@ def _free_by_type(state: PoolState, taken: Set[GpuId]) -> defaultdict[str, set[G
     return free
 
 
-def _in_few_nodes(free: Iterable[GpuId], held: list[GpuId], count: int) -> list[GpuId]:
-    """The held GPUs and free ones, `count` in all: of nodes in use first, then of those that fit best, or are largest.
+def _near_and_in_few_nodes(
+    state: PoolState, own: Iterable[GpuId], free: Iterable[GpuId], held: list[GpuId], count: int
+) -> list[GpuId]:
+    """The held GPUs and free ones, `count` in all: of nodes in use first, then of nodes whose racks are nearest to the
+    job's, then of those that fit best, or are largest. own: the GPUs of its share.
 
     Fewer if too few are free.
     """
@@ -88,13 +94,28 @@ def _in_few_nodes(free: Iterable[GpuId], held: list[GpuId], count: int) -> list[
     for gpu in sorted(free):
         by_node[gpu.node_id].append(gpu)
     chosen = held[:count]
+    paths = {node_id: _path(state, node_id) for node_id in by_node}
+    near = {_path(state, gpu.node_id) for gpu in (*own, *chosen)}
     while len(chosen) < count and by_node:
         missing, used = count - len(chosen), {gpu.node_id for gpu in chosen}
 
-        def preference(node_id: str, missing: int = missing, used: set[str] = used) -> tuple[bool, bool, int, str]:
+        def preference(node_id: str, missing: int = missing, used: set[str] = used) -> tuple[bool, int, bool, int, str]:
             num_free = len(by_node[node_id])
             is_enough = num_free >= missing
-            return node_id not in used, not is_enough, num_free if is_enough else -num_free, node_id
+            nearness = max((_num_shared(paths[node_id], path) for path in near), default=0)
+            return node_id not in used, -nearness, not is_enough, num_free if is_enough else -num_free, node_id
 
-        chosen += by_node.pop(min(by_node, key=preference))[:missing]
+        node_id = min(by_node, key=preference)
+        chosen += by_node.pop(node_id)[:missing]
+        near.add(paths[node_id])
     return chosen
+
+
+def _path(state: PoolState, node_id: str) -> tuple[str, ...]:
+    """The locations that contain a node, from the outside in; none if its rack is unknown."""
+    return Node(node_id, 0, rack=rack_of(state, node_id)).path
+
+
+def _num_shared(one: Iterable[str], other: Iterable[str]) -> int:
+    """So many locations contain both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

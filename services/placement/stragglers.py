@@ -11,7 +11,7 @@ from elasticflow.services.placement.new_generation import new_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at
+from elasticflow.shared.state.pool import PoolState, rack_of, slow_gpus_at
 
 SETTLED_S = 60.0  # on its GPUs before a job gets another one, because the cause may move with the job
 
@@ -62,9 +62,4 @@ def _free(state: PoolState, held: Iterable[Job]) -> set[GpuId]:
 
 def _distance(state: PoolState, one: GpuId, other: GpuId) -> tuple[bool, bool]:
     """Sort key: a GPU of the same node is nearer than one of the same rack."""
-    return one.node_id != other.node_id, _rack(state, one.node_id) != _rack(state, other.node_id)
-
-
-def _rack(state: PoolState, node_id: str) -> str:
-    node: NodeState = state.nodes[node_id]
-    return state.config.racks.get(node_id, node.rack)
+    return one.node_id != other.node_id, rack_of(state, one.node_id) != rack_of(state, other.node_id)

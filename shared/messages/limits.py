@@ -3,10 +3,11 @@
 A value that passed the codec is within these bounds; no other code checks them again.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import AllowInfNan, Strict, StringConstraints
+from pydantic import AfterValidator, AllowInfNan, Strict, StringConstraints
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # `streams.MAX_PAYLOAD_BYTES` is the server's setting for it
 MAX_SUBMISSION_BYTES = 256 * 1024
@@ -17,13 +18,16 @@ MAX_BATCH = 1 << 30
 MAX_TEXT_LENGTH = 20_000
 MAX_RANGES = 2_000
 MAX_PATH_LENGTH = 300
+MAX_NAME_LENGTH = 200
 MAX_FEW = 256
+MAX_METRICS_BYTES = 16 * 1024  # of the names and numbers of one worker
 MAX_GPU_TYPE_LENGTH = 64
 MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
 
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots, spaces or wildcards
 # "": unknown
 GPU_TYPE_PATTERN = rf"^([A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_GPU_TYPE_LENGTH - 1}}})?$"
+_MAYBE_TOKEN_PATTERN = r"^[A-Za-z0-9_-]{0,64}$"
 _LINE_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
@@ -33,6 +37,7 @@ FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
 _FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
 PATTERNS_IN_WORDS = {
     TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
+    _MAYBE_TOKEN_PATTERN: "must be up to 64 letters, digits, _ and -",
     GPU_TYPE_PATTERN: "must be up to 64 letters, digits, ., _ and -, the first a letter or digit",
     _LINE_PATTERN: "must be without control characters",
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
@@ -42,7 +47,8 @@ PATTERNS_IN_WORDS = {
 }
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_LINE_PATTERN)]
+MaybeToken = Annotated[str, StringConstraints(pattern=_MAYBE_TOKEN_PATTERN)]  # "": unknown
+Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=_LINE_PATTERN)]
 ModelName = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": the function names it
 # a model's name or a function, with batch size, GPU type and range: each that a job may have fits
 ProfileKey = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=_LINE_PATTERN)]
@@ -82,3 +88,18 @@ Finite = Annotated[float, Strict(), AllowInfNan(False)]
 Fraction = Annotated[float, Strict(), Ge(0), Le(1), AllowInfNan(False)]
 
 FewItems = Len(max_length=MAX_FEW)
+
+
+def metrics_bytes(names: Iterable[str]) -> int:
+    """Of metrics with these names, about as they are sent."""
+    return sum(len(name.encode()) + 12 for name in names)
+
+
+def _within_bytes(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    if (num_bytes := metrics_bytes(metrics)) > MAX_METRICS_BYTES:
+        raise ValueError(f"metrics of {num_bytes:,} bytes are above {MAX_METRICS_BYTES:,}")
+    return metrics
+
+
+# of one worker: a heartbeat carries those of all jobs of its node
+WorkerMetrics = Annotated[Mapping[Name, Finite], FewItems, AfterValidator(_within_bytes)]

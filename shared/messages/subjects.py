@@ -21,19 +21,24 @@ def quote(tenant: str, pool: str) -> str:
     return f"ef.quote.{tenant}.{pool}"
 
 
-def answer(pool: str, job_id: str) -> str:
-    """Replies of admission to one sender. They may be lost; the ledger has every decision."""
-    return f"ef.answer.{pool}.{job_id}"
+def sender(subject: str) -> str:
+    """The tenant that may publish on this subject of commands or quotes."""
+    return subject.split(".")[2]
 
 
-def may_be_answered(pool: str, subject: str) -> bool:
-    """Whether a sender may ask for an answer on this subject: an inbox, or an answer subject of the pool.
+def answer(tenant: str, pool: str, job_id: str) -> str:
+    """Replies of admission to one tenant. They may be lost; the ledger has every decision."""
+    return f"ef.answer.{tenant}.{pool}.{job_id}"
+
+
+def may_be_answered(tenant: str, pool: str, subject: str) -> bool:
+    """Whether this tenant may ask for an answer on this subject: an inbox, or an answer subject of its own.
 
     A service may publish on other subjects too, so it must not let a sender choose one of them.
     """
     if len(subject) > _MAX_INBOX_LENGTH:
         return False
-    answer_subject = rf"ef\.answer\.{re.escape(pool)}\.[A-Za-z0-9_-]+"
+    answer_subject = rf"{re.escape(answer(tenant, pool, ''))}[A-Za-z0-9_-]+"
     return _INBOX.fullmatch(subject) is not None or re.fullmatch(answer_subject, subject) is not None
 
 

@@ -18,6 +18,7 @@ from immutables import Map
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes
@@ -44,6 +45,11 @@ def spec_on(state: PoolState, spec: JobSpec, gpu_type: str) -> JobSpec:
     """The spec of the same job on GPUs of this type. Its profile key names the curve there."""
     recorded = as_recorded(state, gpu_type)
     return spec if spec.gpu_type == recorded else replace(spec, gpu_type=recorded, other_gpu_types=())
+
+
+def type_of_profile(profile_key: str) -> str:
+    """The type in the key of a profile, as recorded: "P100" of "resnet50/b256@P100[2..8]"."""
+    return profile_key.rpartition("/")[2].partition("[")[0].partition("@")[2]
 
 
 def submitted_spec(job: Job) -> JobSpec:
@@ -89,8 +95,13 @@ def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
 
 def num_added_by_type(state: PoolState, job: Job) -> dict[str, int]:
     """GPUs of other types that joined a job, by the type as its nodes name it."""
-    nodes = (state.nodes.get(gpu.node_id) for gpu in job.added_gpus)
-    return dict(sorted(Counter(node.gpu_type for node in nodes if node is not None).items()))
+    return count_by_type(state, job.added_gpus)
+
+
+def count_by_type(state: PoolState, gpus: Iterable[GpuId]) -> dict[str, int]:
+    """How many of these GPUs each type has, by name."""
+    nodes = (state.nodes.get(gpu.node_id) for gpu in gpus)
+    return dict(sorted(Counter(type_name(state, node.gpu_type) for node in nodes if node is not None).items()))
 
 
 def have_same_arithmetic(state: PoolState, *recorded: str) -> bool:

@@ -54,15 +54,18 @@ def is_submission_of(command: SubmitJob | ProfileJob, job: Job) -> bool:
 
 
 def idempotent_reply(state: PoolState, command: Command) -> events.AdmissionEvent | events.JobFailed | None:
-    """The reply to a command that changes nothing, because an equal one did; None if the state has forgotten that."""
+    """The reply to a command that changes nothing, because an equal one did; None if the state has forgotten that.
+
+    None too about a job, load or quote of another tenant: no command changes those.
+    """
     if isinstance(command, OpenLoad | SealLoad | CancelLoad):
         load = state.loads.get(command.load_id)
-        return _of_load(load, command) if load is not None else None
+        return _of_load(load, command) if load is not None and load.tenant == command.tenant else None
     quote = state.quote_reservations.get(command.job_id)
-    if isinstance(command, ReserveQuote) and quote is not None:
+    if isinstance(command, ReserveQuote) and quote is not None and quote.tenant == command.tenant:
         return _quote_reserved(state, quote)
     job, limits = state.job(command.job_id), state.gpu_limits.get(command.job_id)
-    if job is None:
+    if job is None or job.tenant != command.tenant:
         return None
     if isinstance(command, SetGpuLimits) and limits is not None:
         return _gpu_limits_set(job, limits)

@@ -22,6 +22,7 @@ from elasticflow.shared.state.idle_windows import CARRIES_A_JOB, IdleWindows
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.usage import Usage
 
 # more than a busy pool decides in the seconds after which the work queue delivers a command again
 MAX_DECIDED_COMMANDS = 1 << 15
@@ -68,15 +69,6 @@ class SpeedOnNode:
 
     job_id: str
     ratio: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What admission promised a tenant within one minute, or rejected. at_s: the time of the last one."""
-
-    at_s: float
-    gpu_seconds: float
-    num_jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +189,11 @@ def num_gpus_by_type(state: PoolState) -> dict[str, int]:
         if node.alive:
             counted[node.gpu_type] += node.num_gpus
     return dict(sorted(counted.items()))
+
+
+def rack_of(state: PoolState, node_id: str) -> str:
+    """The path of a node's rack from the outside in: the pool's settings override what the node reports."""
+    return state.config.racks.get(node_id, state.nodes[node_id].rack)
 
 
 def with_nodes(state: PoolState, nodes: Map[str, NodeState]) -> PoolState:

@@ -84,16 +84,16 @@ class _Adapter:
                 emit(_cancelled(pool, command, now_s))
             elif isinstance(command, ReserveQuote):
                 why = f"{self.baseline.name} reserves nothing"
-                emit(QuoteRejected(job_id=command.job_id, explanation=why, at_s=now_s))
+                emit(QuoteRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s))
             elif isinstance(command, AmendJob):
                 why = f"{self.baseline.name} promises nothing, so nothing can be amended"
-                emit(AmendRejected(job_id=command.job_id, explanation=why, at_s=now_s))
+                emit(AmendRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s))
             elif isinstance(command, RequestCheckpoint):
                 why = f"{self.baseline.name} takes no checkpoints"
-                emit(CheckpointRejected(job_id=command.job_id, explanation=why, at_s=now_s))
+                emit(CheckpointRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s))
             elif isinstance(command, SetGpuLimits):
                 why = f"{self.baseline.name} takes no GPU limits"
-                emit(GpuLimitsRejected(job_id=command.job_id, explanation=why, at_s=now_s))
+                emit(GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s))
             elif isinstance(command, SubmitJob) and pool.job(command.job_id) is None:
                 emit(self._answer(view, jobs, _arriving(pool, command, now_s), now_s))
         for job in sorted(profiling, key=lambda job: (job.decided_sequence, job.job_id)):
@@ -167,7 +167,7 @@ def _cancelled(pool: PoolState, command: CancelJob, now_s: float) -> AdmissionEv
     job = pool.live_jobs.get(command.job_id)
     if job is None or job.tenant != command.tenant:
         why = f"tenant {command.tenant} has no live job {command.job_id}"
-        return CancelRejected(job_id=command.job_id, explanation=why, at_s=now_s)
+        return CancelRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
     return JobCancelled(job_id=command.job_id, reason=command.reason, at_s=now_s)
 
 

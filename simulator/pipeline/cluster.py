@@ -80,7 +80,8 @@ class VirtualCluster:
         self._setting.broker.ensure_pool(POOL)
         self.acknowledged: list[Acknowledged] = []
         self._setting.broker.stream(submit_stream(POOL)).on_settle = self._acknowledged
-        self.environment = Environment(self.loop, scenario.timing_model, scenario.gpu_type_by_node)
+        self._gpu_type_by_node = dict(scenario.gpu_type_by_node)
+        self.environment = Environment(self.loop, scenario.timing_model, self._gpu_type_by_node)
         self._entries: list[Entry] = []
         self._state = PoolState()
         self._configure()
@@ -97,7 +98,7 @@ class VirtualCluster:
                 self.environment,
                 node_id,
                 num_gpus,
-                scenario.gpu_type_by_node.get(node_id, ""),
+                self._gpu_type_by_node,
                 self.metrics["executor"],
             )
             for node_id, num_gpus in scenario.num_gpus_by_node.items()
@@ -215,6 +216,11 @@ class VirtualCluster:
         self._repeat(faults.executor_restart_every_s, lambda: self._any_node().crash(0.2))
         self._repeat(faults.service_restart_every_s, lambda: self._any(self.replicas).restart())
         self._repeat(faults.service_partition_every_s, lambda: self._any(self.replicas).partition(self._outage_s()))
+
+    def replace_gpus(self, node_id: str, gpu_type: str, outage_s: float) -> None:
+        """The node goes down, and comes back with GPUs of another type."""
+        self.nodes[node_id].crash(outage_s, silently=True)
+        self._gpu_type_by_node[node_id] = gpu_type
 
     def _repeat(self, every_s: float | None, strike: Callable[[], None]) -> None:
         if every_s is None:

@@ -1,5 +1,6 @@
 """A node of the simulated pool: the real executor policy, with virtual worker processes behind its action handler."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
@@ -25,7 +26,10 @@ REBOOT_S = 0.2
 
 
 class VirtualNode:
-    """An executor and its workers, which go down and come back together."""
+    """An executor and its workers, which go down and come back together.
+
+    gpu_type_by_node: read at each start, because a node may come back with other GPUs.
+    """
 
     def __init__(
         self,
@@ -33,11 +37,12 @@ class VirtualNode:
         environment: Environment,
         node_id: str,
         num_gpus: int,
-        gpu_type: str,
+        gpu_type_by_node: Mapping[str, str],
         metrics: Metrics,
     ) -> None:
         self._setting, self._loop, self._environment = setting, setting.loop, environment
-        self.node_id, self._num_gpus, self._gpu_type, self._num_boots = node_id, num_gpus, gpu_type, 0
+        self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
+        self._gpu_type_by_node = gpu_type_by_node
         self._previous_run_id = ""
         self.executor = SimulatedProcess(
             setting,
@@ -84,7 +89,7 @@ class VirtualNode:
                 run_id=self._run_id,
                 num_gpus=self._num_gpus,
                 device="cpu",
-                gpu_type=self._gpu_type,
+                gpu_type=self._gpu_type_by_node.get(self.node_id, ""),
                 advertise_host=self.node_id,
             )
         )

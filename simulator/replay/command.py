@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from elasticflow.cli.progress import with_progress
 from elasticflow.cli.replay_options import (
     AsJson,
     At,
@@ -142,7 +143,7 @@ def _show_verification(entries: "tuple[Entry, ...]", records: tuple[LedgerRecord
     from elasticflow.simulator.replay.recorded_ledger import checked_chain
     from elasticflow.simulator.replay.retaken_decisions import verify
 
-    verification, chain = verify(entries, planners()), checked_chain(records)
+    verification, chain = verify(with_progress(entries, "messages"), planners()), checked_chain(records)
     difference, terminal = verification.difference, console()
     given = f" ({verification.num_given} of the operator are given)" if verification.num_given else ""
     if as_json:

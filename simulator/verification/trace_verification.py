@@ -12,24 +12,29 @@ next loss voids all promises again, and a rejection that cannot be proved counts
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
+from elasticflow.shared.messages.events import (
+    AllocationDecided,
+    GpuTypeChanged,
+    JobAdmitted,
+    JobAmended,
+    JobRejected,
+    PlanEvent,
+)
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import InfeasibleProgram, OverloadedInterval, Unproven
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, spec_of
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
-    CertifiedJob,
     Held,
-    Level,
     Promise,
     PromiseCertificate,
     RejectionCertificate,
 )
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.verification.certified_jobs import CertifiedJobs, state_of
+from elasticflow.simulator.workload.workload import Workload
 
 _NEVER_S = float("inf")
 
@@ -47,14 +52,13 @@ class _Certified:
 class TraceVerification:
     """Observes a simulation. failures: one sentence for each problem, with its time.
 
-    certificates_checked: one for every admission, every rejection of a deadline and every allocation.
+    certificates_checked: one for every promise that is made, amended or moved to another GPU type, for every rejection
+    of a deadline and for every allocation.
     certificate_failures: certificates with any problem. unproven: rejections whose certificate claims no proof.
     """
 
     def __init__(self, workload: Workload, resize_cost: ResizeCost) -> None:
-        self._traced = {job.job_id: job for job in workload.jobs}
-        self._levels = {job.job_id: _levels(job, resize_cost) for job in workload.jobs}
-        self._resize_cost, self._checker = resize_cost, Checker()
+        self._jobs, self._checker = CertifiedJobs(workload, resize_cost), Checker()
         self._certified: dict[str, _Certified] = {}
         self._void = set[str]()  # jobs with a void promise
         self._exposed = set[str]()  # jobs that another loss may make late: once void, or promised beside such jobs
@@ -72,9 +76,7 @@ class TraceVerification:
                     moved = {event.job_id: event.minimum_satisfactory_share, **event.replanned}
                     if self._exposed:
                         self._exposed.add(event.job_id)
-                    sound = [job_id for job_id in moved if job_id not in self._void]
-                    promises = [self._promise(before, job_id, moved[job_id], now_s) for job_id in sound]
-                    self._count(now_s, self._check(before, promises, now_s, self._plannable_gpus(before)))
+                    self._check_new(before, moved, now_s)
                     self._keep_again(before, event.replanned, now_s)
                 case JobRejected(reason="deadline"):
                     self._count(now_s, self._check_rejection(before, event, now_s))
@@ -86,6 +88,36 @@ class TraceVerification:
                     self._count(now_s, [*problems, *self._held_otherwise(before, event.num_gpus_by_job)])
                 case _:
                     pass
+
+    def changed(self, after: PoolState, event: JobAmended | GpuTypeChanged, now_s: float) -> None:
+        """Check the schedule of a promise with new terms or on another type. after: has the job if it is here now.
+
+        A promise that moves may use the reserve: what that is for has happened. Then another loss may break others.
+        """
+        self._forget(after, now_s)
+        job_id, job = event.job_id, after.live_jobs.get(event.job_id)
+        if isinstance(event, JobAmended):
+            self._jobs.amend(job_id, event.max_iterations, event.deadline_s)
+        if job is None or spec_of(job).job_class is not JobClass.SLO:
+            return
+        if self._certified.pop(job_id, None) is not None:
+            self._ended.append(job_id)
+        self._void.discard(job_id)
+        uses_reserve = isinstance(event, GpuTypeChanged) and _promisable_gpus(after) < after.num_gpus
+        if not event.minimum_satisfactory_share:
+            return
+        if not self._jobs.run(job_id):
+            self._count(now_s, [f"{job_id}: it does not run on GPUs of its new type"])
+            return
+        if self._exposed or uses_reserve:
+            self._exposed.add(job_id)
+        self._check_new(after, {job_id: event.minimum_satisfactory_share, **event.replanned}, now_s)
+        self._keep_again(after, event.replanned, now_s)
+
+    def _check_new(self, state: PoolState, moved: Mapping[str, ShareSchedule], now_s: float) -> None:
+        """Check a new promise, with the schedules that it moves."""
+        promises = [self._promise(state, job_id, moved[job_id], now_s) for job_id in moved if job_id not in self._void]
+        self._count(now_s, self._check(state, promises, now_s, self._plannable_gpus(state)))
 
     def _forget(self, state: PoolState, now_s: float) -> None:
         """End the promises of ended jobs, and void all promises if more nodes are lost than were reserved for.
@@ -111,7 +143,7 @@ class TraceVerification:
         promises: list[Promise] = []
         for job_id, certified in tuple(self._certified.items()):
             steps, job = planned.get(job_id), state.live_jobs[job_id]
-            if steps is not None or now_s >= certified.changes_s or _state_of(job) != certified.state:
+            if steps is not None or now_s >= certified.changes_s or state_of(job) != certified.state:
                 promises.append(self._promise(state, job_id, steps, now_s))
         return promises
 
@@ -130,8 +162,8 @@ class TraceVerification:
         job = state.live_jobs.get(job_id)
         known = self._certified.get(job_id)
         schedule = known.schedule if known and steps is None else tuple(map(Held._make, segments(steps or ())))
-        self._certified[job_id] = _Certified(_state_of(job), schedule, *_held_at(schedule, now_s))
-        return Promise(job=self._certified_job(job_id, job, now_s), schedule=schedule)
+        self._certified[job_id] = _Certified(state_of(job), schedule, *_held_at(schedule, now_s))
+        return Promise(job=self._jobs.at(job_id, job, now_s), schedule=schedule)
 
     def _check(self, state: PoolState, promises: Iterable[Promise], now_s: float, num_gpus: int) -> list[str]:
         ended, self._ended = tuple(self._ended), []
@@ -165,8 +197,8 @@ class TraceVerification:
         rejection = RejectionCertificate(
             now_s=now_s,
             num_gpus=self._plannable_gpus(state),
-            arriving_job=self._certified_job(event.job_id, None, now_s),
-            promised=tuple(self._certified_job(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
+            arriving_job=self._jobs.at(event.job_id, None, now_s),
+            promised=tuple(self._jobs.at(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
             infeasibility_certificate=event.infeasibility_certificate,
         )
         problems = self._checker.check_rejection(rejection)
@@ -174,50 +206,10 @@ class TraceVerification:
         self.unproven += is_unsure or isinstance(event.infeasibility_certificate, Unproven)
         return [] if is_unsure else problems
 
-    # -- jobs --------------------------------------------------------------------------------------------
-
-    def _certified_job(self, job_id: str, job: Job | None, now_s: float) -> CertifiedJob:
-        """job: None if this decision admits or rejects it."""
-        traced, levels = self._traced[job_id], self._levels[job_id]
-        assert traced.deadline_s is not None, job_id
-        iteration, num_gpus, stalled_until_s = 0.0, 0, 0.0
-        if job is not None:
-            iteration = float(job.iteration)
-            num_gpus = 0 if job.broken or job.num_added_gpus else len(job.gpus)
-        if job is not None and num_gpus:
-            if job.training:
-                iteration += traced.curve.throughput(num_gpus) * (now_s - job.progressed_at_s)
-            else:
-                stalled_until_s = job.placed_at_s + self._resize_cost.seconds(num_gpus)
-        return CertifiedJob(
-            job_id=job_id,
-            remaining_iterations=traced.num_iterations - iteration,
-            deadline_s=traced.deadline_s,
-            levels=levels,
-            current_num_gpus=num_gpus,
-            stalled_until_s=stalled_until_s,
-        )
-
     def _count(self, now_s: float, problems: list[str]) -> None:
         self.certificates_checked += 1
         self.certificate_failures += bool(problems)
         self.failures += [f"at {now_s} s: {problem}" for problem in problems]
-
-
-def _levels(job: TraceJob, resize_cost: ResizeCost) -> tuple[Level, ...]:
-    """Every profiled level that leaves each GPU a sample of the batch."""
-    return tuple(
-        Level(num_gpus, rate, resize_cost.seconds(num_gpus))
-        for num_gpus, rate in job.curve.rate_by_num_gpus.items()
-        if rate > 0 and num_gpus <= job.global_batch_size
-    )
-
-
-def _state_of(job: Job | None) -> tuple[object, ...]:
-    """All that `_certified_job` reads of a job, except the time. None: just admitted."""
-    if job is None:
-        return (0, None, False, 0)
-    return (job.generation, job.started_at_s, job.broken, job.iteration)
 
 
 def _held_at(schedule: tuple[Held, ...], now_s: float) -> tuple[int, float]:

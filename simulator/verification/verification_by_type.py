@@ -1,10 +1,18 @@
 """Certificates of a simulation on several GPU types: the part of each type is checked as a pool of its own."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
+from elasticflow.shared.messages.events import (
+    AllocationDecided,
+    GpuTypeChanged,
+    JobAdmitted,
+    JobAmended,
+    JobRejected,
+    PlanEvent,
+)
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import as_recorded, parts
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
@@ -37,12 +45,31 @@ class VerificationByType:
         return [failure for each in self._by_type.values() for failure in each.failures]
 
     def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
-        """Check the events of each type against the part of the pool that has this type."""
-        by_recorded = parts(before)
-        for name, verification in self._by_type.items():
-            recorded = as_recorded(before, name)
-            part = by_recorded[recorded]
+        """Check the events of each type against the part of the pool that has this type.
+
+        A changed promise is checked against the part after it: then its job is on its new type.
+        """
+        unchecked = list[PlanEvent]()
+        for event in events:
+            unchecked.append(event)
+            if isinstance(event, JobAmended | GpuTypeChanged):
+                self._check(before, unchecked[:-1], now_s)
+                for each in unchecked:
+                    before = apply(before, each, before.sequence + 1)
+                unchecked = []
+                for verification, part, _ in self._parts(before):
+                    verification.changed(part, event, now_s)
+        self._check(before, unchecked, now_s)
+
+    def _check(self, before: PoolState, events: Sequence[PlanEvent], now_s: float) -> None:
+        for verification, part, recorded in self._parts(before):
             verification.decided(part, tuple(_of_type(part, recorded, events)), now_s)
+
+    def _parts(self, state: PoolState) -> Iterator[tuple[TraceVerification, PoolState, str]]:
+        by_recorded = parts(state)
+        for name, verification in self._by_type.items():
+            recorded = as_recorded(state, name)
+            yield verification, by_recorded[recorded], recorded
 
 
 def _of_type(part: PoolState, recorded: str, events: Iterable[PlanEvent]) -> Iterator[PlanEvent]:

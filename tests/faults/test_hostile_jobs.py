@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,18 +11,34 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from elasticflow.client.worker_logs import LogReader
+from elasticflow.sdk.packaging import package
+from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.launcher import Exited
+from elasticflow.services.executor.processes.log_rotation import rotate
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Finished, Started
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.permissions import Role
+from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.isolation.limits import MAX_PROCESSES
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from tests.support.executor_process import executor_process
+from tests.support.planned_ledger import Ledger
+from tests.support.secured_pool import POOL, secured_pool
 from tests.training.conftest import Node, job_spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "a-token-of-the-executor"
 PRIVATE_FILE = Path("/tmp/attack")  # each worker has a /tmp of its own
+HOSTILE_JOBS = Path(__file__).parents[1] / "support" / "user_code" / "hostile_jobs.py"
 NEIGHBOUR = {"max_iterations": 60, "global_batch_size": 16}
 
 
@@ -46,10 +63,10 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     await node.launcher.close()
 
 
-async def outcome_of(node: Node, attack: str, target: object = "") -> Any:
+async def outcome_of(node: Node, attack: str, target: object = "", *, job_id: str = "", **assigned: Any) -> Any:
     """What the attack achieved, once its worker has ended."""
     spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": attack, "target": str(target)})
-    workers = await node.launch(spec, job_id=node.new_job_id())
+    workers = await node.launch(spec, job_id=job_id or node.new_job_id(), **assigned)
     failed = await workers.first(Failed)
     assert (await workers.ended())[0].code == ExitCode.FAILED
     kind, _, outcome = failed.error.partition(": ")
@@ -86,6 +103,21 @@ async def test_it_writes_to_its_own_folders_only(node):
     assert not PRIVATE_FILE.exists()  # noqa: ASYNC240
 
 
+async def test_links_and_fifos_in_its_folders_lead_its_executor_nowhere(node):
+    victim, job_id = node.folder / "run.json", node.new_job_id()
+    logs = node.launcher.log_file(job_id, 1, 0).parent
+    planted = await outcome_of(node, "plant_links", f"{logs} {victim}", job_id=job_id)
+    assert planted == ["fifo.log", "g8-r0.log", "g9-r0.log", "task.log", "task.log.1"]
+    for name in planted:
+        rotate(logs / name, max_bytes=0)
+    rotate(node.launcher.log_file(job_id, 1, 0), max_bytes=0)
+    assert victim.read_text() == SECRET
+    assert not [line for line in LogReader(logs, None).new_lines(to_the_end=True) if SECRET in line]
+    OldFiles(node.folder, SystemClock(), PoolState, SilentLog()).sweep(SystemClock().now_s() + 31 * DAY_S)
+    assert not logs.exists()
+    assert victim.read_text() == SECRET
+
+
 async def test_it_signals_and_traces_no_process_outside(node, executor):
     assert await outcome_of(node, "end_process", executor.pid) is False
     assert await outcome_of(node, "trace_process", executor.pid) == []
@@ -110,6 +142,49 @@ async def test_a_fork_bomb_is_bounded_and_leaves_its_neighbour_alone(node):
     await workers.first(Finished)
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
     assert checkpoint_of(node, beside) == checkpoint_of(node, alone)
+
+
+async def test_a_memory_bomb_is_bounded(node):
+    allocated_mib = await outcome_of(node, "memory_bomb", memory_limit_bytes=512 << 20)
+    assert 0 < allocated_mib <= 512
+
+
+async def test_the_error_of_a_job_without_memory_names_the_limit(node):
+    spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": "run_out_of_memory", "target": ""})
+    workers = await node.launch(spec, job_id=node.new_job_id(), memory_limit_bytes=512 << 20)
+    failed = await workers.first(Failed)
+    assert failed.error.startswith("MemoryError")
+    assert "raise EF_JOB_MEMORY_BYTES" in failed.error
+    await workers.ended()
+
+
+async def test_a_connection_to_nats_without_a_key_is_refused(node, tmp_path):
+    async with secured_pool(tmp_path, (Role.NODE, "n1")) as pool:
+        address = pool.url.removeprefix("nats://")
+        assert "Authorization Violation" in await outcome_of(node, "write_plan_without_key", address)
+        async with pool.connected(Role.OPERATOR, "operator") as operator:
+            assert await operator.last_sequence(POOL) == 0
+
+
+async def test_a_real_executor_is_neither_signalled_nor_traced_by_its_own_job(node, nats_server, tmp_path):
+    """node: skips this test where there are no namespaces."""
+    code = package(f"{HOSTILE_JOBS}:Hostile")
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", code.code_digest), code.archive)
+    ledger = Ledger(bus)
+    with executor_process(nats_server.url, POOL, tmp_path, "n1", isolation="required") as executor:
+        await ledger.until_received(events.NodeJoined)
+        for number, attack in enumerate(("end_process", "trace_process"), start=1):
+            attacked = {"attack": attack, "target": str(executor.pid)}
+            of_job = {"training_function": code.training_function, "code_digest": code.code_digest}
+            await ledger.place(attack, 1, "n1:0", hyperparameters=attacked, max_iterations=1, **of_job)
+            failed = await ledger.until_received(events.JobFailed, count=number)
+            assert failed.error.startswith(("RuntimeError: false", "RuntimeError: []")), failed.error
+        assert executor.poll() is None
+        executor.send_signal(signal.SIGTERM)
+        await ledger.until_received(events.NodeLost)
+    await bus.close()
 
 
 async def test_a_killed_worker_is_reported_by_its_signal(node):

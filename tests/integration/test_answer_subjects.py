@@ -1,4 +1,4 @@
-"""Admission sends answers to inboxes and to the answer subjects of its pool only, on both buses.
+"""Admission sends answers to inboxes and to the answer subjects of the sender only, on both buses.
 
 A sender names where an answer goes: in a header of a command, and in the reply subject of a request. It could name a
 subject on which it may not publish itself.
@@ -22,15 +22,18 @@ from elasticflow.shared.runtime.service.command_queue import ANSWER_TO, CommandQ
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import spec, submit
-from tests.support.shared_pool import PLAN, POOL, SUBMIT, next_of
+from tests.support.shared_pool import PLAN, POOL, next_of
 
-FOREIGN = (
+SUBMIT = subjects.submit("lab", POOL)
+FOREIGN = (  # to this tenant
     PLAN,
     f"ef.ledger.{POOL}.job.j1",
     f"ef.submit.lab.{POOL}",
     f"ef.dead.{POOL}.admission",
-    "ef.answer.another-pool.j1",
-    f"ef.answer.{POOL}.j1.more",
+    f"ef.answer.{POOL}.j1",
+    "ef.answer.lab.another-pool.j1",
+    f"ef.answer.victim.{POOL}.j1",
+    f"ef.answer.lab.{POOL}.j1.more",
     "$JS.API.STREAM.DELETE.EF_LEDGER_pool-a",
     "anywhere",
     "_INBOX",
@@ -67,10 +70,10 @@ async def test_rejections_go_to_inboxes_and_to_answer_subjects_only(bus: Bus) ->
         bus, POOL, "admission", SystemClock(), log, Metrics("admission", POOL), lambda: None, PoolState
     )
     async with running(queue.run()):
-        for number, subject in enumerate((*FOREIGN, *FOREIGN, f"ef.answer.{POOL}.j2", "_INBOX.abc.1")):
+        for number, subject in enumerate((*FOREIGN, *FOREIGN, f"ef.answer.lab.{POOL}.j2", "_INBOX.abc.1")):
             await bus.append(SUBMIT, b"garbage", message_id=str(number), headers={ANSWER_TO: subject})
         assert is_rejection((await next_of(inbox)).data)  # of the last one: all others are handled
-    assert await received(bus, answers, "ef.answer") == [f"ef.answer.{POOL}.j2"]
+    assert await received(bus, answers, "ef.answer") == [f"ef.answer.lab.{POOL}.j2"]
     assert await received(bus, ledger, "ef.ledger") == []
     assert await bus.last_sequence(POOL) == 0
     assert log.subjects == [subject[:MAX_LOGGED_LENGTH] for subject in FOREIGN], "each once"
@@ -82,25 +85,29 @@ async def test_quotes_go_to_inboxes_and_to_answer_subjects_only(bus: Bus) -> Non
     request = codec.encode(QuoteDeadline(tenant="lab", spec=spec()), id="q", recorded_at_s=0.0)
     quotes = await bus.subscribe(subjects.quote("*", POOL), queue="admission")
     async with running(QuoteRequests(bus, POOL, lambda data, tenant: QUOTED, SystemClock(), log).run(quotes)):
-        for subject in (*FOREIGN[:-1], *FOREIGN[:-1], f"ef.answer.{POOL}.j2"):
+        for subject in (*FOREIGN[:-1], *FOREIGN[:4], f"ef.answer.lab.{POOL}.j2"):
             await bus.publish(subjects.quote("lab", POOL), request, reply=subject)
         answer = codec.decode(await bus.request(subjects.quote("lab", POOL), request, 30.0)).message
     assert isinstance(answer, DeadlineQuoted)
-    assert await received(bus, answers, "ef.answer") == [f"ef.answer.{POOL}.j2"]
+    assert await received(bus, answers, "ef.answer") == [f"ef.answer.lab.{POOL}.j2"]
     assert await received(bus, ledger, "ef.ledger") == []
     assert await bus.last_sequence(POOL) == 0
     assert log.subjects == list(FOREIGN[:-1]), "each once"
 
 
 async def test_the_rejection_of_a_command_goes_to_the_answer_subject_of_its_job(bus: Bus) -> None:
-    answers = await bus.subscribe(subjects.answer(POOL, "j1"))
+    """Of the tenant that may publish it, although the command names another tenant, or is unreadable."""
+    answers = await bus.subscribe("ef.answer.>")
     queue = CommandQueue(
         bus, POOL, "admission", SystemClock(), SilentLog(), Metrics("admission", POOL), lambda: None, PoolState
     )
+    forged = codec.encode(submit("j1", tenant="victim"), id="c", recorded_at_s=0.0)
     async with running(queue.run()):
-        data = codec.encode(submit("j1", tenant="another"), id="c", recorded_at_s=0.0)
-        await bus.append(SUBMIT, data, message_id="c", headers={ANSWER_TO: PLAN})
-        assert is_rejection((await next_of(answers)).data)
+        for number, data in enumerate((forged, b'{"payload": {"job_id": "j1", "tenant": "victim"}}')):
+            await bus.append(SUBMIT, data, message_id=str(number), headers={ANSWER_TO: PLAN})
+            answer = await next_of(answers)
+            assert is_rejection(answer.data)
+            assert answer.subject == subjects.answer("lab", POOL, "j1")
     assert await bus.last_sequence(POOL) == 0
 
 

@@ -2,7 +2,14 @@
 
 import asyncio
 
+import pytest
+
+from elasticflow.shared.errors import StorageFull, TooLarge
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from tests.support.shared_pool import POOL, SUBMIT, Connect
 
@@ -99,3 +106,30 @@ async def test_work_in_progress_stays_with_its_replica(connect: Connect, bus: Bu
         assert await other.pull(1, 0.4) == []
     await item.ack()
     assert await other.pull(1, 1.2) == []
+
+
+async def test_the_queue_takes_no_message_above_the_largest_command(bus: Bus) -> None:
+    """A replica holds hundreds of them."""
+    largest = bytes(MAX_SUBMISSION_BYTES)
+    await bus.append(SUBMIT, largest, message_id="1", headers={"Ef-Answer-To": "_INBOX." + "x" * 200})
+    with pytest.raises(TooLarge) as caught:
+        await bus.append(SUBMIT, bytes(streams.MAX_COMMAND_BYTES + 1), message_id="2")
+    assert caught.value.limit_bytes == streams.MAX_COMMAND_BYTES
+    (item,) = await (await bus.work(POOL, "admission")).pull(2, 0.5)
+    assert len(item.data) == len(largest)
+
+
+async def test_a_tenant_with_too_many_commands_is_refused_and_others_are_not(connect: Connect) -> None:
+    bus = await connect(StreamLimits(submit_commands_per_tenant=2))
+    await bus.ensure_pool(POOL)
+    flood, other = subjects.submit("flood", POOL), subjects.submit("other", POOL)
+    sequences = [await bus.append(flood, b"command", message_id=str(number)) for number in range(2)]
+    with pytest.raises(StorageFull) as full:
+        await bus.append(flood, b"command", message_id="2")
+    assert "tenant flood has as many undecided commands in pool" in str(full.value)
+    assert f"raise max_msgs_per_subject of stream EF_SUBMIT_{POOL}" in str(full.value)
+    assert await bus.append(flood, b"command", message_id="1") == sequences[-1], "a repeat is no further command"
+    await bus.append(other, b"command", message_id="3")
+    (first, *_) = await (await bus.work(POOL, "admission")).pull(1, 5.0)
+    await first.ack()
+    await bus.append_event(flood, b"command", message_id="2")

@@ -202,13 +202,13 @@ async def test_the_message_of_the_nats_command_in_the_docs_is_stored_and_answere
         assert (await reader.readline()).startswith(b"INFO ")
         writer.write(
             f"CONNECT {json.dumps(connect)}\r\n"
-            "SUB ef.answer.default.* 1\r\n"
+            "SUB ef.answer.default.default.* 1\r\n"
             "SUB stored 2\r\n"
             f"HPUB ef.submit.default.default stored {sizes}\r\n{headers}{body}\r\n".encode()
         )
         assert (await reader.readline()).startswith(b"MSG stored 2 ")
         stored = json.loads(await reader.readline())
-        assert (await reader.readline()).startswith(b"MSG ef.answer.default.digits-1 1 ")
+        assert (await reader.readline()).startswith(b"MSG ef.answer.default.default.digits-1 1 ")
     writer.close()
     await writer.wait_closed()
     assert (stored["stream"], stored["seq"]) == ("EF_SUBMIT_default", 1)

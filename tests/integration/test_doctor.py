@@ -17,9 +17,12 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.nats import pool_check
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
+from tests.support.certificates import make_certificates
 from tests.support.deployed_server import serving
 from tests.support.shared_pool import POOL
 
@@ -96,6 +99,29 @@ async def test_a_stream_of_an_older_version(endpoint: Endpoint) -> None:
     assert f"stream {name} has allow_rollup_hdrs: true" in await problems(endpoint)
 
 
+async def test_a_queue_that_takes_commands_of_any_size(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    name = streams.submit_stream(POOL)
+    config = (await bus._connection.api(f"STREAM.INFO.{name}"))["config"]
+    await bus._connection.api(f"STREAM.UPDATE.{name}", config | {"max_msg_size": -1})
+    await bus.close()
+    assert f"nats stream edit {name} --max-msg-size {streams.MAX_COMMAND_BYTES}" in await problems(endpoint)
+
+
+async def test_a_stream_of_commands_without_limits_for_tenants(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    name = streams.submit_stream(POOL)
+    config = (await bus._connection.api(f"STREAM.INFO.{name}"))["config"]
+    older = config | {"discard_new_per_subject": False, "max_msgs_per_subject": -1}
+    await bus._connection.api(f"STREAM.UPDATE.{name}", older)
+    found = await problems(endpoint)
+    assert f"run `nats stream edit {name} --max-msgs-per-subject 500 --discard-per-subject`" in found
+    edited = older | {"discard_new_per_subject": True, "max_msgs_per_subject": 9}
+    await bus._connection.api(f"STREAM.UPDATE.{name}", edited)
+    await bus.close()
+    assert await problems(endpoint) == "", "another limit is the operator's choice"
+
+
 async def test_a_wrong_clock(endpoint: Endpoint) -> None:
     assert "its clock is 60.0 s ahead of that of NATS" in await problems(endpoint, clock=WrongClock())
 
@@ -160,6 +186,57 @@ async def test_a_server_that_acknowledges_too_early(
     found = "\n".join(finding.problem for finding in findings if finding.problem)
     assert problem in found
     assert bool(problem) == bool(found)
+
+
+async def test_a_server_that_takes_small_messages_only(endpoint: Endpoint, tmp_path: Path) -> None:
+    """Its default: decisions of large pools would never be stored."""
+    config = tmp_path / "small.conf"
+    config.write_text(f'listen: "127.0.0.1:-1"\njetstream {{ store_dir: "{tmp_path}/small" }}')
+    async with serving(config) as url:
+        found = await problems(replace(endpoint, nats_url=url))
+    assert f"set max_payload: {streams.MAX_PAYLOAD_BYTES}" in found
+
+
+@pytest.mark.parametrize("version", ["2.11.9", "1.99.0", "", "unknown"])
+async def test_a_server_that_is_too_old(endpoint: Endpoint, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "server_version", version)
+    assert f"NATS has version {version or 'unknown'}: upgrade its servers to 2.12" in await problems(endpoint)
+
+
+@pytest.mark.parametrize("version", ["2.12.0", "2.13.1-RC.1", "3.0.0"])
+def test_a_server_that_is_new_enough(version: str) -> None:
+    assert pool_check.version_problem(version) is None
+
+
+async def test_an_account_that_is_almost_full(endpoint: Endpoint, tmp_path: Path) -> None:
+    config = tmp_path / "account.conf"
+    config.write_text(f"""
+        listen: "127.0.0.1:-1"
+        max_payload: {streams.MAX_PAYLOAD_BYTES}
+        jetstream {{ store_dir: "{tmp_path}/account" }}
+        accounts {{ lab {{ jetstream {{ max_file: 900MB }}, users: [{{ user: u, password: p }}] }} }}
+    """)
+    async with serving(config) as url:
+        own = url.replace("//", "//u:p@")
+        await configure(own, POOL, None, SystemClock())
+        found = await problems(replace(endpoint, nats_url=own))
+    assert "MiB more, less than 1024 MiB: raise its max_file" in found
+
+
+@pytest.mark.parametrize(("days", "is_found"), [(13, True), (15, False)])
+async def test_certificates_that_expire_soon(endpoint: Endpoint, tmp_path: Path, days: int, is_found: bool) -> None:
+    made = make_certificates(tmp_path, "ours", days=days)
+    files = {"EF_NATS_CA": made.ca, "EF_NATS_CERT": made.certificate, "EF_NATS_KEY": made.key}
+    found = await problems(endpoint, **{name: str(file) for name, file in files.items()})
+    assert (f"EF_NATS_CERT={made.certificate}: expires at 2" in found) is is_found
+    assert (f"EF_NATS_CA={made.ca}: expires at 2" in found) is is_found
+
+
+async def test_an_authority_whose_successor_is_known_may_expire(endpoint: Endpoint, tmp_path: Path) -> None:
+    old, new = make_certificates(tmp_path, "old", days=1), make_certificates(tmp_path, "new", days=100)
+    both = tmp_path / "both.pem"
+    both.write_bytes(old.ca.read_bytes() + new.ca.read_bytes())
+    assert "expires" not in await problems(endpoint, EF_NATS_CA=str(both))
 
 
 async def test_what_was_not_checked_is_said(endpoint: Endpoint) -> None:

@@ -11,7 +11,7 @@ from benchmarks.engine.steady import measure_steady
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
 from benchmarks.engine.transient import measure_transient
 
-SMALL = Options(million_parameters=(1,), rounds=1)
+SMALL = Options(million_parameters=(1,), rounds=1, losses=2)
 
 
 def test_every_mode_is_measured_next_to_plain_ddp() -> None:
@@ -24,7 +24,9 @@ def test_changes_and_losses_are_measured() -> None:
     rows = resizes.measure(SMALL)
     assert [row["change"] for row in rows][:3] == ["2 -> 4", "4 -> 8", "8 -> 2"]
     assert rows[0]["bytes_moved"] > 0 == rows[2]["bytes_moved"]
-    assert min(rows[0][name] for name in ("goal_s", "restart_s", "hang_p99_s")) > 0
+    assert min(rows[0][name] for name in ("restart_s", "hang_p99_s")) > 0
+    assert rows[0]["goal_s"] == 0.02 + 2 * rows[0]["bytes_moved"] / rows[0]["copied_bytes_per_s"]
+    assert [row.get("num_losses") for row in rows] == [2, 2, *[None] * (len(rows) - 2)], "of two workers, and of four"
     assert all(0 < row["crash_s"] < row["replaced_s"] for row in rows[:2]), "of two workers, and of four"
     assert stops_by_num_gpus(rows).keys() == {"1", "2", "4", "8"}
     assert fitted(rows)["relative_error_rms"] >= 0

@@ -341,10 +341,34 @@ async def test_code_is_unpacked_once_for_executors_with_one_folder(bus: Bus, tmp
     await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
     archives = [CodeArchive(bus, POOL, tmp_path) for _ in range(3)]
     folders = await asyncio.gather(*(archives[n % 3].folder("lab", digest) for n in range(6)))
-    assert set(folders) == {str(tmp_path / "code" / digest)}
+    assert set(folders) == {str(tmp_path / "code" / "lab" / digest)}
     assert (Path(folders[0]) / "mine.py").read_text() == "ANSWER = 42"
-    assert [path.name for path in (tmp_path / "code").iterdir()] == [digest]
+    assert [path.name for path in (tmp_path / "code" / "lab").iterdir()] == [digest]
     assert await archives[0].folder("lab", "") == ""
+
+
+async def test_the_digest_of_another_tenants_code_is_no_right_to_it(bus: Bus, tmp_path: Path) -> None:
+    digest, data = archive(mine="ANSWER = 42")
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
+    code = CodeArchive(bus, POOL, tmp_path, upload_wait_s=0.0)
+    assert await code.folder("lab", digest)
+    with pytest.raises(CodeUnusable, match="not uploaded"):
+        await code.folder("thief", digest)
+
+
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+async def test_a_tenant_whose_code_does_not_arrive_delays_no_other_with_the_same_digest(
+    bus: Bus, tmp_path: Path
+) -> None:
+    digest, data = archive(mine="ANSWER = 42")
+    await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
+    code = CodeArchive(bus, POOL, tmp_path, upload_wait_s=600.0)
+    waiting = asyncio.create_task(code.folder("thief", digest))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await code.folder("lab", digest)
+    assert not waiting.done()
+    waiting.cancel()
 
 
 async def test_a_link_in_an_archive_becomes_a_file(bus: Bus, tmp_path: Path) -> None:
@@ -380,7 +404,7 @@ async def test_unusable_code_leaves_no_file_behind(bus: Bus, tmp_path: Path, dat
         await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", digest), data)
     with pytest.raises(CodeUnusable, match=problem):
         await CodeArchive(bus, POOL, tmp_path, upload_wait_s=0.0).folder("lab", digest)
-    assert not [path for path in tmp_path.rglob("*") if path.parent.name == "code"]  # noqa: ASYNC240
+    assert not [path for path in tmp_path.rglob("*") if path.parent.name == "lab"]  # noqa: ASYNC240
 
 
 async def test_a_job_whose_code_is_not_an_archive_fails(bus: Bus, run: Run) -> None:

@@ -43,7 +43,7 @@ async def test_a_repeated_command_gets_the_recorded_reply(bus: Bus, monkeypatch:
         metrics=Metrics("admission", POOL),
         takes_commands=True,
     )
-    answers = await bus.subscribe(subjects.answer(POOL, "a"))
+    answers = await bus.subscribe(subjects.answer("lab", POOL, "a"))
     data = codec.encode(CancelJob(job_id="a", tenant="lab"), id="cancel", recorded_at_s=0.0)
     await bus.append(subjects.submit("lab", POOL), data, message_id="cancel")
     running = asyncio.create_task(host.run())

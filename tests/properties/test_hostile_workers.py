@@ -14,7 +14,14 @@ from elasticflow.services.executor.processes.forked_process import ForkedProcess
 from elasticflow.services.executor.processes.process_channel import ProcessChannel
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
-from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointWritten, FromWorker, Profiled, Switched
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointWritten,
+    Finished,
+    FromWorker,
+    Profiled,
+    Progressed,
+    Switched,
+)
 from elasticflow.shared.messages.worker_protocol.to_worker import StopAtBoundary
 from elasticflow.shared.runtime.service.ledger_encoding import ledger_message, subject_of
 from tests.support.executor_node import ExecutorNode
@@ -67,7 +74,12 @@ async def test_malformed_frames_end_the_worker_only(data: bytes, frames: list[Fr
 
 @pytest.mark.parametrize(
     "report",
-    [Profiled(iterations_per_s=0.0, dataset_size=None), CheckpointWritten(iteration=5, file="x" * 30_000)],
+    [
+        Profiled(iterations_per_s=0.0, dataset_size=None),
+        CheckpointWritten(iteration=5, file="x" * 30_000),
+        Progressed(iteration=5, iterations_per_s=1.0, metrics={f"{n:0200d}": 0.0 for n in range(256)}),
+        Finished(iteration=5, condition="metric", metrics={f"{n:0200d}": 0.0 for n in range(256)}),
+    ],
 )
 def test_reports_that_would_stop_a_planner_or_a_reader_are_refused(report: FromWorker) -> None:
     with pytest.raises(BrokenChannel):

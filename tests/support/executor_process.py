@@ -21,6 +21,7 @@ def executor_process(
     *,
     slots: int = 2,
     cpu_share: str = "1",
+    isolation: str = "none",
     stderr: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """pytest shows its output if the test fails."""
@@ -32,6 +33,7 @@ def executor_process(
         "EF_DEVICE": "cpu",
         "EF_SLOTS": str(slots),
         "EF_CPU_SHARE": cpu_share,
+        "EF_ISOLATION": isolation,
         "EF_DIE_WITH_PARENT": "1",
     }
     process = subprocess.Popen(

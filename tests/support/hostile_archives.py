@@ -1,6 +1,7 @@
 """Archives of code that no node can unpack."""
 
 import io
+import struct
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from elasticflow.services.executor.processes.code_archive import MAX_FILES
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 
+BOMB_BYTES = 8 << 20
 TOO_LARGE = bytes(MAX_ARCHIVE_BYTES + 1)
 
 
@@ -27,6 +29,24 @@ def damaged_stream(compression: int) -> bytes:
     return bytes(data)
 
 
+def bomb(compression: int) -> bytes:
+    """A small archive that declares 10 bytes and decompresses to BOMB_BYTES."""
+    data = bytearray(packed(lambda to: to.writestr("mine.py", bytes(BOMB_BYTES)), compression))
+    entry = data.rindex(b"PK\x01\x02")
+    data[entry + 24 : entry + 28] = struct.pack("<I", 10)  # the uncompressed size in the directory
+    return bytes(data)
+
+
+def many_entries() -> bytes:
+    """As many directory entries as fit, all of one stored file; the end record admits to one of them."""
+    data = packed(lambda to: to.writestr("a", ""))
+    start, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
+    count = (MAX_ARCHIVE_BYTES - len(data)) // (end - start)
+    directory = data[start:end] * count
+    end_record = data[end : end + 8] + struct.pack("<HHII", 1, 1, len(directory), start) + b"\0\0"
+    return data[:start] + directory + end_record
+
+
 HOSTILE_ARCHIVES = {
     "damaged deflate stream": damaged_stream(zipfile.ZIP_DEFLATED),
     "damaged LZMA stream": damaged_stream(zipfile.ZIP_LZMA),
@@ -34,5 +54,9 @@ HOSTILE_ARCHIVES = {
     "a file and a folder of one name": packed(lambda to: [to.writestr("a", ""), to.writestr("a/b", "")]),
     "a name that is too long": packed(lambda to: to.writestr("n" * 400, "")),
     "too many files": packed(lambda to: [to.writestr(str(n), "") for n in range(MAX_FILES + 1)]),
+    "more entries than the end record says": many_entries(),
+    "an LZMA bomb": bomb(zipfile.ZIP_LZMA),
+    "a bzip2 bomb": bomb(zipfile.ZIP_BZIP2),
+    "a deflate bomb": bomb(zipfile.ZIP_DEFLATED),
     "a cut directory": packed(lambda to: to.writestr("mine.py", ""))[:-9],
 }

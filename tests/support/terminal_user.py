@@ -72,7 +72,7 @@ class User:
         message = {"type": message_type, "payload": {"job_id": job_id, "tenant": "default", **payload}}
         client = await nats.connect(self.pool.url)
         try:
-            answers = await client.subscribe(f"ef.answer.{POOL}.{job_id}")
+            answers = await client.subscribe(f"ef.answer.default.{POOL}.{job_id}")
             await client.jetstream().publish(f"ef.submit.default.{POOL}", json.dumps(message).encode())
             while True:
                 received = await answers.next_msg(timeout=WAIT_S)

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 import pytest_asyncio
 
+from benchmarks.engine.transports import TransportName
 from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening, Switched
@@ -21,8 +23,10 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
 )
 from tests.support.task_runners import Runners
 
+ASYNCHRONOUS_WORKERS = "tests.support.asynchronous_workers"  # its import changes the transport of a process
 WAIT_S = 60.0  # for expected events; far above the usual time
 T = TypeVar("T")
+Device = Literal["cpu", "cuda"]
 
 
 class Generation:
@@ -103,9 +107,11 @@ class Node:
         generation: int = 1,
         ranks: Sequence[int] | None = None,
         spec_by_rank: Mapping[int, JobSpec] | None = None,
+        devices: Sequence[Device] = (),
         **more: Any,
     ) -> Generation:
-        """ranks: those to start; by default all. spec_by_rank: specifications that differ on some ranks."""
+        """ranks: those to start; by default all. spec_by_rank: specifications that differ on some ranks. devices: by
+        rank, if they differ; the first GPU is the node's first."""
         ranks = range(num_workers) if ranks is None else ranks
         workers = self._generations[job_id, generation] = Generation(ranks)
         assignment = Assignment(
@@ -122,7 +128,8 @@ class Node:
             own = replace(
                 assignment,
                 rank=rank,
-                gpu_index=assignment.gpu_index + rank,
+                gpu_index=devices[:rank].count("cuda") if devices else assignment.gpu_index + rank,
+                device=devices[rank] if devices else assignment.device,
                 spec=(spec_by_rank or {}).get(rank, spec),
             )
             workers.workers[rank] = await self.launcher.launch(own)
@@ -138,8 +145,10 @@ class Node:
         lost: Sequence[int] = (),
         micro_batch_size: int = 0,
         virtual_nodes_by_rank: tuple[int, ...] = (),
+        device: Device | None = None,
     ) -> Generation:
-        """The generation after `before`, without a stop: rank r was members[r], or is new where that is None."""
+        """The generation after `before`, without a stop: rank r was members[r], or is new where that is None. device:
+        of a new worker, if it differs."""
         some = next(iter(before.workers.values())).assignment
         generation = generation or some.generation + 1
         leaving = [rank for rank in sorted(before.workers) if rank not in (*members, *lost)]
@@ -169,6 +178,7 @@ class Node:
                     rendezvous_size=len(by_rank),
                     micro_batch_size=micro_batch_size,
                     virtual_nodes_by_rank=virtual_nodes_by_rank,
+                    device=device or some.device,
                 )
                 worker = await self.launcher.launch(joining)
             if rendezvous_rank < size:
@@ -200,7 +210,27 @@ def job_spec(name: str, **fields: Any) -> JobSpec:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     """Its workers also import `examples`, which no installation holds."""
-    node = Node(tmp_path_factory.mktemp("node"))
+    async with _running(Node(tmp_path_factory.mktemp("node"))) as node:
+        yield node
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def asynchronous_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """Its workers exchange tensors as over NCCL."""
+    folder = tmp_path_factory.mktemp("asynchronous_node")
+    async with _running(Node(folder, preload=(ASYNCHRONOUS_WORKERS,))) as node:
+        assert ASYNCHRONOUS_WORKERS in (folder / "logs" / "fork-server.log").read_text()
+        yield node
+
+
+@pytest.fixture(params=[TransportName.GLOO, TransportName.ASYNCHRONOUS], ids=str)
+def each_node(request: pytest.FixtureRequest, node: Node, asynchronous_node: Node) -> Node:
+    """For tests that run over both transports."""
+    return node if request.param == TransportName.GLOO else asynchronous_node
+
+
+@asynccontextmanager
+async def _running(node: Node) -> AsyncIterator[Node]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         await node.launcher.start()  # and starts another fork server where a test kills one

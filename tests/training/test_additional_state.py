@@ -40,30 +40,30 @@ async def test_each_object_changes_once_a_step_although_train_is_called_for_each
     assert end == alone
 
 
-async def test_switches_and_a_restart_hand_it_over(node, spec_of, alone, slow_down):
-    job_id = node.new_job_id()
+async def test_switches_and_a_restart_hand_it_over(each_node, spec_of, alone, slow_down):
+    job_id = each_node.new_job_id()
     spec = job(spec_of, slow_down=str(slow_down))
-    workers = await node.launch(spec, job_id=job_id, num_workers=2)
+    workers = await each_node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Progressed)
-    workers = await switch(node, workers, [0, 1, None], [None, 0], [1])
+    workers = await switch(each_node, workers, [0, 1, None], [None, 0], [1])
     workers.stop()
     await workers.ended()
     slow_down.unlink()
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, generation=10)
-    assert await end_of(node, workers) == alone
+    workers = await each_node.launch(spec, job_id=job_id, num_workers=2, generation=10)
+    assert await end_of(each_node, workers) == alone
 
 
-async def test_a_rolled_back_step_leaves_no_change(node, spec_of, alone, tmp_path):
+async def test_a_rolled_back_step_leaves_no_change(each_node, spec_of, alone, tmp_path):
     """The killed worker's peers have begun the step: they have counted it."""
-    job_id = node.new_job_id()
-    workers = await node.launch(job(spec_of, dies_at=17, record=str(tmp_path)), job_id=job_id, num_workers=3)
+    job_id = each_node.new_job_id()
+    workers = await each_node.launch(job(spec_of, dies_at=17, record=str(tmp_path)), job_id=job_id, num_workers=3)
     await workers.first(Interrupted)
     workers.stop()
     assert signal.SIGKILL in {exit_.signal for exit_ in (await workers.ended()).values()}
-    assert checkpoint_of(node, job_id)["steps_begun"]["count"] == 17
-    workers = await node.launch(job(spec_of), job_id=job_id, num_workers=2, generation=2)
+    assert checkpoint_of(each_node, job_id)["steps_begun"]["count"] == 17
+    workers = await each_node.launch(job(spec_of), job_id=job_id, num_workers=2, generation=2)
     assert (await workers.first(Started)).iteration == 17
-    assert await end_of(node, workers) == alone
+    assert await end_of(each_node, workers) == alone
 
 
 async def test_workers_whose_objects_differ_are_named(node, spec_of):

@@ -45,28 +45,28 @@ async def test_a_surplus_worker_repeats_a_part_that_counts_elsewhere(node, spec_
     assert await train(node, stateful(spec_of), num_workers=9) == one_worker
 
 
-async def test_resizes_do_not_change_the_bits(node, spec_of, one_worker):
-    job_id = node.new_job_id()
+async def test_resizes_do_not_change_the_bits(each_node, spec_of, one_worker):
+    job_id = each_node.new_job_id()
     end = None
     for generation, (num_workers, until) in enumerate([(1, 11), (4, 23), (2, LAST)], start=1):
         spec = stateful(spec_of, until=until)
-        end = await train(node, spec, job_id=job_id, num_workers=num_workers, generation=generation)
+        end = await train(each_node, spec, job_id=job_id, num_workers=num_workers, generation=generation)
     assert end == one_worker
 
 
-async def test_a_killed_worker_does_not_change_the_bits(node, spec_of, one_worker, tmp_path):
+async def test_a_killed_worker_does_not_change_the_bits(each_node, spec_of, one_worker, tmp_path):
     """Between the backward pass and the optimizer's step, in the middle of its virtual nodes."""
-    job_id = node.new_job_id()
+    job_id = each_node.new_job_id()
     doomed = stateful(spec_of, dies_at=17, record=str(tmp_path))
-    workers = await node.launch(doomed, job_id=job_id, num_workers=3)
+    workers = await each_node.launch(doomed, job_id=job_id, num_workers=3)
     await workers.first(Interrupted)
     workers.stop()
     exits = await workers.ended()
     assert signal.SIGKILL in {exit_.signal for exit_ in exits.values()}
     assert not workers.all_of(Finished)
-    workers = await node.launch(stateful(spec_of), job_id=job_id, num_workers=2, generation=2)
+    workers = await each_node.launch(stateful(spec_of), job_id=job_id, num_workers=2, generation=2)
     assert (await workers.first(Started)).iteration == 17
-    assert await end_of(node, workers) == one_worker
+    assert await end_of(each_node, workers) == one_worker
 
 
 @pytest.mark.parametrize("job", [Digits(), Text(), Wine()], ids=lambda job: type(job).__name__)

@@ -60,6 +60,14 @@ async def test_a_job_continues_from_its_checkpoint_on_a_gpu(node, spec_of):
     assert_same_end(moved, await trained_weights(node, spec_of("Points", max_iterations=400)))
 
 
+@pytest.mark.parametrize(("function", "devices"), [("Points", ("cpu", "cuda")), ("Fast", ("cuda", "cpu"))])
+async def test_a_cpu_slot_and_a_gpu_train_one_job(node, spec_of, function, devices):
+    """The first of them continues alone in between."""
+    spec = spec_of(function, max_iterations=400, hyperparameters={"step_s": 0.008})
+    mixed = await trained_weights(node, spec, ((1, 2), (2, 1), (3, 2)), devices=devices)
+    assert_same_end(mixed, await trained_weights(node, spec_of("Points", max_iterations=400)))
+
+
 async def test_nccl_carries_gradients_and_gloo_agreements(tmp_path):
     """As between several GPUs, but in a group of one: NCCL does not accept two workers on one GPU."""
     checked = await asyncio.create_subprocess_exec(

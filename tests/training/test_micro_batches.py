@@ -15,11 +15,11 @@ from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_any_number_of_workers_gives_the_same_bits(node, spec_of):
+async def test_any_number_of_workers_gives_the_same_bits(each_node, spec_of):
     spec = spec_of("Stateful", global_batch_size=37, max_iterations=20)  # 4 or 5 samples each
-    alone = await train(node, spec, micro_batch_size=4)
-    assert await train(node, spec, num_workers=3, micro_batch_size=4) == alone
-    assert await train(node, spec, num_workers=4, micro_batch_size=4) == alone
+    alone = await train(each_node, spec, micro_batch_size=4)
+    assert await train(each_node, spec, num_workers=3, micro_batch_size=4) == alone
+    assert await train(each_node, spec, num_workers=4, micro_batch_size=4) == alone
 
 
 async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):

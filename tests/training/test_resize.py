@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.engine.transports import TransportName
 from elasticflow.shared.messages.job_spec import MetricCondition
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     Alive,
@@ -34,27 +35,31 @@ async def run_to_the_end(node, spec, **launch) -> torch.Tensor:
     return weights_of(node, job_id)
 
 
-@pytest.mark.parametrize("function", ["Points", "Fast"])
-async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(node, spec_of, tmp_path, function):
+@pytest.mark.parametrize(
+    ("function", "each_node"),
+    [("Points", TransportName.GLOO), ("Fast", TransportName.GLOO), ("Fast", TransportName.ASYNCHRONOUS)],
+    indirect=["each_node"],
+)
+async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(each_node, spec_of, tmp_path, function):
     settings = {"step_s": STEP_S[function], "record": str(tmp_path)}
     spec = spec_of(function, max_iterations=200, hyperparameters=settings)
-    job_id = node.new_job_id()
+    job_id = each_node.new_job_id()
     iteration = 0
     for generation, num_workers in ((1, 2), (2, 4)):
-        workers = await node.launch(spec, job_id=job_id, num_workers=num_workers, generation=generation)
+        workers = await each_node.launch(spec, job_id=job_id, num_workers=num_workers, generation=generation)
         assert (await workers.first(Started)).iteration == iteration
         await workers.first(Progressed)
         workers.stop()
         exits = await workers.ended()
         assert {exit_.code for exit_ in exits.values()} == {ExitCode.DONE}
         iteration = (await workers.first(CheckpointWritten)).iteration
-    workers = await node.launch(spec, job_id=job_id, generation=3)
+    workers = await each_node.launch(spec, job_id=job_id, generation=3)
     assert 0 < (await workers.first(Started)).iteration == iteration < 200
     assert (await workers.first(Finished)).iteration == 200
     await workers.ended()
 
-    undisturbed = await run_to_the_end(node, spec_of("Points", max_iterations=200))
-    moved = weights_of(node, job_id)
+    undisturbed = await run_to_the_end(each_node, spec_of("Points", max_iterations=200))
+    moved = weights_of(each_node, job_id)
     torch.testing.assert_close(moved, undisturbed, **TOLERANCE[function])
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
@@ -82,11 +87,11 @@ async def test_uneven_parts_of_a_batch_are_weighted_by_their_size(node, spec_of,
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
 
 
-async def test_reported_loss_is_the_mean_over_the_global_batch(node, spec_of):
+async def test_reported_loss_is_the_mean_over_the_global_batch(each_node, spec_of):
     losses = []
     for num_workers in (1, 3):
         spec = spec_of("Points", global_batch_size=10, max_iterations=2)
-        workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=num_workers)
+        workers = await each_node.launch(spec, job_id=each_node.new_job_id(), num_workers=num_workers)
         losses.append((await workers.first(Finished)).metrics["loss"])
         await workers.ended()
     assert losses[0] == losses[1]

@@ -19,6 +19,20 @@ from tests.support.trained_jobs import UNEVEN, Trained, end_of, switch, train
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LAST = 30  # iterations
+LONG = 100  # with SLOW_DOWN_S two minutes of two workers, while `slow_down` exists
+SLOW_DOWN_S = 0.006  # for each iteration done
+TEN_RESIZES = [  # by new rank: the old one, None for a joining worker
+    [0, 1, None],
+    [2, 0],
+    [None, 1, 0, None],
+    [3],
+    [0, None],
+    [1, 0, None, None],
+    [2, None, 0],
+    [1],
+    [None, 0, None, None],
+    [1, 3],
+]
 
 
 def job(spec_of, name: str = "Stateful", *, sharded: bool = True, until: int = LAST, **hyperparameters):
@@ -50,6 +64,20 @@ async def test_parts_move_without_a_stop(node, spec_of, whole, slow_down):
     workers = await node.launch(job(spec_of, slow_down=str(slow_down)), job_id=job_id, num_workers=2)
     await workers.first(Progressed)
     workers = await switch(node, workers, [0, 1, None], [2, 0], [None, 1, 0, None], [3])
+    slow_down.unlink()
+    assert await end_of(node, workers) == whole
+
+
+async def test_ten_resizes_without_a_stop_do_not_change_the_bits(each_node, spec_of, slow_down):
+    """Between one worker and four; some leave, some are replaced, and some take others' ranks."""
+    node = each_node
+    whole = await train(node, job(spec_of, sharded=False, until=LONG))
+    spec = job(spec_of, until=LONG, slow_down=str(slow_down), slow_down_s=SLOW_DOWN_S)
+    workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
+    await workers.first(Progressed)
+    for members in TEN_RESIZES:
+        workers = await switch(node, workers, members)
+    assert len(TEN_RESIZES) == workers.workers[0].assignment.generation - 1 == 10
     slow_down.unlink()
     assert await end_of(node, workers) == whole
 

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+from itertools import product
 
 import pytest
 import pytest_asyncio
 import torch
 
+from benchmarks.engine.transports import TransportName
 from elasticflow.services.executor.processes.launcher import Exited
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     Alive,
@@ -63,61 +65,70 @@ async def test_switches_do_not_change_the_bits(node, spec_of, undisturbed, slow_
     assert await end_of(node, workers) == undisturbed
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.029])
-@pytest.mark.parametrize("changes", [[[0, 2], [0, None, 1]], [[2, 0]], [[None, 0]]], ids=str)
-async def test_survivors_continue_from_the_interrupted_step(node, spec_of, undisturbed, slow_down, changes, pause_s):
+@pytest.mark.parametrize(
+    ("changes", "pause_s", "each_node"),
+    [
+        *product([[[0, 2], [0, None, 1]], [[2, 0]], [[None, 0]]], [0.0, 0.029], [TransportName.GLOO]),
+        ([[0, 2], [0, None, 1]], 0.029, TransportName.ASYNCHRONOUS),
+    ],
+    indirect=["each_node"],
+    ids=str,
+)
+async def test_survivors_continue_from_the_interrupted_step(
+    each_node, spec_of, undisturbed, slow_down, changes, pause_s
+):
     """One of three workers is killed anywhere in a step. A new one joins later, at once, or not; one more may leave."""
-    job_id = node.new_job_id()
+    job_id = each_node.new_job_id()
     spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
-    before = await node.launch(spec, job_id=job_id, num_workers=3)
+    before = await each_node.launch(spec, job_id=job_id, num_workers=3)
     progressed = await before.first(Progressed)
     await asyncio.sleep(pause_s)
     before.workers[1].kill()
     interrupted = [await before.first(Interrupted, rank) for rank in (0, 2)]
     assert min(each.iteration for each in interrupted) >= progressed.iteration
-    after = await node.switch_generation(before, changes[0], lost=[1])
+    after = await each_node.switch_generation(before, changes[0], lost=[1])
     switched = await all_switched(after, changes[0])
     assert switched.iteration == max(each.iteration for each in interrupted)
     for members in changes[1:]:
-        after = await node.switch_generation(after, members)
+        after = await each_node.switch_generation(after, members)
         assert (await all_switched(after, members)).iteration > switched.iteration, "the others trained meanwhile"
     slow_down.unlink()
-    assert await end_of(node, after) == undisturbed
+    assert await end_of(each_node, after) == undisturbed
     assert not before.all_of(CheckpointWritten), "no worker needed a checkpoint"
 
 
-async def test_of_overlapping_switches_the_last_one_happens(node, spec_of, undisturbed, slow_down):
-    job_id = node.new_job_id()
+async def test_of_overlapping_switches_the_last_one_happens(each_node, spec_of, undisturbed, slow_down):
+    job_id = each_node.new_job_id()
     spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
-    before = await node.launch(spec, job_id=job_id, num_workers=2)
+    before = await each_node.launch(spec, job_id=job_id, num_workers=2)
     await before.first(Progressed)
-    superseded = await node.switch_generation(before, [0, 1, None])
-    aborted = await node.switch_generation(before, [1], generation=3)
-    after = await node.switch_generation(before, [1, None, 0], generation=4)
+    superseded = await each_node.switch_generation(before, [0, 1, None])
+    aborted = await each_node.switch_generation(before, [1], generation=3)
+    after = await each_node.switch_generation(before, [1, None, 0], generation=4)
     superseded.workers[2].kill()
     await all_switched(after, [1, None, 0])
     assert not superseded.all_of(Started)
     assert not [*superseded.all_of(Switched), *aborted.all_of(Switched)]
     slow_down.unlink()
-    assert await end_of(node, after) == undisturbed
+    assert await end_of(each_node, after) == undisturbed
 
 
 async def test_a_second_loss_during_a_switch_leaves_one_worker_that_continues_alone(
-    node, spec_of, undisturbed, slow_down
+    each_node, spec_of, undisturbed, slow_down
 ):
-    job_id = node.new_job_id()
+    job_id = each_node.new_job_id()
     spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
-    before = await node.launch(spec, job_id=job_id, num_workers=3)
+    before = await each_node.launch(spec, job_id=job_id, num_workers=3)
     await before.first(Progressed)
     before.workers[0].kill()
     interrupted = await before.first(Interrupted, 2)
-    await node.switch_generation(before, [1, 2], lost=[0])
+    await each_node.switch_generation(before, [1, 2], lost=[0])
     before.workers[1].kill()
     before.workers[2].send(PeersLost(generation=2))
-    after = await node.switch_generation(before, [2], lost=[0, 1], generation=3)
+    after = await each_node.switch_generation(before, [2], lost=[0, 1], generation=3)
     assert (await all_switched(after, [2])).iteration >= interrupted.iteration
     slow_down.unlink()
-    assert await end_of(node, after) == undisturbed
+    assert await end_of(each_node, after) == undisturbed
 
 
 async def test_peers_continue_without_a_stopped_process(node, spec_of, undisturbed, slow_down):
@@ -174,18 +185,18 @@ async def test_stopped_survivors_save_their_progress(node, spec_of):
     assert state["iteration"] == done
 
 
-async def test_the_fast_mode_switches_too_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
-    job_id = node.new_job_id()
+async def test_the_fast_mode_switches_too_and_sees_each_sample_once_an_epoch(each_node, spec_of, tmp_path):
+    job_id = each_node.new_job_id()
     settings = {"step_s": 0.02, "record": str(tmp_path)}
     spec = spec_of("Fast", max_iterations=200, hyperparameters=settings)
-    workers = await node.launch(spec, job_id=job_id, num_workers=2)
+    workers = await each_node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Progressed)
-    workers = await switch(node, workers, [0, 1, None], [2, 0])
+    workers = await switch(each_node, workers, [0, 1, None], [2, 0])
     await workers.first(Finished)
     await workers.ended()
-    undisturbed = await run_to_the_end(node, spec_of("Points", max_iterations=200))
+    undisturbed = await run_to_the_end(each_node, spec_of("Points", max_iterations=200))
     # over some hundred steps, rounding differences grow to up to 3e-4, depending on the time of the switch
-    torch.testing.assert_close(weights_of(node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
+    torch.testing.assert_close(weights_of(each_node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
     assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
 
 

@@ -34,24 +34,26 @@ async def test_any_numbers_of_virtual_nodes_give_the_same_bits(node, spec_of, on
     assert await train(node, stateful(spec_of), num_workers=len(counts), **cut) == one_worker
 
 
-async def test_switches_between_counts_and_a_loss_do_not_change_the_bits(node, spec_of, one_worker, slow_down):
+async def test_switches_between_counts_and_a_loss_do_not_change_the_bits(each_node, spec_of, one_worker, slow_down):
     """The same workers with other counts, then one more worker; then the survivors of a kill divide evenly."""
-    job_id = node.new_job_id()
+    job_id = each_node.new_job_id()
     spec = stateful(spec_of, str(slow_down))
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4, virtual_nodes_by_rank=(6, 2))
+    workers = await each_node.launch(
+        spec, job_id=job_id, num_workers=2, micro_batch_size=4, virtual_nodes_by_rank=(6, 2)
+    )
     await workers.first(Progressed)
     for members, counts in (([0, 1], (1, 7)), ([0, 1, None], (0, 5, 3))):
-        workers = await node.switch_generation(workers, members, micro_batch_size=4, virtual_nodes_by_rank=counts)
+        workers = await each_node.switch_generation(workers, members, micro_batch_size=4, virtual_nodes_by_rank=counts)
         switched = await all_switched(workers, members)
         assert 0 < switched.iteration < LAST
         assert (switched.resize.bytes_moved > 0) == (None in members)
     workers.workers[1].kill()
     for rank in (0, 2):
         await workers.first(Interrupted, rank)
-    workers = await node.switch_generation(workers, [0, 2], lost=[1], micro_batch_size=4)
+    workers = await each_node.switch_generation(workers, [0, 2], lost=[1], micro_batch_size=4)
     await all_switched(workers, [0, 2])
     slow_down.unlink()
-    assert await end_of(node, workers) == one_worker
+    assert await end_of(each_node, workers) == one_worker
 
 
 async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
@@ -74,11 +76,11 @@ async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_
 
 
 @pytest.mark.parametrize("counts", [(7, 3), (0, 8, 2), (1, 9)], ids=str)
-async def test_unequal_parts_of_a_batch_are_weighted_by_their_size(node, spec_of, counts):
+async def test_unequal_parts_of_a_batch_are_weighted_by_their_size(each_node, spec_of, counts):
     """Also where one worker has none: a mean of means would visibly differ after one step."""
     spec = spec_of("Fast", global_batch_size=10, max_iterations=3, hyperparameters={"learning_rate": 1.0})
-    alone = await run_to_the_end(node, spec)
-    together = await run_to_the_end(node, spec, num_workers=len(counts), virtual_nodes_by_rank=counts)
+    alone = await run_to_the_end(each_node, spec)
+    together = await run_to_the_end(each_node, spec, num_workers=len(counts), virtual_nodes_by_rank=counts)
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
 
 

@@ -75,7 +75,7 @@ function Facts({ row, detail, nowS }) {
   const [finishS, marginS] = [finishOf(row, nowS), marginOf(row, nowS)];
   const facts = [
     ["State", row.activity],
-    ["GPUs", row.num_gpus ? `${row.num_gpus}${row.gpu_type && ` of type ${row.gpu_type}`}` : "none"],
+    ["GPUs", row.num_gpus ? row.gpus_in_words : "none"],
     ["Iteration", row.max_iterations ? `${row.iteration} of ${row.max_iterations}` : "–"],
     ["Iterations per second", shortNumber(row.iterations_per_s)],
     [row.live ? "Expected finish" : "Ended", finishS === null ? "–" : clockTime(finishS, nowS)],

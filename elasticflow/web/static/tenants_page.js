@@ -44,10 +44,10 @@ export function TenantsPage({ store }) {
                 html`<tr key=${row.tenant}>
                   <th scope="row">${row.tenant}</th>
                   <td class="number">${row.num_live_jobs}</td>
-                  <td class="number">${row.num_gpus}</td>
+                  <td class="number">${row.num_gpus}${byType(row.num_gpus_by_type)}</td>
                   <td class="number">${row.num_promised_jobs}</td>
                   <td class="number">${row.max_jobs_per_day ?? "no limit"}</td>
-                  <td class="number">${shortNumber(row.promised_gpu_hours)}</td>
+                  <td class="number">${shortNumber(row.promised_gpu_hours)}${byType(row.promised_gpu_hours_by_type)}</td>
                   <td class="number">${row.max_gpu_hours_per_day ?? "no limit"}</td>
                   <td>
                     ${row.max_gpu_hours_per_day && html`<progress max=${row.max_gpu_hours_per_day} value=${row.promised_gpu_hours} aria-label=${`Quota of ${row.tenant}`}></progress>`}
@@ -59,4 +59,10 @@ export function TenantsPage({ store }) {
       </div>
     </section>
   `;
+}
+
+/** Below the sum, as "4 V100, 2 P100"; nothing in a pool of one type. @param {Record<string, number>} values */
+function byType(values) {
+  const words = Object.entries(values).map(([type, value]) => `${shortNumber(value)} ${type}`);
+  return words.length > 0 && html`<br /><small>${words.join(", ")}</small>`;
 }

@@ -45,7 +45,9 @@ def amend(session: AdmissionSession, command: AmendJob) -> AdmissionSession:
     job, now_s = session.state.job(command.job_id), session.now_s
     why = obstacle(job, command, now_s)
     if why is not None or job is None:
-        return session.with_event(AmendRejected(job_id=command.job_id, explanation=why or "", at_s=now_s))
+        return session.with_event(
+            AmendRejected(job_id=command.job_id, tenant=command.tenant, explanation=why or "", at_s=now_s)
+        )
     terms = Terms.of(job, command)
     if job.promised:
         return _amend_promise(session, job, terms)
@@ -83,7 +85,9 @@ def _amend_promise(session: AdmissionSession, job: Job, terms: Terms) -> Admissi
     now_s = session.now_s
     replanning = Replanning.of(session, job)
     if replanning is None:
-        return session.with_event(AmendRejected(job_id=job.job_id, explanation=RUNS_NOWHERE, at_s=now_s))
+        return session.with_event(
+            AmendRejected(job_id=job.job_id, tenant=job.tenant, explanation=RUNS_NOWHERE, at_s=now_s)
+        )
     amendment = _Amendment(replanning)
     if amendment.needs_price(terms):
         amendment = amendment.priced()
@@ -92,12 +96,12 @@ def _amend_promise(session: AdmissionSession, job: Job, terms: Terms) -> Admissi
         amendment = amendment.priced()
         offers = amendment.offers(terms)
         why = amendment.why_not(terms, offers)
-        rejected = AmendRejected(job_id=job.job_id, explanation=why, offers=offers, at_s=now_s)
+        rejected = AmendRejected(job_id=job.job_id, tenant=job.tenant, explanation=why, offers=offers, at_s=now_s)
         return amendment.replanning.session.with_event(rejected)
     session = amendment.replanning.session
     why = replanning.objection(found)
     if why is not None:
-        return session.with_event(AmendRejected(job_id=job.job_id, explanation=why, at_s=now_s))
+        return session.with_event(AmendRejected(job_id=job.job_id, tenant=job.tenant, explanation=why, at_s=now_s))
     return session.with_event(amendment.granted(terms, found)).replanned()
 
 

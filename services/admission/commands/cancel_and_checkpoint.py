@@ -21,12 +21,16 @@ def cancel(session: AdmissionSession, command: CancelJob) -> AdmissionSession:
     job, now_s = session.state.job(command.job_id), session.now_s
     if job is None or job.tenant != command.tenant:
         why = no_such_job(command.tenant)
-        return session.with_event(CancelRejected(job_id=command.job_id, explanation=why, at_s=now_s))
+        return session.with_event(
+            CancelRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
+        )
     if job.phase is Phase.CANCELLED:
         return session
     if not job.live:
         why = f"it has ended already: {job.phase.value}"
-        return session.with_event(CancelRejected(job_id=command.job_id, explanation=why, at_s=now_s))
+        return session.with_event(
+            CancelRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
+        )
     cancelled = JobCancelled(job_id=command.job_id, reason=command.reason, at_s=now_s)
     return session.with_event(cancelled).replanned()
 
@@ -42,10 +46,10 @@ def _checkpoint(
     job, now_s = session.state.job(command.job_id), session.now_s
     if job is None or job.tenant != command.tenant:
         why = no_such_job(command.tenant)
-        return CheckpointRejected(job_id=command.job_id, explanation=why, at_s=now_s)
+        return CheckpointRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
     if job.phase in (Phase.PROFILING, Phase.PROFILED, Phase.REJECTED):
         why = "the job was not admitted: it has no state to checkpoint"
-        return CheckpointRejected(job_id=command.job_id, explanation=why, at_s=now_s)
+        return CheckpointRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
     if job.live and job.gpus:
         return CheckpointRequested(job_id=command.job_id, store=command.store, at_s=now_s)
     iteration = job.iteration if job.phase is Phase.FINISHED else job.checkpoint_iteration

@@ -38,7 +38,7 @@ def set_gpu_limits(session: AdmissionSession, command: SetGpuLimits) -> Admissio
     limits = GpuLimits(min_gpus=command.min_gpus, max_gpus=command.max_gpus, until_s=command.until_s)
     why = _obstacle(job, known, command, now_s)
     if why is not None or job is None:
-        rejected = GpuLimitsRejected(job_id=command.job_id, explanation=why or "", at_s=now_s)
+        rejected = GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=why or "", at_s=now_s)
         return session.with_event(rejected)
     if _clears(command):
         cleared = GpuLimitsCleared(job_id=command.job_id, reason="its operator has cleared them", at_s=now_s)
@@ -122,6 +122,7 @@ class _Request:
         offer = "no other number is possible" if possible is None else f"{possible} would be possible"
         return GpuLimitsRejected(
             job_id=self.job.job_id,
+            tenant=self.job.tenant,
             explanation=f"{why}; {offer}{self._own_type_only()}",
             num_gpus=possible,
             at_s=self.session.now_s,

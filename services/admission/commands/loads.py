@@ -63,7 +63,7 @@ def seal_load(session: AdmissionSession, command: SealLoad) -> AdmissionSession:
         return session.with_event(LoadSealed(load_id=load.load_id, num_tasks=command.num_tasks, at_s=now_s))
     else:
         why = f"it is {load.phase.value}" + (f" with {load.num_tasks:,} tasks" if load.num_tasks is not None else "")
-    return session.with_event(SealRejected(load_id=command.load_id, explanation=why, at_s=now_s))
+    return session.with_event(SealRejected(load_id=command.load_id, tenant=command.tenant, explanation=why, at_s=now_s))
 
 
 def cancel_load(session: AdmissionSession, command: CancelLoad) -> AdmissionSession:
@@ -71,12 +71,16 @@ def cancel_load(session: AdmissionSession, command: CancelLoad) -> AdmissionSess
     load, now_s = session.state.loads.get(command.load_id), session.now_s
     if load is None or load.tenant != command.tenant:
         why = _no_such_load(command.tenant)
-        return session.with_event(CancelLoadRejected(load_id=command.load_id, explanation=why, at_s=now_s))
+        return session.with_event(
+            CancelLoadRejected(load_id=command.load_id, tenant=command.tenant, explanation=why, at_s=now_s)
+        )
     if load.phase is LoadPhase.CANCELLED:
         return session
     if load.phase is LoadPhase.FINISHED:
         why = "it has finished already"
-        return session.with_event(CancelLoadRejected(load_id=command.load_id, explanation=why, at_s=now_s))
+        return session.with_event(
+            CancelLoadRejected(load_id=command.load_id, tenant=command.tenant, explanation=why, at_s=now_s)
+        )
     return session.with_event(LoadCancelled(load_id=load.load_id, reason=command.reason, at_s=now_s))
 
 

@@ -112,7 +112,9 @@ def _reserve_on_type(session: AdmissionSession, command: ReserveQuote) -> Admiss
 
 
 def _rejected(session: AdmissionSession, command: ReserveQuote, why: str) -> AdmissionSession:
-    return session.with_event(QuoteRejected(job_id=command.job_id, explanation=why, at_s=session.now_s))
+    return session.with_event(
+        QuoteRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=session.now_s)
+    )
 
 
 def _obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> str | None:

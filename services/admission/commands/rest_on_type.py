@@ -40,7 +40,7 @@ def rest_on_type(
     )
     curve = known_curve(session.state, spec, curves=session.cache.curves)
     if curve is None:
-        return f"its speed on {name} is unknown"
+        return f"its speed on {name} is unknown, which `eflow profile` measures"
     rest = Submission(job_id=job.job_id, tenant=job.tenant, spec=spec, deadline_s=job.deadline_s)
     session, cost = cost_on_type(session, rest)
     if not is_promised:

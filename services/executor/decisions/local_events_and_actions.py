@@ -42,7 +42,10 @@ class WorkerReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnded:
-    """A worker's process is gone; or it could not be started, as explanation says. last_lines: of its log, after a crash."""
+    """A worker's process is gone; or it could not be started, as explanation says.
+
+    last_lines: of its log, after a crash.
+    """
 
     worker: WorkerId
     exit_code: int | None = None

@@ -145,6 +145,7 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         micro_batch_size=job.micro_batch_size or 0,
         virtual_nodes_by_rank=job.virtual_nodes_by_rank,
         gpu_types_by_rank=gpu_types_by_rank(state, job),
+        memory_limit_bytes=node.memory_limit_bytes if node.device == "cpu" else 0,
         measures_step_times=len(state.pool.gpu_types) > 1,
         timeouts=state.pool.config.timeouts,
     )

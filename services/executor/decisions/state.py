@@ -59,6 +59,7 @@ class NodeSpecification:
     data_dir: str = ""
     stores_artifacts: bool = False  # of jobs, in the object store; a simulated node has none
     stop_grace_s: float = 10.0  # from the request to stop at a step boundary to the kill
+    memory_limit_bytes: int = 0  # of each worker on a CPU slot; 0: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +198,8 @@ def is_quarantined(state: State, job: Job) -> bool:
 # --- heartbeat ------------------------------------------------------------------------------------------
 
 
-def node_report(state: State, now_s: float) -> events.NodeReported:
-    """The heartbeat: the progress of all workers that train, in profiling runs too."""
+def node_report(state: State, now_s: float, *, with_metrics: bool = True) -> events.NodeReported:
+    """The heartbeat: the progress of all workers that train, in profiling runs too, and the metrics of ranks 0."""
     return events.NodeReported(
         node_id=state.node_id,
         incarnation=state.incarnation,
@@ -211,7 +212,7 @@ def node_report(state: State, now_s: float) -> events.NodeReported:
                 iterations_per_s=worker.iterations_per_s,
                 checkpoint_iteration=worker.checkpoint_iteration or 0,
                 seconds_since_progress=max(0.0, now_s - worker.progressed_at_s),
-                metrics=worker.metrics,
+                metrics=worker.metrics if with_metrics and worker.id.rank == 0 else {},
             )
             for worker in state.running
             if worker.trains

@@ -1,4 +1,4 @@
-"""Uploads what jobs have produced to the pool's object store, one job after another (docs/adr/0064).
+"""Uploads what jobs have produced to the pool's object store, one job after another (docs/adr/0065).
 
 A file is stored in pieces, by the SHA-256 of all of it. An upload that was interrupted is repeated: pieces that are
 there already are found by their names.

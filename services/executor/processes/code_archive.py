@@ -21,6 +21,7 @@ MAX_UNPACKED_BYTES = 1 << 30
 MAX_FILES = 50_000
 UPLOAD_WAIT_S = 10.0  # for code that is still being uploaded when its job is placed
 _RETRY_S = 0.2
+_BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # `zipfile` decompresses others without a bound
 _FAULTS_OF_THE_NODE = {  # of its disk or its limits: another attempt may succeed
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
@@ -32,21 +33,22 @@ class CodeUnusable(Exception):
 
 
 class CodeArchive:
-    """Folders by digest in <data_dir>/code. Executors with one data_dir share them."""
+    """Folders code/<tenant>/<digest> in data_dir. Executors with one data_dir share them, tenants do not: the ledger
+    tells everyone the digests of all."""
 
     def __init__(self, bus: Bus, pool: str, data_dir: Path, *, upload_wait_s: float = UPLOAD_WAIT_S) -> None:
         self._bus = bus
         self._bucket = streams.code_bucket(pool)
         self._root = data_dir / "code"
         self._upload_wait_s = upload_wait_s
-        self._fetching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._fetching: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def folder(self, tenant: str, digest: str) -> str:
         """The folder with this code, which the tenant has uploaded; "" for an empty digest. Raises CodeUnusable."""
         if not digest:
             return ""
-        folder = self._root / digest
-        async with self._fetching[digest]:
+        folder = self._root / tenant / digest
+        async with self._fetching[tenant, digest]:
             if not await asyncio.to_thread(folder.is_dir):
                 data = await self._fetch(tenant, digest)
                 await asyncio.to_thread(_unpack, data, folder)
@@ -79,6 +81,7 @@ def _unpack(data: bytes, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
     try:
+        _check_entries(data)
         with zipfile.ZipFile(io.BytesIO(data)) as archive:  # extractall keeps names inside the folder
             _check_bounds(archive)
             archive.extractall(unfinished)
@@ -100,8 +103,18 @@ def _move(unfinished: Path, folder: Path) -> None:
             raise
 
 
+def _check_entries(data: bytes) -> None:
+    """Before `zipfile` makes an object of each: it reads as many as there are, whatever number the end record says."""
+    count = data.count(b"PK\x01\x02")
+    if count > MAX_FILES:
+        raise ValueError(f"{count:,} entries are above {MAX_FILES:,}")
+
+
 def _check_bounds(archive: zipfile.ZipFile) -> None:
     files = archive.infolist()
+    for file in files:
+        if file.compress_type not in _BOUNDED_METHODS:
+            raise ValueError(f"{file.filename!r} has compression method {file.compress_type}; use stored or deflated")
     num_bytes = sum(file.file_size for file in files)
     if num_bytes > MAX_UNPACKED_BYTES or len(files) > MAX_FILES:
         raise ValueError(

@@ -16,6 +16,7 @@ import structlog
 
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkServer, LaunchFailed
 from elasticflow.services.executor.processes.forked_process import ForkedProcess, fork_process
+from elasticflow.services.executor.processes.frame_rate import FrameRate
 from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped, kill_marked
 from elasticflow.services.executor.processes.warm_pool import WarmPool
 from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED, WorkerIsolation
@@ -152,9 +153,15 @@ class Launcher:
         """Pass on the worker's messages until it has ended and its last ones are read."""
         watching = asyncio.create_task(_kill_if_stopped(handle))
         handle.process.exited.add_done_callback(lambda _: watching.cancel())
+        frame_rate = FrameRate(asyncio.get_running_loop().time)
+
+        def on_message(message: FromWorker) -> None:
+            frame_rate.count_one()
+            self._on_event(handle, message)
+
         end = await handle.process.follow(
             FrameReader[FromWorker](*get_args(FromWorker)),
-            on_message=lambda message: self._on_event(handle, message),
+            on_message=on_message,
             on_broken=lambda reason: log.error("worker_channel_broken", pid=handle.pid, reason=reason),
         )
         handle.exited = end

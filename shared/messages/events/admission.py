@@ -11,6 +11,7 @@ from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
     GpuType,
+    MaybeToken,
     NumGpus,
     Rate,
     Text,
@@ -112,6 +113,7 @@ class CancelRejected:
 
     VERSION: ClassVar[int] = 1
     job_id: Token
+    tenant: MaybeToken = ""  # of the command
     explanation: Text
     at_s: TimeS
 
@@ -142,6 +144,7 @@ class QuoteRejected:
 
     VERSION: ClassVar[int] = 1
     job_id: Token
+    tenant: MaybeToken = ""  # of the command
     explanation: Text
     at_s: TimeS
 

@@ -9,6 +9,7 @@ from elasticflow.shared.messages.limits import (
     FewItems,
     GpuType,
     Iterations,
+    MaybeToken,
     NumGpus,
     PositiveGpus,
     PositiveIterations,
@@ -48,6 +49,7 @@ class AmendRejected:
 
     VERSION: ClassVar[int] = 1
     job_id: Token
+    tenant: MaybeToken = ""  # of the command
     explanation: Text
     offers: Annotated[tuple[Offer, ...], FewItems] = ()
     at_s: TimeS
@@ -80,6 +82,7 @@ class GpuLimitsRejected:
 
     VERSION: ClassVar[int] = 1
     job_id: Token
+    tenant: MaybeToken = ""  # of the command
     explanation: Text
     num_gpus: NumGpus | None = None
     at_s: TimeS
@@ -127,6 +130,7 @@ class CheckpointRejected:
 
     VERSION: ClassVar[int] = 1
     job_id: Token
+    tenant: MaybeToken = ""  # of the command
     explanation: Text
     at_s: TimeS
 

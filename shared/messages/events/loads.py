@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from elasticflow.shared.messages.limits import Fraction, PositiveDurationS, Sequence, TaskRanges, Text, TimeS, Token
+from elasticflow.shared.messages.limits import (
+    Fraction,
+    MaybeToken,
+    PositiveDurationS,
+    Sequence,
+    TaskRanges,
+    Text,
+    TimeS,
+    Token,
+)
 from elasticflow.shared.messages.load_spec import LoadSpec, NumTasks
 
 LoadRejectionReason = Literal["useful_share", "needs", "duplicate", "limit"]
@@ -57,6 +66,7 @@ class SealRejected:
 
     VERSION: ClassVar[int] = 1
     load_id: Token
+    tenant: MaybeToken = ""  # of the command
     explanation: Text
     at_s: TimeS
 
@@ -77,6 +87,7 @@ class CancelLoadRejected:
 
     VERSION: ClassVar[int] = 1
     load_id: Token
+    tenant: MaybeToken = ""  # of the command
     explanation: Text
     at_s: TimeS
 

@@ -1,6 +1,5 @@
 """Messages of a worker to its executor, and its exit codes. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Literal
@@ -10,25 +9,22 @@ from pydantic import Strict
 
 from elasticflow.shared.messages.limits import (
     DurationS,
-    FewItems,
-    Finite,
     Generation,
     Index,
     Iterations,
-    Name,
     NumBytes,
     NumSamples,
     PositiveDurationS,
     Rate,
     Sequence,
     Text,
+    WorkerMetrics,
 )
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
 SLOWEST_PROFILE = 1e-9  # iterations per second; planners divide by the speed
-Metrics = Annotated[Mapping[Name, Finite], FewItems]
 
 
 class ExitCode(IntEnum):
@@ -98,7 +94,7 @@ class Progressed:
 
     iteration: Iterations  # steps done
     iterations_per_s: Rate | None
-    metrics: Metrics = field(default_factory=dict[str, float])
+    metrics: WorkerMetrics = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +154,7 @@ class Finished:
 
     iteration: Iterations
     condition: Literal["max_iterations", "metric"]
-    metrics: Metrics = field(default_factory=dict[str, float])
+    metrics: WorkerMetrics = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

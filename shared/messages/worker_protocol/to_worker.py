@@ -17,6 +17,7 @@ from elasticflow.shared.messages.limits import (
     Index,
     Iterations,
     Name,
+    NumBytes,
     NumSamples,
     PositiveDurationS,
     Sequence,
@@ -56,6 +57,7 @@ class Assignment:
     virtual_nodes_by_rank: virtual nodes of each worker of the generation.
     gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
     measures_step_times: a profiling run also measures steps with fewer virtual nodes.
+    memory_limit_bytes: what a CPU slot's worker may allocate beyond the preloaded libraries; 0: no limit.
     lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
 
@@ -77,6 +79,7 @@ class Assignment:
     micro_batch_size: NumSamples = 0
     virtual_nodes_by_rank: VirtualNodesByRank = ()
     gpu_types_by_rank: tuple[GpuType, ...] = ()
+    memory_limit_bytes: NumBytes = 0
     lease_until_s: DurationS = 0.0
     timeouts: FailureTimeouts = field(default_factory=FailureTimeouts)
     checkpoint_every_s: PositiveDurationS = 30.0

@@ -15,6 +15,7 @@ from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 
 MAX_BATCH = 512  # messages in one batch of `follow`
 MAX_INBOX = 10_000  # messages of a subscription that wait
+MAX_INBOX_BYTES = 64 * 1024 * 1024  # of their data
 DEFAULT_TIMEOUT_S = 5.0
 REVISION_HEADER = "Nats-Sequence"  # of a stored value that is published too
 ACK_WAIT_S = 30.0  # a message that is not settled within it goes to another replica
@@ -189,7 +190,7 @@ class Bus(Protocol):
     async def subscribe(self, subject: str, queue: str = "") -> Subscription:
         """queue: each message goes to one subscriber of those that name the same queue.
 
-        Of more than MAX_INBOX messages that were not taken, the newest stay.
+        Of more than MAX_INBOX messages or MAX_INBOX_BYTES that were not taken, the newest stay.
         """
         ...
 

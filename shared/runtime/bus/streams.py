@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticflow.shared.errors import BadSettings, TooFewReplicas
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 
 LEDGER_PREFIX = "EF_LEDGER_"
 NODE_PREFIX = "EF_NODES_"
@@ -20,12 +20,15 @@ ARTIFACT_PREFIX = "EF_ARTIFACTS_"
 EVERY_LEDGER = "ef.ledger.>"
 # What a server must accept; NATS counts headers too. The embedded server and deploy/nats/common.conf set it.
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
+# The largest command with its headers: a replica of admission holds hundreds of them.
+MAX_COMMAND_BYTES = MAX_SUBMISSION_BYTES + 4 * 1024
 
 ARTIFACT_PIECE_BYTES = 2 * 1024 * 1024  # of one object; a larger file has several
 
 _MIB = 1 << 20
 _DAY_S = 86_400
 _NS = 1_000_000_000
+_PER_SUBJECT = "discard_new_per_subject"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +37,13 @@ class StreamLimits:
 
     Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
     snapshots, values) takes what the disk has. Tasks and results of padding loads, and artifacts, are bounded, because
-    a full disk stops all jobs. The oldest artifacts make room for new ones.
+    a full disk stops all jobs. The oldest artifacts make room for new ones. No tenant may fill the stream of commands
+    alone.
     """
 
     replicas: int = 1
     submit_bytes: int = 512 * _MIB
+    submit_commands_per_tenant: int = 500  # that wait for a decision; of the largest, those of four tenants fit
     dead_letter_bytes: int = 64 * _MIB
     dead_letter_age_s: int = 30 * _DAY_S
     task_bytes: int = 128 * _MIB
@@ -50,6 +55,11 @@ class StreamLimits:
     def reserved_bytes(self) -> int:
         """What a new pool takes of the server's storage at least: it may be without artifacts."""
         return self.submit_bytes + self.dead_letter_bytes + self.task_bytes + self.result_bytes
+
+
+def largest_message(subject: str) -> int:
+    """That the stream of this subject takes, with its headers."""
+    return MAX_COMMAND_BYTES if subject.startswith("ef.submit.") else MAX_PAYLOAD_BYTES
 
 
 def valid_pool(pool: str) -> bool:
@@ -71,14 +81,26 @@ def check_replicas(found: Mapping[str, int], wanted: int) -> None:
 
 
 def protection_problems(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Where a stream lets its writers delete what they may not: of an older version, or changed since."""
+    """Where a stream lets its writers do what they may not: of an older version, or changed since."""
     name = wanted["name"]
-    return [
+    problems = [
         f"stream {name} has {setting}: {str(found.get(setting, False)).lower()}, so its writers may delete messages of "
         f"others: run `nats stream edit {name}` and change it"
         for setting in ("allow_rollup_hdrs", "deny_delete", "deny_purge")
         if found.get(setting, False) != wanted.get(setting, False)
     ]
+    limit_bytes, found_bytes = wanted.get("max_msg_size", -1), found.get("max_msg_size", -1)
+    if limit_bytes > 0 and not 0 < found_bytes <= limit_bytes:
+        problems.append(
+            f"stream {name} has no max_msg_size of {limit_bytes}, so a tenant may fill the memory of admission: run "
+            f"`nats stream edit {name} --max-msg-size {limit_bytes}`"
+        )
+    if wanted.get(_PER_SUBJECT, False) and not found.get(_PER_SUBJECT, False):
+        problems.append(
+            f"stream {name} has no limit for each tenant, so one may fill it for all: run `nats stream edit {name} "
+            f"--max-msgs-per-subject {wanted['max_msgs_per_subject']} --discard-per-subject`"
+        )
+    return problems
 
 
 def ledger_stream(pool: str) -> str:
@@ -200,6 +222,9 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             retention="workqueue",
             discard="new",  # a full stream refuses a message and drops none
             max_bytes=limits.submit_bytes,
+            max_msg_size=MAX_COMMAND_BYTES,
+            max_msgs_per_subject=limits.submit_commands_per_tenant,  # each tenant has one subject
+            discard_new_per_subject=True,
         ),
         _stream(
             dead_letter_stream(pool),

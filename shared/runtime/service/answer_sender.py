@@ -1,4 +1,4 @@
-"""Answers on subjects that their receivers chose: each goes to an inbox or to an answer subject, or nowhere."""
+"""Answers on subjects that tenants chose: each goes to an inbox or to an answer subject of that tenant, or nowhere."""
 
 from typing import Any
 
@@ -16,16 +16,15 @@ class AnswerSender:
         self._bus, self._pool, self._log = bus, pool, log
         self._warned_of: set[str] = set()
 
-    async def send(self, subject: str, data: bytes) -> None:
-        """Publish an answer. subject: "" if the sender awaits none. Raises what the bus raises."""
+    async def send(self, tenant: str, subject: str, data: bytes) -> None:
+        """Publish an answer to this tenant. subject: "" if it awaits none. Raises what the bus raises."""
         if not subject:
             return
-        if subjects.may_be_answered(self._pool, subject):
+        if subjects.may_be_answered(tenant, self._pool, subject):
             await self._bus.publish(subject, data)
             return
         shown = subject[:MAX_LOGGED_LENGTH]
         if shown not in self._warned_of and len(self._warned_of) < MAX_WARNINGS:
             self._warned_of.add(shown)
-            self._log.warning(
-                "answer not sent", subject=shown, why=f"no inbox (_INBOX.>) and no subject of ef.answer.{self._pool}.*"
-            )
+            why = f"no inbox (_INBOX.>) and no subject of {subjects.answer(tenant, self._pool, '*')}"
+            self._log.warning("answer not sent", subject=shown, why=why)

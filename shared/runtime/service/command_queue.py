@@ -24,11 +24,14 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.answer_sender import AnswerSender
 from elasticflow.shared.runtime.service.attempts import Attempts
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
+from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.state.pool import PoolState
 
 ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
-MAX_PENDING = 512  # more than one decision takes, so that the next one need not wait for its commands
+MAX_PENDING = 1024  # more than one decision takes, and more than two tenants may have in the queue
 MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its commands: each returns in an event, with schedules
+MAX_SHARED_DECISION_S = 0.02  # where several tenants send commands: each waits for the decision on others
+FEW_COMMANDS = 8  # of the first such decision
 MAX_ATTEMPTS = 4  # at one command that no replica survived, before it is dead-lettered
 MAX_UNCOUNTED_DELIVERIES = 2  # so that one dead replica does not slow down the commands that it had pulled
 PULL_TIMEOUT_S = 20.0
@@ -69,6 +72,8 @@ class CommandQueue:
         self._answers = AnswerSender(bus, pool, log)
         self._attempts = Attempts(bus, pool)
         self._pending: list[Pending] = []
+        self._turns = Turns()
+        self._max_shared = FEW_COMMANDS
         self._has_space = asyncio.Event()
         self._has_space.set()
 
@@ -96,15 +101,17 @@ class CommandQueue:
                 await pending.item.in_progress()
 
     def take(self, max_commands: int) -> tuple[Pending, ...]:
-        """The oldest commands without a decision, as many as fit into one.
+        """Commands without a decision, as many as fit into one: one of each tenant in turn, the oldest of each first.
 
         A command that was delivered before and not settled is decided on alone: it may be what made a replica fail.
+        Where several tenants send commands, there are no more than a short decision takes.
         """
         taken: list[Pending] = []
         num_bytes = 0
-        for pending in self._pending:
-            if self._decision_on(pending) is not None:
-                continue
+        undecided = [pending for pending in self._pending if self._decision_on(pending) is None]
+        if self._turns.are_shared(map(_tenant, undecided)):
+            max_commands = min(max_commands, self._max_shared)
+        for pending in self._turns.in_turns(undecided, _tenant):
             num_bytes += len(pending.item.data)
             if taken and (pending.item.num_delivered > 1 or num_bytes > MAX_DECISION_BYTES):
                 break
@@ -113,9 +120,16 @@ class CommandQueue:
                 break
         return tuple(taken)
 
+    def took(self, num_commands: int, decision_s: float) -> None:
+        """A decision on so many commands took so long."""
+        if decision_s > MAX_SHARED_DECISION_S:
+            self._max_shared = min(self._max_shared, max(num_commands // 2, 1))
+        elif num_commands >= self._max_shared:
+            self._max_shared = min(self._max_shared + self._max_shared // 4 + 1, MAX_PENDING)
+
     @contextlib.asynccontextmanager
     async def attempt(self) -> AsyncGenerator[None, None]:
-        """Around a decision on the oldest commands: one that replicas do not survive is dead-lettered in the end.
+        """Around a decision on the first commands: one that replicas do not survive is dead-lettered in the end.
 
         Deliveries alone do not count: the replicas may have been paused, or the server away.
         """
@@ -132,15 +146,15 @@ class CommandQueue:
             await self._attempts.survived(suspect.position)
 
     async def _suspect(self) -> Pending | None:
-        """The oldest command if it was delivered repeatedly, with one attempt more counted."""
-        while oldest := self.take(1):
-            (pending,) = oldest
+        """The first command if it was delivered repeatedly, with one attempt more counted."""
+        while first := self.take(1):
+            (pending,) = first
             if pending.item.num_delivered <= MAX_UNCOUNTED_DELIVERIES:
                 break
             if await self._attempts.begin(pending.position) < MAX_ATTEMPTS:
                 return pending
             await self.dead_letter(pending.item, f"{self._service} died {MAX_ATTEMPTS} times while it decided on this")
-            self.settled(oldest)
+            self.settled(first)
         return None
 
     def repeats(self) -> dict[int, list[Pending]]:
@@ -156,6 +170,8 @@ class CommandQueue:
 
     def settled(self, taken: Iterable[Pending]) -> None:
         """These are decided on and acknowledged."""
+        taken = tuple(taken)
+        self._turns.had(map(_tenant, taken))
         done = {id(pending) for pending in taken}
         self._pending = [pending for pending in self._pending if id(pending) not in done]
         self._has_space.set()
@@ -195,7 +211,7 @@ class CommandQueue:
         if not isinstance(command, Command):
             commands = ", ".join(command.__name__ for command in get_args(Command))
             raise Undecodable(f"type: {type(command).__name__} is not a command; publish one of {commands}")
-        tenant = item.subject.split(".")[2]
+        tenant = subjects.sender(item.subject)
         if command.tenant != tenant:
             raise Undecodable(f"tenant: {command.tenant!r} may not publish on the subject of {tenant!r}")
         return command
@@ -220,10 +236,16 @@ class CommandQueue:
     async def _reply(self, item: WorkItem, problems: tuple[str, ...]) -> None:
         refusal = MessageRejected(problems=tuple(problem[:2000] for problem in problems[:50]))
         answer = codec.encode(refusal, id=f"refused-{item.sequence}", recorded_at_s=self._clock.now_s())
-        for subject in (item.headers.get(ANSWER_TO, ""), self._answer_subject(item.data)):
+        tenant = subjects.sender(item.subject)
+        for subject in (item.headers.get(ANSWER_TO, ""), self._answer_subject(tenant, item.data)):
             with contextlib.suppress(ElasticFlowError):  # best effort
-                await self._answers.send(subject, answer)
+                await self._answers.send(tenant, subject, answer)
 
-    def _answer_subject(self, data: bytes) -> str:
+    def _answer_subject(self, tenant: str, data: bytes) -> str:
+        """Of this tenant, whatever the data say: the sender of unreadable data may name a job of another tenant."""
         id = codec.id_in(data)
-        return subjects.answer(self._pool, id) if id else ""
+        return subjects.answer(tenant, self._pool, id) if id else ""
+
+
+def _tenant(pending: Pending) -> str:
+    return pending.command.tenant

@@ -109,6 +109,11 @@ class Host(Generic[State]):
         return self._guard.problem
 
     @property
+    def leads(self) -> bool:
+        """Whether this replica decides now."""
+        return self._leads()
+
+    @property
     def is_fit(self) -> bool:
         """Whether it may lead: a planner reads the whole plan, and its clock is right."""
         return self._guard.is_fit
@@ -196,6 +201,8 @@ class Host(Generic[State]):
         except TooLarge as error:
             self._guard.too_large(error)
             return
+        if self._command_queue is not None:
+            self._command_queue.took(len(result.taken), self._clock.now_s() - now_s)
         if result.too_large is not None:
             await self._dead_letter(result.taken, f"the decision on it is larger than one message: {result.too_large}")
             return

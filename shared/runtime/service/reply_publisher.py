@@ -1,4 +1,4 @@
-"""Replies to users: each is published once on the answer subject of its job, and again for a repeated command."""
+"""Replies to tenants: each is published once on the answer subject of its job, and again for a repeated command."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.command_queue import Pending
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.state.policy import Policy, Reply
+from elasticflow.shared.state.reply_recipient import recipient
 
 
 class ReplyPublisher:
@@ -27,14 +28,15 @@ class ReplyPublisher:
     async def reply(self, taken: Sequence[Pending], events: tuple[Event, ...]) -> None:
         """To the users of these commands, on which the events decide.
 
-        The envelope names the command, unless several of these have its job: the reply may be late, as a repeated one.
+        The envelope names the command, unless several of the tenant's have its job: the reply may be late, as a
+        repeated one.
         """
         commands = tuple(pending.command for pending in taken)
-        num_commands = Counter(map(id_of, commands))
-        cause_ids = {id_of(pending.command): pending.envelope_id for pending in taken}
+        num_commands = Counter((command.tenant, id_of(command)) for command in commands)
+        cause_ids = {(pending.command.tenant, id_of(pending.command)): pending.envelope_id for pending in taken}
         for reply in self._policy.replies(self._projection.folded, commands, events):
-            id = id_of(reply)
-            await self._publish((reply,), cause_ids[id] if num_commands[id] == 1 else "")
+            to = (recipient(self._projection.folded, reply), id_of(reply))
+            await self._publish((reply,), cause_ids[to] if num_commands[to] == 1 else "")
 
     async def reply_again(self, decided_sequence: int, repeats: list[Pending]) -> None:
         """To the users of commands that were delivered after the decision at this sequence of the ledger.
@@ -50,5 +52,7 @@ class ReplyPublisher:
     async def _publish(self, replies: tuple[Reply, ...], cause_id: str = "") -> None:
         for reply in replies:
             id = f"answer-{type(reply).__name__}-{id_of(reply)}"
+            if not (tenant := recipient(self._projection.folded, reply)):
+                continue  # the state has forgotten the job meanwhile; the ledger has the event
             data = codec.encode(reply, id=id, cause_id=cause_id, recorded_at_s=self._clock.now_s())
-            await self._bus.publish(subjects.answer(self._pool, id_of(reply)), data)
+            await self._bus.publish(subjects.answer(tenant, self._pool, id_of(reply)), data)

@@ -15,11 +15,13 @@ class CommunicationTimes:
     """Seconds of a step by number of workers; one worker needs none.
 
     num_workers_P: from 2, increasing; communication_s_P: not decreasing. Without points, communication is free.
+    measured: on these GPUs; else predicted from those of another type.
     Raises ValueError if the points are invalid.
     """
 
     num_workers_P: tuple[int, ...] = ()
     communication_s_P: tuple[float, ...] = ()
+    measured: bool = True
 
     def __post_init__(self) -> None:
         if len(self.num_workers_P) != len(self.communication_s_P):
@@ -42,8 +44,8 @@ class CommunicationTimes:
         return cls(num_workers_P, at_least_0_P)
 
     def times(self, factor: float) -> "CommunicationTimes":
-        """On GPUs that communicate for so many times as long."""
-        return replace(self, communication_s_P=tuple(factor * s for s in self.communication_s_P))
+        """Predicted of GPUs that communicate for so many times as long."""
+        return replace(self, communication_s_P=tuple(factor * s for s in self.communication_s_P), measured=False)
 
     def at(self, num_workers: int) -> float:
         """Linear in the logarithm of the number: from (1 worker, 0 s) through the points, and beyond the last two."""

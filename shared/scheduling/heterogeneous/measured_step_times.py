@@ -1,6 +1,7 @@
 """The step times of a job by GPU type, and its communication, from the profiles of a pool. Pure.
 
-A type without step times of its own is predicted from a measured one, by the ratio of their speeds on one GPU.
+A type without step times of its own is predicted from a measured one, by the ratio of their speeds on one GPU. Parts of
+the batch that were not measured on a type are predicted from the type with the most measurements.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Literal
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
-from elasticflow.shared.scheduling.heterogeneous.step_times import StepTime, StepTimes, predicted_from
+from elasticflow.shared.scheduling.heterogeneous.step_times import StepTimes, predicted_from
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import GpusOfType
 from elasticflow.shared.state.gpu_types import possible_types, spec_on, type_name
 from elasticflow.shared.state.measured_curve import MeasuredCurve
@@ -32,13 +33,12 @@ class JobStepTimes:
     by_type: Mapping[str, StepTimes]
     communication: Mapping[str, CommunicationTimes]
 
-    def at(self, recorded_type: str, count: int) -> StepTime:
-        """The step of one GPU of this type with so many virtual nodes."""
-        samples = _samples(count, self.num_virtual_nodes, self.global_batch_size)
-        return self.by_type[recorded_type].at(samples)
+    def samples(self, count: int) -> int:
+        """Of so many virtual nodes."""
+        return _samples(count, self.num_virtual_nodes, self.global_batch_size)
 
     def step_s_V(self, recorded_type: str) -> tuple[float, ...]:
-        """The step time of one GPU of this type with 1, 2, ... virtual nodes, as far as they fit its memory."""
+        """The step time of one GPU of this type with 1, 2, ... virtual nodes."""
         return self.by_type[recorded_type].of_virtual_nodes(self.global_batch_size, self.num_virtual_nodes)
 
     def gpus(self, recorded_type: str, num_gpus: int, name: str = "") -> GpusOfType:
@@ -66,8 +66,9 @@ def job_step_times(state: PoolState, spec: JobSpec) -> JobStepTimes | None:
         return None
     base = max(measured, key=lambda recorded: len(measured[recorded].points_P))
     by_type = {
-        recorded: measured.get(recorded)
-        or predicted_from(
+        recorded: _extended(measured[recorded], measured[base])
+        if recorded in measured
+        else predicted_from(
             measured[base], type_name(state, recorded), curve.iterations_per_s[1] / curves[base].iterations_per_s[1]
         )
         for recorded, curve in curves.items()
@@ -77,7 +78,7 @@ def job_step_times(state: PoolState, spec: JobSpec) -> JobStepTimes | None:
         global_batch_size=spec.global_batch_size,
         reproducible=next(single.reproducible for each in curves.values() if (single := each.single_gpu) is not None),
         by_type=by_type,
-        communication=_communication_by_type(curves, measured, base, spec.global_batch_size),
+        communication=_communication_by_type(curves, measured, spec.global_batch_size),
     )
 
 
@@ -100,18 +101,29 @@ def _measured(
     )
 
 
+def _extended(times: StepTimes, base: StepTimes) -> StepTimes:
+    """With points of the base for parts below those that its own profiling run has measured: it had no time for any, or
+    the user's code failed with so few samples."""
+    ratio = times.speed_ratio(base)
+    return times if times is base or ratio is None else times.extended_from(base, ratio)
+
+
 def _communication_by_type(
-    curves: Mapping[str, MeasuredCurve], measured: Mapping[str, StepTimes], base: str, global_batch_size: int
+    curves: Mapping[str, MeasuredCurve], measured: Mapping[str, StepTimes], global_batch_size: int
 ) -> dict[str, CommunicationTimes]:
-    """As measured on each type. On the others it is that of the base, and longer if they are slower."""
+    """As measured on each type. On one that was measured on one GPU only, or not at all, it is predicted from the type
+    with the most measurements, and longer if it is slower."""
     known = {
         recorded: _communication(curves[recorded], times, global_batch_size) for recorded, times in measured.items()
     }
+    base = max(known, key=lambda recorded: len(known[recorded].num_workers_P))
     slowness = {
         recorded: curves[base].iterations_per_s[1] / curve.iterations_per_s[1] for recorded, curve in curves.items()
     }
     return {
-        recorded: known[recorded] if known.get(recorded) else known[base].times(max(slowness[recorded], 1.0))
+        recorded: known[recorded]
+        if recorded in known and known[recorded].num_workers_P
+        else known[base].times(max(slowness[recorded], 1.0))
         for recorded in curves
     }
 

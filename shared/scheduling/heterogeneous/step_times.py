@@ -26,13 +26,11 @@ class StepTime(NamedTuple):
 class StepTimes:
     """The step time of one GPU of a type, by its samples.
 
-    most_samples: as many as fit its memory; None if unknown.
     Raises ValueError without points, if samples do not increase, or if a time is not positive or decreases.
     """
 
     gpu_type: str
     points_P: tuple[StepTime, ...]
-    most_samples: int | None = None
 
     def __post_init__(self) -> None:
         if not self.points_P:
@@ -43,13 +41,11 @@ class StepTimes:
             raise ValueError(f"more samples on {self.gpu_type} must not take less time: {self.points_P}")
 
     @classmethod
-    def of_measurements(
-        cls, gpu_type: str, step_s_by_samples: Mapping[int, float], most_samples: int | None = None
-    ) -> "StepTimes":
+    def of_measurements(cls, gpu_type: str, step_s_by_samples: Mapping[int, float]) -> "StepTimes":
         """A time that is below that of fewer samples is noise: the longer one counts for both."""
         samples_P = sorted(step_s_by_samples)
         step_s_P = accumulate((step_s_by_samples[samples] for samples in samples_P), max)
-        return cls(gpu_type=gpu_type, points_P=tuple(map(StepTime, samples_P, step_s_P)), most_samples=most_samples)
+        return cls(gpu_type=gpu_type, points_P=tuple(map(StepTime, samples_P, step_s_P)))
 
     def at(self, samples: int) -> StepTime:
         """Linear between two points. Below the first point, its time; beyond the last one, its samples per second.
@@ -96,16 +92,15 @@ class StepTimes:
         )
 
     def of_virtual_nodes(self, global_batch_size: int, num_virtual_nodes: int) -> tuple[float, ...]:
-        """Step time with 1, 2, ... of the job's virtual nodes, shape (V,); no more entries than fit the memory.
+        """Step time with 1, 2, ... of the job's virtual nodes, shape (V,).
 
         Virtual nodes of a job differ by one sample at most; the larger ones count.
         """
         samples_V = (-(-count * global_batch_size // num_virtual_nodes) for count in range(1, num_virtual_nodes + 1))
-        most = math.inf if self.most_samples is None else self.most_samples
-        return tuple(self.at(samples).step_s for samples in samples_V if samples <= most)
+        return tuple(self.at(samples).step_s for samples in samples_V)
 
 
-def predicted_from(other: StepTimes, gpu_type: str, speed_ratio: float, most_samples: int | None = None) -> StepTimes:
+def predicted_from(other: StepTimes, gpu_type: str, speed_ratio: float) -> StepTimes:
     """The step times of a type that was not measured. speed_ratio: how many times as fast as the other type it is.
 
     Raises ValueError if the ratio is not positive and finite, or if the other type was not measured either.
@@ -117,4 +112,4 @@ def predicted_from(other: StepTimes, gpu_type: str, speed_ratio: float, most_sam
         for point in other.points_P
         if point.measured
     )
-    return StepTimes(gpu_type=gpu_type, points_P=points_P, most_samples=most_samples)
+    return StepTimes(gpu_type=gpu_type, points_P=points_P)

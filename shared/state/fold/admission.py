@@ -10,7 +10,8 @@ from elasticflow.shared.state.fold.profiling_runs import with_another_attempt
 from elasticflow.shared.state.fold.usage_and_demand import with_demand, with_rejected_demand, with_usage
 from elasticflow.shared.state.gpu_types import spec_on
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import PoolState, QuoteReservation, Usage
+from elasticflow.shared.state.pool import PoolState, QuoteReservation
+from elasticflow.shared.state.usage import Usage
 
 
 def configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:
@@ -60,7 +61,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     if profiling:
         state = with_another_attempt(state, event.spec)
     else:
-        used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds)
+        used = Usage.on(event.gpu_type, event.gpu_seconds, event.at_s)
         state = with_usage(with_replanned(without_quote(state, event.job_id), event), event.tenant, used)
         state = with_demand(state, event)
     if known is not None and not known.live:

@@ -14,7 +14,8 @@ from elasticflow.shared.state.fold.profiles import with_range
 from elasticflow.shared.state.fold.usage_and_demand import with_usage
 from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import PoolState, Usage, spec_of
+from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.usage import Usage
 
 
 def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int) -> PoolState:
@@ -39,7 +40,7 @@ def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int)
         at_risk=False,
         earliest_deadline_s=None,
     )
-    used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds, num_jobs=0)
+    used = Usage.on(spec_of(job).gpu_type, event.gpu_seconds, event.at_s, num_jobs=0)
     state = with_usage(with_replanned(state, event), job.tenant, used)
     return scheduling_event(with_job(state, job), sequence)
 
@@ -89,7 +90,7 @@ def gpu_limits_set(state: PoolState, job: Job, event: events.GpuLimitsSet, seque
         minimum_satisfactory_share=event.minimum_satisfactory_share,
         planned_share=event.minimum_satisfactory_share,
     )
-    used = Usage(at_s=event.at_s, gpu_seconds=event.gpu_seconds, num_jobs=0)
+    used = Usage.on(spec_of(job).gpu_type, event.gpu_seconds, event.at_s, num_jobs=0)
     state = with_usage(with_replanned(state, event), job.tenant, used)
     state = fast_replace(with_range(state, spec_of(job)), gpu_limits=state.gpu_limits.set(job.job_id, limits))
     return scheduling_event(with_job(state, job), sequence)

@@ -5,9 +5,10 @@ from dataclasses import replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
+from elasticflow.shared.state.gpu_types import type_of_profile
 from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.node_speeds import without_speeds_on_node
-from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
+from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
 
 KEEP_LEFT_S = 3_600.0
 KEEP_LOST_S = 86_400.0
@@ -43,13 +44,21 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
 
 
 def _gpu_types(state: PoolState, joined: str) -> tuple[str, ...]:
-    """With the type of a node that joined, which replaces the first if all nodes of that have left: a pool whose
-    hardware is replaced keeps its jobs and their curves."""
+    """With the type of a node that joined. It is the first one in a pool without named types, and where neither a node
+    nor a job or curve has the first type any more: what rests on one type must not count for another."""
     known = state.gpu_types
     if not joined or joined in known:
         return known
-    has_first = any(not node.left and node.gpu_type == known[0] for node in state.nodes.values()) if known else False
-    return (*known, joined) if has_first else (joined, *known[1:])
+    return (*known, joined) if known and _has_first_type(state, known[0]) else (joined, *known[1:])
+
+
+def _has_first_type(state: PoolState, name: str) -> bool:
+    """Whether anything of the pool has the first type. Nodes that were lost may come back with it."""
+    return (
+        any(not node.left and node.gpu_type in ("", name) for node in state.nodes.values())
+        or any(not spec_of(job).gpu_type for job in state.live_jobs.values())
+        or any(curve.iterations_per_s and not type_of_profile(key) for key, curve in state.curves.items())
+    )
 
 
 def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolState:

@@ -1,10 +1,13 @@
 """What each tenant was promised, for its quota, and what all tenants asked for, for the price."""
 
+from collections.abc import Mapping
+
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.state.demand import Demand
-from elasticflow.shared.state.pool import PoolState, Usage
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.usage import Usage
 
 MAX_USAGES = 1_440  # entries of one tenant within its longest window; one more may exist
 
@@ -29,9 +32,14 @@ def _added(usage: tuple[Usage, ...], newest: Usage, window_s: float) -> tuple[Us
             at_s=max(last.at_s, newest.at_s),
             gpu_seconds=last.gpu_seconds + newest.gpu_seconds,
             num_jobs=last.num_jobs + newest.num_jobs,
+            on_other_types=_sum(last.on_other_types, newest.on_other_types),
         )
         usage = usage[:-1]
     return (*usage[num_old:], newest)
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {each: one.get(each, 0.0) + other.get(each, 0.0) for each in sorted({*one, *other})}
 
 
 def with_demand(state: PoolState, event: events.JobAdmitted | events.JobRejected) -> PoolState:

@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from elasticflow import Scalar
 PTRACE_ATTACH = 16
 CLONE_NEWUSER = 0x1000_0000
 FAR_ABOVE_THE_LIMIT = 3_000
+STEP_MIB = 32
 
 
 def read_environments(secret: str) -> list[str]:
@@ -48,6 +50,16 @@ def write_files(paths: str) -> list[str]:
         except OSError:
             continue
     return written
+
+
+def plant_links(folder_and_victim: str) -> list[str]:
+    """Links to the victim, and FIFOs, under the names of logs; returns those that it could make."""
+    folder, victim = map(Path, folder_and_victim.split())
+    for name in ("g8-r0.log", "task.log", "task.log.1"):
+        (folder / name).symlink_to(victim)
+    for name in ("g9-r0.log", "fifo.log"):
+        os.mkfifo(folder / name)
+    return sorted(path.name for path in folder.iterdir() if not path.is_file())
 
 
 def end_process(pid: str) -> bool:
@@ -84,11 +96,38 @@ def fork_bomb(_: str) -> int:
     return len(started)
 
 
+def memory_bomb(_: str) -> int:
+    """MiB that it could allocate: the pages are written."""
+    taken: list[bytearray] = []
+    try:
+        while len(taken) < FAR_ABOVE_THE_LIMIT // STEP_MIB:
+            taken.append(bytearray(b"x") * (STEP_MIB << 20))
+    except MemoryError:
+        pass
+    return STEP_MIB * len(taken)
+
+
+def run_out_of_memory(_: str) -> int:
+    return len(bytearray(FAR_ABOVE_THE_LIMIT << 20))
+
+
+def write_plan_without_key(address: str) -> str:
+    """What a NATS server answers to a decision from a client without a key."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60.0) as client:
+        client.sendall(b'CONNECT {"verbose": false}\r\nPUB ef.ledger.pool-a.plan 6\r\nforged\r\nPING\r\n')
+        received = b""
+        while b"PONG" not in received and (more := client.recv(4096)):
+            received += more
+    return received.partition(b"\r\n")[2].decode()  # after the server's description of itself
+
+
 ATTACKS: Mapping[str, Callable[[str], object]] = {
     attack.__name__: attack
     for attack in (
-        *(read_environments, read_file, list_folder, write_files),
+        *(read_environments, read_file, list_folder, write_files, plant_links),
         *(end_process, trace_process, enter_user_namespace, fork_bomb),
+        *(memory_bomb, run_out_of_memory, write_plan_without_key),
     )
 }
 

@@ -284,6 +284,7 @@ class Stateful(Points):
         "dies_at": -1,
         "record": "",
         "slow_down": "",
+        "slow_down_s": SLOW_DOWN_S,
     }
 
     def init_model(self):
@@ -298,7 +299,7 @@ class Stateful(Points):
     def train(self, batch, model, optimizer):
         numbers, points, targets = batch
         if (slow_down := self.hyperparameters["slow_down"]) and Path(slow_down).exists():
-            time.sleep(SLOW_DOWN_S * self.iteration)
+            time.sleep(self.hyperparameters["slow_down_s"] * self.iteration)
         for group in optimizer.param_groups:
             group["lr"] = self.hyperparameters["learning_rate"] / (1 + 0.1 * self.iteration)
         optimizer.zero_grad()

@@ -8,6 +8,8 @@ from benchmarks.heterogeneous.decision_time import LOADS, SPEEDS, measure_decisi
 from benchmarks.heterogeneous.decision_time import rows as decision_rows
 from benchmarks.heterogeneous.one_type import measure_one_type
 from benchmarks.heterogeneous.one_type import rows as one_type_rows
+from benchmarks.heterogeneous.published_traces import measure_published_traces
+from benchmarks.heterogeneous.published_traces import rows as trace_rows
 from benchmarks.heterogeneous.solver import measure_solver, rows
 from elasticflow.simulator.workload.typed_pool import typed_pool
 
@@ -46,6 +48,13 @@ def test_deadlines_stand_beside_the_bound_and_each_type_alone() -> None:
     assert all(set(case["alone"]) < {"V100", "P100", "K80"} for case in cases)
     assert all(case["late"] == case["certificate_failures"] == 0 for case in cases)
     assert len(list(deadline_rows({"cases": cases}))) == 10
+
+
+def test_published_or_bundled_traces_stand_beside_each_type_alone() -> None:
+    measured = measure_published_traces(max_jobs=6)
+    assert all(0 <= case["met"] <= case["bound"] + 1e-6 for case in measured["cases"])
+    assert all(case["late"] == case["certificate_failures"] == 0 for case in measured["cases"])
+    assert len(list(trace_rows(measured))) == len(measured["cases"]) + 8
 
 
 def test_one_named_type_is_compared_decision_by_decision() -> None:

@@ -1,4 +1,4 @@
-"""The model alone, in a file beside the checkpoints: what the executor stores for users (docs/adr/0064).
+"""The model alone, in a file beside the checkpoints: what the executor stores for users (docs/adr/0065).
 
 The executor does not read checkpoints: that needs torch, and they come from users' code.
 """

@@ -12,6 +12,11 @@ import structlog
 
 log = structlog.get_logger()
 
+CHECK_NETWORK = (
+    "unless a worker was lost: set EF_DATA_INTERFACE of each executor to an interface by which nodes reach each other, "
+    "and open all TCP ports on it between nodes"
+)
+
 
 def bind_to_host(advertise_host: str) -> None:
     """Let gloo and NCCL use the advertised network: a host's own name may resolve to its loopback.
@@ -25,13 +30,12 @@ def bind_to_host(advertise_host: str) -> None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
 
-def warn_unconnected(library: str, reason: str) -> None:
+def warn_unconnected(library: str, reason: str, advice: str = CHECK_NETWORK) -> None:
     """After an attempt to connect all workers. library: "gloo" or "nccl"."""
     log.warning(
         "workers_not_connected",
         library=library,
         interface=os.environ.get(f"{library.upper()}_SOCKET_IFNAME", "").lstrip("="),
         reason=reason.partition("\n")[0],
-        advice="unless a worker was lost: set EF_DATA_INTERFACE of each executor to an interface by which nodes reach "
-        "each other, and open all TCP ports on it between nodes",
+        advice=advice,
     )

@@ -7,23 +7,20 @@ Losses of peers are in peer_loss.py.
 # pyright: reportPrivateImportUsage=false
 # (torch.distributed documents its stores, but does not export them by the letter)
 
-import hashlib
-import socket
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from elasticflow.services.executor.worker.elastic.device_identity import decoded, encoded, identity_of
 from elasticflow.services.executor.worker.elastic.device_transport import device_transport
 from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.peer_loss import (
     PeerLost,
     ThreadAbandoned,
-    end_as_lost_peer,
     raising_peer_lost,
 )
 from elasticflow.services.executor.worker.elastic.plain_values import decode_value, encode_value
@@ -63,7 +60,10 @@ class Group:
         self._host = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
         if aborted.is_set():
             raise RendezvousAborted
-        self.hosts = tuple(bytes(theirs.tolist()) for theirs in self._host.all_gather(_this_host()))  # by rank
+        with raising_peer_lost():
+            received = self._host.all_gather(encoded(identity_of(device)))
+        self.identities = tuple(decoded(theirs) for theirs in received)  # by rank
+        self.hosts = tuple(theirs.host for theirs in self.identities)
         self._on_device: Transport = self._host
         self._timeout_s = timeout_s
         self._connect: _Connect | None = None  # until the devices are connected
@@ -74,6 +74,7 @@ class Group:
                 rank,
                 size,
                 device=device,
+                identities=self.identities,
                 timeout_s=within_s,
                 aborted=aborted,
             )
@@ -84,24 +85,27 @@ class Group:
 
     def connect_device(self) -> None:
         """A collective between two steps: connect the devices, if they are not yet. Raises PeerLost if that fails."""
-        self._connect_together("alone", self._timeout_s)
-        if self._connect is not None:
-            raise PeerLost(f"the devices of generation {self.generation} did not connect in time")
+        if failure := self._connect_together("alone", self._timeout_s):
+            raise PeerLost(f"the devices of generation {self.generation} did not connect: {failure}")
 
-    def _connect_together(self, attempt: str, timeout_s: float) -> None:
-        """All workers connect, or none."""
+    def _connect_together(self, attempt: str, timeout_s: float) -> str:
+        """All workers connect, or none. Returns why they did not; "" if they are connected."""
         if self._connect is None:
-            return
-        transport: Transport | None = None
-        with suppress(PeerLost, dist.DistError):
+            return ""
+        transport, failure = None, ""
+        try:
             transport = self._connect(attempt, timeout_s)
+        except PeerLost as error:
+            failure = str(error)
         with raising_peer_lost():
-            has_failed = torch.stack(self._host.all_gather(torch.tensor(transport is None))).any()
-        if transport is not None and not has_failed:
+            have_failed = torch.stack(self._host.all_gather(torch.tensor(transport is None)))
+        if transport is not None and not have_failed.any():
             self._on_device, self._connect = transport, None
         elif transport is not None:
+            failure = f"the log of rank {int(have_failed.nonzero()[0])} has the reason"
             transport.abort()
             transport.release()
+        return failure
 
     def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all workers, by rank. They lie on the host."""
@@ -190,10 +194,7 @@ class Group:
             self._closed = True
         self._host.abort()
         if self._on_device is not self._host:
-            try:
-                self._on_device.abort()
-            except TimeoutError as error:
-                end_as_lost_peer(str(error))
+            self._on_device.abort()
 
     def abandon_waiting_thread(self) -> bool:
         """Abandon the thread that still waits in this closed group, for another to continue. False if none waits."""
@@ -232,9 +233,3 @@ class Group:
         if on_device:
             self._unchecked.set()
         return self._on_device if on_device else self._host
-
-
-def _this_host() -> torch.Tensor:
-    """The same on all workers of one machine."""
-    name = f"{socket.gethostname()} {uuid.getnode()}"
-    return torch.frombuffer(bytearray(hashlib.sha256(name.encode()).digest()), dtype=torch.uint8)

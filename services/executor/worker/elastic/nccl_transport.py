@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
+from elasticflow.services.executor.worker.elastic.peer_loss import end_as_lost_peer
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
 from elasticflow.services.executor.worker.elastic.transport import Transfer, broadcast_coalesced
 
@@ -34,12 +35,13 @@ _NO_OWN_ERROR_HANDLING: Mapping[str, str] = {
 }
 _POLL_S = 0.1
 _ABORT_S = 5.0
+_MAX_CHANNELS = 16  # NCCL keeps buffers for each; two groups exist during a resize
 _environment = threading.Lock()  # two groups are never constructed at once, so each restores what it found
 
 
 class NcclTransport:
-    """The constructor returns when all workers are connected. Raises RendezvousAborted once `aborted` is set, and
-    DistError if NCCL cannot connect within the time-out."""
+    """The constructor returns when all workers are connected. Raises RendezvousAborted once `aborted` is set,
+    TimeoutError if NCCL does not connect within the time-out, and NCCL's DistError."""
 
     def __init__(
         self,
@@ -58,19 +60,29 @@ class NcclTransport:
         self.process_group = dist.ProcessGroup(store, rank, size)
         backend = dist.ProcessGroup.BackendType.NCCL
         with torch_settings(_NO_OWN_ERROR_HANDLING):
-            self._nccl = dist.ProcessGroupNCCL(
-                dist.PrefixStore("nccl", store), rank, size, _nonblocking_options(timeout_s)
-            )
-        try:
-            complete_in_time(  # now, not in the first step
-                lambda: self._nccl.eager_connect_single_device(device), within_s=timeout_s, aborted=aborted
-            )
-        except BaseException:
-            self.abort()
-            raise
+            self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, _options(timeout_s))
         self.process_group._register_backend(torch.device("cuda"), backend, self._nccl)
         self.process_group._set_default_backend(backend)
+        try:
+            complete_in_time(lambda: self._connect(rank, size), within_s=timeout_s, aborted=aborted)
+        except BaseException:
+            self.abort()  # its end replaces no error: it frees this worker, or ends it
+            raise
         threading.Thread(target=self._watch, args=(self._nccl,), name="nccl-errors", daemon=True).start()
+
+    def _connect(self, rank: int, size: int) -> None:
+        """All that NCCL would else connect in the first steps: also each two workers, by a number to and from each."""
+        self._nccl.eager_connect_single_device(self._device)
+        peers = [peer for peer in range(size) if peer != rank]
+        if not peers:
+            return
+        with torch.cuda.stream(torch.cuda.Stream(self._device)):  # beside the work of another group
+            sent, received = (torch.zeros(size, device=self._device) for _ in range(2))
+            self.begin_exchange(
+                [Transfer(sent[peer : peer + 1], peer) for peer in peers],
+                [Transfer(received[peer : peer + 1], peer) for peer in peers],
+            )()
+            self.wait()
 
     @property
     def error(self) -> str:
@@ -101,9 +113,9 @@ class NcclTransport:
         torch.cuda.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
-        """Raises TimeoutError if the library does not return: then no wait for the GPU ends either."""
+        """As `abort_or_end`."""
         self._ended.set()
-        complete_in_time(lambda: _logged(self._nccl.abort), within_s=_ABORT_S)
+        abort_or_end(self._nccl.abort)
 
     def release(self) -> None:
         self._ended.set()
@@ -117,8 +129,7 @@ class NcclTransport:
             if reported != ErrorType.SUCCESS:
                 self._error = f"NCCL reported {reported.name}"
                 log.warning("nccl_error", error=reported.name)
-                with suppress(TimeoutError):  # the next check of the group finds the error
-                    self.abort()
+                self.abort()
 
 
 @contextmanager
@@ -162,18 +173,33 @@ def complete_in_time(act: Callable[[], None], *, within_s: float, aborted: threa
         raise failed[0]
 
 
-def _nonblocking_options(timeout_s: float) -> Any:
-    """NCCL calls that return at once: a blocking one cannot be given up, and may wait for a lost peer forever."""
+def _options(timeout_s: float) -> Any:
+    """NCCL calls that return at once: a blocking one cannot be given up, and may wait for a lost peer forever.
+
+    NCCL's own variables of the environment, such as NCCL_MAX_CTAS, take precedence over the configuration.
+    """
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{timeout_s:.0f}")  # read once in a process
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     options.config.blocking = 0
+    if hasattr(options.config, "max_ctas"):  # not in all builds of torch
+        options.config.max_ctas = _MAX_CHANNELS
     return options
 
 
-def _logged(abort: Callable[[], None]) -> None:
-    """An abort that fails has ended all calls, or its time-out tells."""
+def abort_or_end(abort: Callable[[], None]) -> None:
+    """End this process as a lost peer if the abort does not return: then no wait for the GPU ends either.
+
+    An abort that raises has ended all calls.
+    """
+
+    def logged() -> None:
+        try:
+            abort()
+        except RuntimeError as error:
+            log.warning("nccl_abort_failed", reason=str(error))
+
     try:
-        abort()
-    except RuntimeError as error:
-        log.warning("nccl_abort_failed", reason=str(error))
+        complete_in_time(logged, within_s=_ABORT_S)
+    except TimeoutError as error:
+        end_as_lost_peer(f"an abort of its communicator: {error}")

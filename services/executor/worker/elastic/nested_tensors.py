@@ -1,7 +1,7 @@
 """Flattens a job's state, nested dicts, lists and tuples with tensors, into its structure and its tensors, and back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ class TensorPlaceholder:
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    device_type: str
+    device_type: str = field(repr=False)  # workers of one job compare what they print, on any kind of device
 
     @property
     def num_bytes(self) -> int:

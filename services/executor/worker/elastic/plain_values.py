@@ -10,6 +10,9 @@ import torch
 
 from elasticflow.services.executor.worker.elastic.nested_tensors import TensorPlaceholder
 
+# For the whole process: permission for a time would end that of another thread.
+torch.serialization.add_safe_globals([TensorPlaceholder])
+
 
 def encode_value(value: Any) -> bytes:
     """Numbers, texts, tensors, torch's types, and dicts, lists and tuples of them, with placeholders for tensors."""
@@ -20,5 +23,4 @@ def encode_value(value: Any) -> bytes:
 
 def decode_value(content: bytes) -> Any:
     """Raises pickle.UnpicklingError for any other value."""
-    with torch.serialization.safe_globals([TensorPlaceholder]):
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -2,8 +2,12 @@
 
 Every worker with the most completed steps is a source. The first source broadcasts the structure of the state. Then
 each tensor goes straight into a receiver's memory, and the sources share the sending. Small tensors travel together.
-Tensors on the device stay there: the group of the new generation moves them, if one of its workers is a source. The
-state that rank 0 reads from a checkpoint is broadcast in the same pieces, by way of the host.
+Tensors on the device stay there: the group of the new generation moves them, if one of its workers is a source and all
+workers have one kind of device. The state that rank 0 reads from a checkpoint is broadcast in the same pieces, by way
+of the host.
+
+Workers whose devices compute other bits hold states that are equal up to rounding. If one of them joins or catches up,
+all take the state of the first source, so that workers that compute the same bits continue with the same.
 """
 
 import time
@@ -47,6 +51,7 @@ def transfer_state(
     destinations: Sequence[torch.Tensor] = (),
     device: torch.device = _HOST,
     training_group: Group | None = None,
+    may_differ: bool = False,
 ) -> StateTransfer:
     """A collective of all workers of a rendezvous; its first num_staying ranks need the state.
 
@@ -54,20 +59,27 @@ def transfer_state(
     state: of a source, as nested dicts, lists and tuples. destinations: `model_tensors` of a joining worker, which
     receive values at once where they fit. A worker that is one step behind gives none, so that it keeps its own state
     if a peer is lost meanwhile. device: of this worker, and training_group: of the first num_staying ranks, which moves
-    tensors on the device; without it all go by way of the host.
+    tensors on the device; without it all go by way of the host. may_differ: some peer of this worker computed other
+    bits so far.
     """
     if group is None:
         return StateTransfer(began_s=time.monotonic())
-    steps_done = [int(theirs) for theirs in group.all_gather(torch.tensor([iteration]))]
+    mine_and_theirs = group.all_gather(torch.tensor([iteration, may_differ, device != _HOST]))
     began_s = time.monotonic()
+    steps_done, some_differ, on_device = zip(*(theirs.tolist() for theirs in mine_and_theirs), strict=True)
     sources = [rank for rank, steps in enumerate(steps_done) if steps == max(steps_done)]
     receivers = [rank for rank in range(num_staying) if rank not in sources]
     if not receivers:
         group.barrier()
         return StateTransfer(began_s=began_s)
+    if any(some_differ):
+        sources = sources[:1]
+        receivers = [rank for rank in range(num_staying) if rank not in sources]
     staying_sources = [rank for rank in sources if rank < num_staying]
+    # a worker that has a state already receives another one beside it, for which its device may be too small
+    moves_on_device = bool(staying_sources) and len(set(on_device)) == 1 and not any(some_differ)
     mine = state if group.rank in sources else None
-    payload = _StatePayload(group, sources[0], mine, destinations, device if staying_sources else _HOST)
+    payload = _StatePayload(group, sources[0], mine, destinations, device if moves_on_device else _HOST)
     _exchange(group, payload.on_host, sources, receivers)
     if training_group is not None and payload.on_device:
         _exchange(training_group, payload.on_device, staying_sources, receivers)

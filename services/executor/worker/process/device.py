@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from elasticflow.services.executor.worker.process.compiled_models import compile_each_shape_alone
-from elasticflow.services.executor.worker.process.gpu_problems import advice_for
+from elasticflow.services.executor.worker.process.gpu_problems import SLOTS_OF_GPU, advice_for
 from elasticflow.services.executor.worker.process.numa_binding import bind_to_numa_node
 from elasticflow.shared.errors import Retry
 
@@ -109,7 +109,9 @@ def claim(kind: str, gpu_index: int) -> torch.device:
         _keep_freed_memory()
         return torch.device("cpu")
     if not torch.cuda.is_initialized():
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([gpu_index], os.environ)
+        name, of_node = visible_devices([gpu_index], os.environ), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ[SLOTS_OF_GPU] = str(max(of_node.split(",").count(name), 1))
+        os.environ["CUDA_VISIBLE_DEVICES"] = name
     try:
         torch.cuda.init()
         torch.cuda.set_device(0)
@@ -119,13 +121,16 @@ def claim(kind: str, gpu_index: int) -> torch.device:
     ) as error:  # torch without CUDA; no driver, no such GPU, a broken one, or a full one
         reason = str(error).partition("\n")[0]
         raise DeviceUnusable(gpu_index, reason, advice_for(reason, os.environ)) from error
-    bind_to_numa_node(_pci_address())
-    return torch.device("cuda", 0)
+    device = torch.device("cuda", 0)
+    bind_to_numa_node(pci_address(device))
+    return device
 
 
-def _pci_address() -> str:
-    """Of this process's GPU; of the whole one if it has a part of it."""
-    gpu = torch.cuda.get_device_properties(0)
+def pci_address(device: torch.device) -> str:
+    """Of the whole GPU if this process has a part of it; "" if torch does not tell it."""
+    gpu = torch.cuda.get_device_properties(device)
+    if not all(hasattr(gpu, name) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")):
+        return ""
     return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 

@@ -8,6 +8,7 @@ import torch
 
 log = structlog.get_logger()
 
+SLOTS_OF_GPU = "EF_SLOTS_OF_GPU"  # in the environment of a worker: the executor's slots that have its GPU
 _FULL = ("out of memory",)
 _ABSENT = ("No CUDA GPUs are available", "invalid device ordinal", "no CUDA-capable device")
 _GIB = 2**30
@@ -24,7 +25,9 @@ def advice_for(reason: str, environment: Mapping[str, str]) -> str:
 
 
 def warn_if_occupied(device: torch.device, environment: Mapping[str, str]) -> None:
-    """If less than half of its memory is free before the job uses it."""
+    """If less than half of its memory is free before the job uses it, unless slots share it: they are its users."""
+    if int(environment.get(SLOTS_OF_GPU, "1")) > 1:
+        return
     free, total = torch.cuda.mem_get_info(device)
     if free < total / 2:
         log.warning(

@@ -19,11 +19,13 @@ from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
     DeviceUnusable,
     MemoryExceeded,
+    is_out_of_memory,
     use_one_heap,
     warm_up,
 )
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
@@ -57,7 +59,7 @@ def run_assignment(
     def elsewhere(work: Callable[[], None]) -> None:
         threading.Thread(target=_end_with, args=(work, channel), name="training", daemon=True).start()
 
-    _end_with(lambda: run(_assigned(channel), channel, elsewhere), channel)
+    _end_with(lambda: run(_limited(_assigned(channel)), channel, elsewhere), channel)
 
 
 def _assigned(channel: Channel) -> Assignment:
@@ -67,6 +69,13 @@ def _assigned(channel: Channel) -> Assignment:
         warm_up(order.device, order.gpu_index)
         order = channel.receive_command()
     return order
+
+
+def _limited(assignment: Assignment) -> Assignment:
+    """The same, once it limits this process: users' code is not imported yet."""
+    if assignment.memory_limit_bytes:
+        limit_memory(assignment.memory_limit_bytes)
+    return assignment
 
 
 def _end_with(work: Callable[[], None], channel: Channel) -> NoReturn:
@@ -102,6 +111,8 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         print(text, file=sys.stderr)
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
+        if is_out_of_memory(error) and (advice := job_memory_advice()):
+            notes += f"; {advice}"
         channel.send(Failed(error=message[:_MAX_TEXT] + notes, traceback=text[-_MAX_TEXT:]))
         return ExitCode.FAILED
     return ExitCode.DONE

@@ -4,7 +4,6 @@ The thread reports even while the training makes no progress, for example in a s
 a dead process, and `Alive` means a stuck one.
 """
 
-import math
 import threading
 import time
 from collections import deque
@@ -47,11 +46,11 @@ class Telemetry:
             self._progressed_at_s = time.monotonic()
 
     def step_ended(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """iteration: steps done."""
+        """iteration: steps done. metrics: finite ones."""
         now_s = time.monotonic()
         with self._lock:
             self._iteration = iteration
-            self._metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            self._metrics = dict(metrics)
             self._progressed_at_s = now_s
             self._step_ends.append((iteration, now_s))
 

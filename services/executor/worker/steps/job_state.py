@@ -85,6 +85,8 @@ class JobState:
         return "metric" if self.is_over else None  # by a metric of its own
 
     def finite_metrics(self) -> dict[str, float]:
+        """Raises TrainingFailed if there are more than an executor takes."""
+        user_code_checks.require_few_metrics(self.metrics)
         return {name: value for name, value in self.metrics.items() if math.isfinite(value)}
 
 

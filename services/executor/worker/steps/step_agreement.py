@@ -3,7 +3,8 @@
 All agreed numbers are combined in the order of virtual nodes, so that every worker computes the same bits.
 
 Each worker runs the optimizer's step by itself. A flipped bit, or a schedule in an attribute, which a joining worker
-does not have, would make one of them diverge unnoticed. So the workers compare a fingerprint of their states.
+does not have, would make one of them diverge unnoticed. So the workers compare a fingerprint of their states: settings
+all of them, tensors those whose devices compute the same bits.
 """
 
 import zlib
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +25,14 @@ from elasticflow.services.executor.worker.steps.summation_tree import tree_sum
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
-_HEAD = 6  # numbers of a worker before those of its virtual nodes
+_HEAD = 7  # numbers of a worker before those of its virtual nodes
+
+
+class Fingerprint(NamedTuple):
+    """settings: of the optimizer, and the additional state's numbers. tensors: 0 if they are not compared now."""
+
+    settings: int = 0
+    tensors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +42,7 @@ class Agreement:
     stop: bool  # at least one worker was asked to
     over: bool  # at least one training function ended the job
     switch: bool  # all are ready for the same new generation
-    same: bool  # all have the same fingerprint
+    same: bool  # all have the same fingerprint, as far as they compute the same bits
     checkpoint: bool  # at least one worker wants one of this step
     compute_s: tuple[float, ...]  # by rank: time before the first wait for peers, per unit of batch weight
     means: tuple[float, ...]  # over the global batch
@@ -51,6 +59,12 @@ class GenerationMembers:
         self._weight_computed = sum(micro_batch.weight for micro_batch in self.computed)
         self._blocks = [virtual_nodes.block(rank, self.world_size) for rank in range(self.world_size)]
         self._weights = [virtual_nodes.weight(virtual_node) for virtual_node in range(virtual_nodes.count)]
+        self._arithmetics = [each.arithmetic for each in group.identities] if group else [""]
+
+    @property
+    def have_same_arithmetic(self) -> bool:
+        """Whether the devices of all workers compute the same bits."""
+        return len(set(self._arithmetics)) == 1
 
     @property
     def weights_by_rank(self) -> list[float]:
@@ -63,7 +77,7 @@ class GenerationMembers:
         stop: bool,
         over: bool,
         ready_generation: int,
-        fingerprint: int,
+        fingerprint: Fingerprint,
         compute_s: float,
         rows: Sequence[Sequence[float]],
         checkpoint: bool = False,
@@ -82,7 +96,7 @@ class GenerationMembers:
             stop,
             over,
             ready_generation,
-            fingerprint,
+            *fingerprint,
             compute_s,
             checkpoint,
             *chain.from_iterable(rows[: len(block)]),
@@ -92,11 +106,17 @@ class GenerationMembers:
             stop=any(theirs[0] for theirs in gathered),
             over=any(theirs[1] for theirs in gathered),
             switch=ready_generation > 0 and all(theirs[2] == ready_generation for theirs in gathered),
-            same=all(theirs[3] == fingerprint for theirs in gathered),
-            compute_s=tuple(theirs[4] for theirs in gathered),
-            checkpoint=any(theirs[5] for theirs in gathered),
+            same=self._are_same([Fingerprint(int(theirs[3]), int(theirs[4])) for theirs in gathered]),
+            compute_s=tuple(theirs[5] for theirs in gathered),
+            checkpoint=any(theirs[6] for theirs in gathered),
             means=self._means([theirs[_HEAD:] for theirs in gathered], width),
         )
+
+    def _are_same(self, fingerprints: Sequence[Fingerprint]) -> bool:
+        """fingerprints: by rank."""
+        settings = {each.settings for each in fingerprints}
+        tensors = {(how, each.tensors) for how, each in zip(self._arithmetics, fingerprints, strict=True)}
+        return len(settings) == 1 and len(tensors) == len(set(self._arithmetics))
 
     def means(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
         """A collective: means over the global batch. rows: as for `agree`."""
@@ -190,15 +210,18 @@ def fingerprint(
     parameters: Iterable[torch.Tensor],
     additional: AdditionalState,
     iteration: int,
-) -> int:
-    """32 bits of the optimizer's settings and the additional state's numbers; every PARAMETERS_EVERY steps, also of all
-    parameters and the additional state's tensors."""
+) -> Fingerprint:
+    """32 bits each; of the tensors, all parameters and those of the additional state, every PARAMETERS_EVERY steps."""
     structure, tensors = additional.state()
-    number = zlib.crc32(repr((optimizer_settings(optimizer), structure)).encode())
+    settings = [
+        {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
+        for group in optimizer_settings(optimizer)
+    ]
+    checksum = 0
     if iteration % PARAMETERS_EVERY == 0:
         for tensor in (*parameters, *tensors):
-            number = zlib.crc32(_checksum(tensor.detach()), number)
-    return number
+            checksum = zlib.crc32(_checksum(tensor.detach()), checksum)
+    return Fingerprint(zlib.crc32(repr((settings, structure)).encode()), checksum)
 
 
 def _checksum(tensor: torch.Tensor) -> bytes:

@@ -81,6 +81,7 @@ class Trainer(TrainingSteps):
                 state={**self.shared_state(), "metric_names": self.metric_names},
                 device=self.device,
                 training_group=result.training_group,
+                may_differ=not self.members.have_same_arithmetic,
             )
             if transfer.state is not None:
                 self.load_state(transfer.state)

@@ -24,6 +24,7 @@ from elasticflow.services.executor.worker.steps.additional_state import Addition
 from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.steps.step_agreement import (
     Agreement,
+    Fingerprint,
     GenerationMembers,
     fingerprint,
     require_same_state,
@@ -101,7 +102,7 @@ class TrainingSteps(JobState):
             ready_generation=next_generation.generation if next_generation else 0,
             fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.additional, self.iteration)
             if self.members.group
-            else 0,
+            else Fingerprint(),
             compute_s=compute_s,
             rows=[(*mine, *changed) for mine, changed in zip(values, changed_here, strict=True)],
         )
@@ -113,7 +114,7 @@ class TrainingSteps(JobState):
         self.is_over = agreement.over
         self._is_evaluated = False
         self._boundary.end_step()
-        self.telemetry.step_ended(self.iteration, self.metrics)
+        self.telemetry.step_ended(self.iteration, self.finite_metrics())
         if self.is_rank_0 and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
             self.telemetry.report_straggler(straggler.rank, straggler.slowdown)
         return agreement

@@ -1,4 +1,4 @@
-"""Limits the memory that a CPU slot's tasks may allocate, so that one task cannot take the node's memory."""
+"""Limits the memory that a CPU slot's tasks or jobs may allocate, so that none takes the node's memory."""
 
 import resource
 import sys
@@ -23,6 +23,14 @@ def memory_advice(limit_bytes: int) -> str:
         f"the limit is {limit_bytes:,} bytes beyond the libraries that the node has preloaded: "
         "use less memory, or raise the limit of the load"
     )
+
+
+def job_memory_advice() -> str:
+    """What to do about a job's exceeded limit; "" without a limit."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if allowed == resource.RLIM_INFINITY:
+        return ""
+    return f"the node permits {allowed:,} bytes with its libraries: use less memory, or raise EF_JOB_MEMORY_BYTES there"
 
 
 def _private_bytes() -> int:

@@ -6,7 +6,7 @@ Time is the clock's, order is that of the calls: the same calls give the same hi
 from elasticflow.shared.errors import UnknownStream, WrongExpectedSequence
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import MAX_INBOX, Message, Value
+from elasticflow.shared.runtime.bus.contract import MAX_INBOX, MAX_INBOX_BYTES, Message, Value
 from elasticflow.shared.runtime.bus.memory.link import Link
 from elasticflow.shared.runtime.bus.memory.stored_stream import Bell, Consumer, Stream, matches
 
@@ -19,14 +19,23 @@ class Listener:
         self.queue = queue
         self.link = link
         self.messages: list[Message] = []
+        self._num_bytes = 0
         self.closed = False
         self.bell = Bell()
 
     def put(self, message: Message, position: int | None = None) -> None:
         """position: before which of the waiting messages; None is the end."""
-        del self.messages[: max(len(self.messages) - MAX_INBOX + 1, 0)]
         self.messages.insert(len(self.messages) if position is None else position, message)
+        self._num_bytes += len(message.data)
+        while len(self.messages) > MAX_INBOX or self._num_bytes > MAX_INBOX_BYTES:
+            self.take()
         self.bell.ring()
+
+    def take(self) -> Message:
+        """The oldest."""
+        message = self.messages.pop(0)
+        self._num_bytes -= len(message.data)
+        return message
 
     def close(self) -> None:
         self.closed = True
@@ -54,7 +63,12 @@ class MemoryBroker:
     def ensure_pool(self, pool: str, limits: streams.StreamLimits | None = None) -> None:
         limits = limits or streams.StreamLimits()
         for name, kept in {
-            streams.submit_stream(pool): Stream(streams.submit_subjects(pool), limits.submit_bytes),
+            streams.submit_stream(pool): Stream(
+                streams.submit_subjects(pool),
+                max_bytes=limits.submit_bytes,
+                max_message_bytes=streams.MAX_COMMAND_BYTES,
+                max_per_subject=limits.submit_commands_per_tenant,
+            ),
             streams.dead_letter_stream(pool): Stream(streams.dead_letter_subjects(pool)),
             streams.task_stream(pool): Stream(streams.task_subjects(pool), limits.task_bytes),
             streams.result_stream(pool): Stream(subjects.every_result(pool), limits.result_bytes),

@@ -1,11 +1,12 @@
 """Streams and consumers of the bus in memory: the messages that are kept, and who has which."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from elasticflow.shared.errors import StorageFull, WrongExpectedSequence
+from elasticflow.shared.errors import StorageFull, TooLarge, WrongExpectedSequence
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.process.clock import Clock
 
@@ -52,11 +53,17 @@ def matches(pattern: str, subject: str) -> bool:
 
 @dataclass(slots=True)
 class Stream:
-    """Messages in order; those of a work queue leave it once settled. max_bytes: of all together."""
+    """Messages in order; those of a work queue leave it once settled.
+
+    max_bytes: of all together. max_message_bytes: of each, with its headers. max_per_subject: messages on one subject.
+    """
 
     subjects: str
     max_bytes: float = float("inf")
+    max_message_bytes: float = float("inf")
+    max_per_subject: float = float("inf")
     num_bytes: int = 0
+    num_of_subject: Counter[str] = field(default_factory=Counter[str])
     messages: dict[int, LedgerRecord] = field(default_factory=dict)
     headers: dict[int, Mapping[str, str]] = field(default_factory=dict)
     last_sequence: int = 0
@@ -80,14 +87,19 @@ class Stream:
         expected: int | None,
         now_s: float,
     ) -> int:
-        """In JetStream's order: first the expectation, then the id, then the bound. message_id "": none."""
+        """In JetStream's order: first the expectation, then the id, then the bounds. message_id "": none."""
         if expected is not None and (found := self.last_of_subject.get(subject, 0)) != expected:
             raise WrongExpectedSequence(subject, expected, found)
         sequence, stored_at_s = self.known_ids.get(message_id, (0, 0.0))
         if sequence and now_s < stored_at_s + DUPLICATE_WINDOW_S:
             return sequence
+        num_message_bytes = len(data) + sum(len(name) + len(value) for name, value in headers.items())
+        if num_message_bytes > self.max_message_bytes:
+            raise TooLarge(subject, num_message_bytes, int(self.max_message_bytes))
         if self.num_bytes + len(data) > self.max_bytes:
             raise StorageFull(subject, "maximum bytes exceeded")
+        if self.num_of_subject[subject] >= self.max_per_subject:
+            raise StorageFull(subject, "maximum messages per subject exceeded")
         self.last_sequence += 1
         self.messages[self.last_sequence] = LedgerRecord(
             subject=subject,
@@ -97,6 +109,7 @@ class Stream:
             stored_at_s=now_s,
         )
         self.num_bytes += len(data)
+        self.num_of_subject[subject] += 1
         self.headers[self.last_sequence] = {**headers, "Nats-Msg-Id": message_id} if message_id else headers
         self.last_of_subject[subject] = self.last_sequence
         if message_id:
@@ -128,7 +141,9 @@ class Stream:
     def _remove(self, sequence: int) -> LedgerRecord | None:
         removed = self.messages.pop(sequence, None)
         self.headers.pop(sequence, None)
-        self.num_bytes -= len(removed.data) if removed is not None else 0
+        if removed is not None:
+            self.num_bytes -= len(removed.data)
+            self.num_of_subject[removed.subject] -= 1
         return removed
 
 

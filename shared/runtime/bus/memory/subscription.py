@@ -23,7 +23,7 @@ class MemorySubscription:
             if self._listener.closed:
                 raise StopAsyncIteration
             await self._listener.bell.wait(self._clock)
-        return self._listener.messages.pop(0)
+        return self._listener.take()
 
     async def close(self) -> None:
         self._ignore(self._listener)

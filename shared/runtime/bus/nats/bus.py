@@ -231,7 +231,7 @@ class NatsSubscription:
             if self._inbox.closed:
                 raise StopAsyncIteration
             await self._inbox.wait(None)
-        message = self._inbox.messages.popleft()
+        message = self._inbox.take()
         return Message(subject=message.subject, data=message.data, reply=message.reply, headers=message.headers or {})
 
     async def close(self) -> None:

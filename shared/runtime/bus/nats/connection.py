@@ -211,6 +211,11 @@ class Connection:
             raise Unavailable(self.url, str(error) or "connection broke") from None
         return cast(dict[str, Any], json.loads(answer.data))
 
+    @property
+    def server_version(self) -> str:
+        """Of the server that this process is connected to; "" if it is unknown."""
+        return str(self.client._server_info.get("version", ""))
+
     # -- inboxes
 
     async def open_inbox(self, subject: str, queue: str = "", *, max_messages: int | None = None) -> ReplyInbox:

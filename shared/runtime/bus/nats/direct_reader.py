@@ -70,7 +70,7 @@ async def _next_wait_s(news: ReplyInbox, wait_s: float) -> float:
     is_news = bool(news.messages) or await news.wait(wait_s)
     if not is_news:
         return min(2 * wait_s, _POLL_S)
-    news.messages.clear()
+    news.clear()
     return _FIRST_WAIT_S
 
 

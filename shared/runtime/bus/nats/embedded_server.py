@@ -28,10 +28,10 @@ from elasticflow.shared.errors import (
     ServerTooOld,
     StoreTaken,
 )
+from elasticflow.shared.runtime.bus.nats.pool_check import NEEDED_VERSION
 from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
 
-NEEDED_VERSION = (2, 12)
 LOW_DISK_BYTES = 64 << 20
 _SHARE_OF_FREE_DISK = 0.9
 _POLL_S = 0.005

@@ -22,6 +22,7 @@ from elasticflow.shared.errors import (
     WrongExpectedSequence,
 )
 from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import LedgerEnd, Value
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke
@@ -63,6 +64,8 @@ async def publish_acked(
     if (error := ack.get("error")) is not None:
         if error["err_code"] in _WRONG_SEQUENCE and expected is not None:
             raise WrongExpectedSequence(subject, expected, _last_number(error.get("description", "")))
+        if error["err_code"] == _MESSAGE_TOO_LARGE:
+            raise TooLarge(subject, len(data), streams.largest_message(subject))
         raise failure(error, subject, connection.url)
     return ack["seq"]
 
@@ -78,8 +81,6 @@ def failure(error: Mapping[str, Any], subject: str, url: str) -> ElasticFlowErro
     number, reason = error.get("err_code", 0), error.get("description", "no reason given")
     if number == _NO_STREAM:
         return UnknownStream(subject)
-    if number == _MESSAGE_TOO_LARGE:
-        return TooLarge(subject, 0, 0)
     if number in _FULL:
         return StorageFull(subject, reason)
     if error.get("code") == 503:
@@ -125,6 +126,14 @@ async def check_account(connection: Connection, needed_bytes: int) -> None:
     limit_bytes = answer["limits"]["max_storage"]
     if 0 < limit_bytes < needed_bytes:  # -1: no limit; 0 in accounts with a limit for each number of replicas
         raise ServerTooSmall(connection.url, "max_file (of the account)", limit_bytes, needed_bytes)
+
+
+async def storage_left(connection: Connection) -> int | None:
+    """Bytes that the account may still store; None without a limit of its own. Raises NotPermitted."""
+    answer = await connection.api("INFO")
+    check(answer, "$JS.API.INFO", connection.url)
+    limit_bytes = answer["limits"]["max_storage"]
+    return limit_bytes - answer["storage"] if limit_bytes > 0 else None
 
 
 async def delete_consumer(connection: Connection, stream: str, name: str) -> None:

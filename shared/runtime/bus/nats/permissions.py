@@ -56,7 +56,7 @@ def _service(pool: str, name: str) -> Permissions:
             streams.ledger_subjects(pool),
             streams.dead_letter_subjects(pool),
             streams.submit_subjects(pool),  # the monitor cancels loads that their clients have abandoned
-            subjects.answer(pool, "*"),
+            subjects.answer("*", pool, "*"),
             streams.value_subject(streams.state_bucket(pool), ">"),
             streams.value_subject(streams.node_bucket(pool), "*"),
             f"$O.{snapshots}.>",
@@ -89,7 +89,6 @@ def _node(pool: str, node_id: str) -> Permissions:
             subjects.node(pool, node_id),
             streams.value_subject(nodes, node_id),
             subjects.job(pool, "*", node_id),
-            subjects.load(pool, "*"),
             streams.task_subjects(pool),
             subjects.every_result(pool),
             f"$O.{artifacts}.C.*.{node_id}.*",
@@ -120,7 +119,7 @@ def _tenant(pool: str, tenant: str) -> Permissions:
             *_api("STREAM.MSG.GET", f"OBJ_{snapshots}"),
             *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{snapshots}"),
         ),
-        subscribe=(subjects.answer(pool, "*"), streams.ledger_subjects(pool)),
+        subscribe=(subjects.answer(tenant, pool, "*"), streams.ledger_subjects(pool)),
     )
 
 

@@ -1,11 +1,16 @@
 """Whether server and streams are as a pool needs them."""
 
+import contextlib
+import re
 from functools import partial
 
-from elasticflow.shared.errors import ServerTooSmall, TooFewReplicas
+from elasticflow.shared.errors import NotPermitted, ServerTooSmall, TooFewReplicas
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.nats import jetstream_api
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.jetstream_api import stream_config
+
+NEEDED_VERSION = (2, 12)  # of the server
+LEAST_LEFT_BYTES = 1 << 30
 
 
 def check_max_payload(connection: Connection) -> None:
@@ -15,13 +20,38 @@ def check_max_payload(connection: Connection) -> None:
         raise ServerTooSmall(connection.url, "max_payload", found_bytes, streams.MAX_PAYLOAD_BYTES)
 
 
+def version_problem(found: str) -> str | None:
+    """Of a server with this version."""
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) >= NEEDED_VERSION:
+        return None
+    needed = ".".join(map(str, NEEDED_VERSION))
+    return f"NATS has version {found or 'unknown'}: upgrade its servers to {needed} or newer"
+
+
+async def storage_problem(connection: Connection) -> str | None:
+    """Of the account; servers tell their own limit on their HTTP page only. Raises NotPermitted, Unavailable."""
+    left_bytes = await jetstream_api.storage_left(connection)
+    if left_bytes is None or left_bytes >= LEAST_LEFT_BYTES:
+        return None
+    return (
+        f"the account may store {left_bytes >> 20} MiB more, less than {LEAST_LEFT_BYTES >> 20} MiB: "
+        "raise its max_file; when it is full, NATS stores no decision"
+    )
+
+
 async def problems(connection: Connection, pool: str, limits: streams.StreamLimits) -> tuple[str, ...]:
     """See `NatsBus.problems`."""
     found: list[str] = []
+    if problem := version_problem(connection.server_version):
+        found.append(problem)
+    with contextlib.suppress(NotPermitted):  # to tenants and nodes
+        if problem := await storage_problem(connection):
+            found.append(problem)
     replicas: dict[str, int] = {}
     for wanted in streams.stream_configs(pool, limits):
         name = wanted["name"]
-        there = await stream_config(connection, name)
+        there = await jetstream_api.stream_config(connection, name)
         if there is None:
             found.append(f"stream {name} is missing: run `eflow configure --pool {pool}`")
             continue

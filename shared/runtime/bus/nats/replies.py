@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from nats.aio.msg import Msg
 
 from elasticflow.shared.errors import RequestTimeout
+from elasticflow.shared.runtime.bus.contract import MAX_INBOX_BYTES
 
 
 class ConnectionBroke(Exception):
@@ -64,16 +65,36 @@ def _fail(answer: asyncio.Future[Msg], error: Exception) -> None:
 
 
 class ReplyInbox:
-    """What has arrived on a subject and was not taken yet. max_messages: a later one replaces the oldest."""
+    """What has arrived on a subject and was not taken yet.
+
+    max_messages: with it, later messages replace the oldest above it and above MAX_INBOX_BYTES, and only `take` and
+    `clear` take them.
+    """
 
     def __init__(self, max_messages: int | None) -> None:
-        self.messages: deque[Msg] = deque(maxlen=max_messages)
+        self.messages: deque[Msg] = deque()
+        self._max_messages = max_messages
+        self._num_bytes = 0
         self.closed = False
         self._something = asyncio.Event()
 
     async def on_message(self, message: Msg) -> None:
         self.messages.append(message)
+        self._num_bytes += len(message.data)
+        if self._max_messages is not None:
+            while len(self.messages) > self._max_messages or self._num_bytes > MAX_INBOX_BYTES:
+                self.take()
         self._something.set()
+
+    def take(self) -> Msg:
+        """The oldest."""
+        message = self.messages.popleft()
+        self._num_bytes -= len(message.data)
+        return message
+
+    def clear(self) -> None:
+        self.messages.clear()
+        self._num_bytes = 0
 
     def wake(self) -> None:
         """Let a waiter look around, although nothing may have arrived."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import typer
 
-from elasticflow.cli.command_options import size_of
 from elasticflow.cli.map_function import InputLines
+from elasticflow.cli.option_values import size_of
 from elasticflow.cli.result_output import ResultOutput
 from elasticflow.client.result_values import pickled_value_of
 from elasticflow.errors import BadInputLine, NotLoadable, NotPrintable, TaskError

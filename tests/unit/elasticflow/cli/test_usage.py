@@ -2,8 +2,10 @@
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
@@ -36,6 +38,7 @@ COMMANDS = (
     ("events",),
     ("events", "export"),
     ("replay",),
+    ("report",),
     ("explain",),
     ("loads",),
     ("suits",),
@@ -86,6 +89,24 @@ def test_each_command_is_listed_with_one_unbroken_sentence() -> None:
     assert "executors with CPU slots or GPUs down Stop the pool" in listed
 
 
+def test_commands_are_listed_in_groups() -> None:
+    _, shown = eflow("--help")
+    groups = [line.strip("╭─╮ ") for line in shown.splitlines() if line.startswith("╭")]
+    assert groups == ["Options", "Jobs", "Pool", "Tasks on idle GPUs", "Ledger and simulations"]
+
+
+def test_every_command_has_json() -> None:
+    group: Any = typer.main.get_command(app)
+    every = [
+        *group.commands.items(),
+        *group.commands["keys"].commands.items(),
+        *group.commands["events"].commands.items(),
+    ]
+    without = {name for name, command in every if "--json" not in {word for p in command.params for word in p.opts}}
+    # a page, a group of commands, and a command whose options are the simulator's
+    assert without == {"ui", "keys", "simulate"}
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -97,6 +118,7 @@ def test_each_command_is_listed_with_one_unbroken_sentence() -> None:
         ("results", "l"),
         ("watch",),
         ("explain", "j"),
+        ("report",),
         ("events",),
         ("logs", "j"),
         ("cancel", "j"),

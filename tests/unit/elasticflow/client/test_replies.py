@@ -7,10 +7,11 @@ from elasticflow.client.ledger import LedgerEntry
 from elasticflow.client.replies import follow_replies
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import AmendRejected
+from elasticflow.shared.messages.events import AmendRejected, JobAmended, PlanDecided
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 
-SUBJECT = subjects.answer("p", "a")
+SUBJECT = subjects.answer("lab", "p", "a")
 
 
 async def no_entries() -> AsyncGenerator[LedgerEntry, None]:
@@ -20,10 +21,25 @@ async def no_entries() -> AsyncGenerator[LedgerEntry, None]:
 
 async def test_a_reply_that_is_repeated_for_another_command_is_ignored() -> None:
     bus = MemoryBus()
-    async with follow_replies(await bus.subscribe(SUBJECT), no_entries(), "a", "mine") as replies:
+    async with follow_replies(await bus.subscribe(SUBJECT), no_entries(), "lab", "a", "mine") as replies:
         for cause_id in ("another", "", "mine", "another"):
             rejected = AmendRejected(job_id="a", explanation=f"cause {cause_id!r}", at_s=0.0)
             data = codec.encode(rejected, id="answer", cause_id=cause_id, recorded_at_s=0.0)
             await bus.publish(SUBJECT, data)
         received = [await asyncio.wait_for(replies.next(), 30.0) for _ in range(2)]
     assert [getattr(reply, "explanation", "") for reply in received] == ["cause ''", "cause 'mine'"]
+
+
+async def test_a_rejection_of_a_command_of_another_tenant_about_the_job_is_ignored() -> None:
+    async def entries() -> AsyncGenerator[LedgerEntry, None]:
+        foreign = AmendRejected(job_id="a", tenant="rival", explanation="tenant rival has no such job", at_s=0.0)
+        own = JobAmended(
+            job_id="a", deadline_s=9.0, max_iterations=9, minimum_satisfactory_share=(), gpu_seconds=0.0, at_s=0.0
+        )
+        decision = PlanDecided(service="admission", based_on=0, now_s=0.0, events=(foreign, own))
+        yield LedgerRecord(subject="ef.ledger.p.plan", sequence=1, data=b"", message_id="", stored_at_s=0.0), decision
+        await asyncio.Event().wait()
+
+    bus = MemoryBus()
+    async with follow_replies(await bus.subscribe(SUBJECT), entries(), "lab", "a", "mine") as replies:
+        assert isinstance(await asyncio.wait_for(replies.next(), 30.0), JobAmended)

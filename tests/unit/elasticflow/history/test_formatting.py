@@ -3,7 +3,8 @@
 import pytest
 import typer
 
-from elasticflow.cli.command_options import ClassName, SubmissionOptions, parse_gpus, parse_setting
+from elasticflow.cli.command_options import ClassName, SubmissionOptions
+from elasticflow.cli.option_values import parse_gpus, parse_setting
 from elasticflow.cli.terminal_output import say_line
 from elasticflow.client.command_requests import fresh_job_id
 from elasticflow.history.formatting import schedule_in_words

@@ -7,16 +7,18 @@ import pytest
 from rich.console import RenderableType
 
 from elasticflow.cli.jobs_and_nodes import jobs_table, nodes_table
-from elasticflow.cli.watch import picture
+from elasticflow.cli.watch import change_line, picture
 from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.event_text import event_text, placed_in_words
 from elasticflow.history.pool_views import job_views, node_views
 from elasticflow.history.profile_views import profile_view
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.process.terminal import console
+from elasticflow.web.page_values import job_detail
+from elasticflow.web.pool_history import PoolHistory
 from tests.support.histories import NOW_S, History, best_effort, gpus, pool, spec
 from tests.support.two_types import two_types
-from tests.support.worker_events import admitted, job, joined
+from tests.support.worker_events import admitted, job, joined, placed
 
 H100 = replace(joined("first", num_gpus=2, gpu_type="H100-80GB-HBM3"), gpu_memory_bytes=81_559 << 20)
 
@@ -94,8 +96,21 @@ def test_a_mixed_job_shows_its_gpus_by_type() -> None:
     (view,) = job_views(history.state, NOW_S)
     assert (view.num_gpus, view.gpu_type, view.num_added_gpus_by_type) == (3, "V100", {"P100": 1})
     assert "2 V100 + 1 P100" in lines(jobs_table((view,), NOW_S))[1]
+    assert "starting  3 GPUs (2 V100 + 1 P100)  0/100" in change_line(view, NOW_S)
+    row = job_detail(PoolHistory(), history.state, job(history), NOW_S)["row"]
+    assert row["gpus_in_words"] == "3 GPUs (2 V100 + 1 P100)"
+    assert row["sentence"].startswith("starting on 3 GPUs (2 V100 + 1 P100), iteration 0 of 100")
     said = placed_in_words(on_both, False, job(history))
     assert said == "generation 1 is placed on node-0:0,1 node-1:0, the last 1 of other types with virtual nodes 3:3:2"
+
+
+def test_the_lines_of_watch_and_the_page_name_the_type_of_a_job_that_no_others_join() -> None:
+    history = two_types().then(admitted("a"), placed(1, "node-0:0", "node-0:1"))
+    (view,) = job_views(history.state, NOW_S)
+    assert "starting  2 GPUs of type V100  0/100" in change_line(view, NOW_S)
+    assert (
+        job_detail(PoolHistory(), history.state, job(history), NOW_S)["row"]["gpus_in_words"] == "2 GPUs of type V100"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from elasticflow.cli.profile_output import show_types
 from elasticflow.history.type_views import SplitView, TypesView, types_view
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.scheduling.heterogeneous.measured_step_times import job_step_times
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import MAX_CORRECTION
 from tests.support.histories import NOW_S, History, spec
 from tests.support.two_types import two_types
@@ -130,6 +133,48 @@ def test_a_mix_with_a_type_on_which_the_profiling_run_failed_says_why() -> None:
     history.then(events.ProfilingFailed(job_id="a", generation=0, gpu_type="K80", error="no memory", at_s=NOW_S))
     with pytest.raises(BadSettings, match="on K80, only on V100, P100; its profiling run failed there: no memory"):
         types_view(history.state, JOB, {"V100": 1, "K80": 1})
+
+
+def with_k80(**curves: dict[int, float]) -> History:
+    """A type on which the job was never measured, and other profiles of the pool's configuration."""
+    named = {key.replace("_on_", "/b64@").replace("_", "/b64"): curve for key, curve in curves.items()}
+    history = profiled().then(joined("three", "node-2", gpu_type="K80"))
+    return history.then(events.PoolConfigured(config=PoolConfig(curves=named), at_s=NOW_S))
+
+
+def test_a_type_that_was_never_measured_is_predicted_by_profiles_that_are_known_on_both() -> None:
+    """K80 is a quarter as fast as V100 with one profile and a ninth with another: a sixth in the geometric mean."""
+    history = with_k80(m_={1: 4.0}, m_on_K80={1: 1.0}, n_={1: 9.0}, n_on_K80={1: 1.0}, o_on_K80={1: 7.0})
+    view = types_view(history.state, JOB)
+    k80 = view.types[2]
+    assert (k80.gpu_type, k80.predicted_from, k80.iterations_per_s) == ("K80", "V100", {})
+    assert [round(point.step_s, 6) for point in k80.steps] == [0.6, 1.2, 1.8, 2.4, 3.6, 4.8]
+    assert not any(point.measured for point in k80.steps)
+    assert [each.predicted_from for each in view.types[:2]] == ["", ""]
+    assert "K80" not in split_of(view).num_gpus
+    assert "K80" not in job_step_times(history.state, JOB).by_type  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_a_type_that_no_other_profile_knows_or_that_failed_is_not_predicted() -> None:
+    assert types_view(with_k80(m_={1: 4.0}).state, JOB).types[2].steps == ()
+    history = with_k80(m_={1: 4.0}, m_on_K80={1: 1.0})
+    job = replace(JOB, gpu_type="K80")
+    history.then(events.ProfileRequested(job_id="a", tenant="lab", spec=job, deadline_s=None, at_s=NOW_S))
+    history.then(events.ProfilingFailed(job_id="a", generation=0, gpu_type="K80", error="no memory", at_s=NOW_S))
+    k80 = types_view(history.state, JOB).types[2]
+    assert (k80.steps, k80.predicted_from, k80.failure) == ((), "", "no memory")
+
+
+def test_predicted_steps_and_communication_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    history = with_k80(m_={1: 4.0}, m_on_K80={1: 1.0}).then(speed("new/b64", 2, 2.0))
+    show_types(types_view(history.state, JOB))
+    shown = capsys.readouterr().out
+    k80 = next(line for line in shown.splitlines() if line.startswith("K80 "))
+    assert k80.split() == ["K80", "4", "1", "8", "400", "20", "predicted"]
+    assert "K80 is predicted from V100 by other profiles that are known on both; no promise and no split" in shown
+    assert "communication on V100, measured: 100 ms on 2 GPUs" in shown
+    assert "communication on P100, predicted: 400 ms on 2 GPUs" in shown
+    assert "communication on K80" not in shown
 
 
 def test_only_the_type_that_the_user_names_is_shown() -> None:

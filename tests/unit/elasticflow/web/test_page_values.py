@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import job_detail, pool_update, promise_word, tenant_rows
 from elasticflow.web.pool_history import PoolHistory
-from tests.support.histories import NOW_S, spec
+from tests.support.histories import NOW_S, gpus, pool, spec
 from tests.support.page_ledger import HOSTILE, page_history, recorded
+from tests.support.two_types import two_types
+from tests.support.worker_events import admitted
 
 END_S = NOW_S + 60.0
 
@@ -90,3 +93,19 @@ def test_tenants_have_what_they_were_promised(history: PoolHistory) -> None:
     assert (row["tenant"], row["num_live_jobs"], row["num_promised_jobs"]) == ("lab", 2, 4)
     assert row["promised_gpu_hours"] > 0
     assert tenant_rows(PoolState(), END_S) == []
+
+
+def test_tenants_have_gpus_and_hours_by_type_where_a_pool_has_several() -> None:
+    (alone,) = tenant_rows(pool(4).then(admitted(gpu_seconds=3_600.0)).state, NOW_S)
+    assert (alone["num_gpus_by_type"], alone["promised_gpu_hours_by_type"]) == ({}, {})
+    on_both = events.PlacedJob(
+        job_id="a", generation=1, gpus=gpus("node-0:0", "node-0:1", "node-1:0"), virtual_nodes_by_rank=(3, 3, 2)
+    )
+    history = two_types().then(
+        admitted("a", gpu_seconds=7_200.0),
+        admitted("b", gpu_type="P100", gpu_seconds=3_600.0, at_s=NOW_S + 1.0),
+        events.PlacementDecided(placements=(on_both,), at_s=NOW_S + 2.0),
+    )
+    (row,) = tenant_rows(history.state, END_S)
+    assert (row["num_gpus"], row["num_gpus_by_type"]) == (3, {"P100": 1, "V100": 2})
+    assert (row["promised_gpu_hours"], row["promised_gpu_hours_by_type"]) == (3.0, {"V100": 2.0, "P100": 1.0})

@@ -134,7 +134,25 @@ def test_a_job_of_unknown_speed_on_the_other_type_stays() -> None:
     answer(history, submit("a", gpu_type="V100", **due_in(500.0)))
     history = with_job(history, replace(history.state.live_jobs["a"], submitted_spec=None))
     kept = answer(without_fast_type(history, "a"), now_s=SOON_S)
-    assert kept.explanation == "the pool has 0 GPUs of type V100 now; its speed on P100 is unknown"
+    assert kept.explanation == (
+        "the pool has 0 GPUs of type V100 now; its speed on P100 is unknown, which `eflow profile` measures"
+    )
+
+
+def test_a_promise_on_the_first_type_moves_when_its_node_comes_back_with_a_type_that_is_new_to_the_pool() -> None:
+    history = of_fast_type("a").then(joined("again", "node-0", gpu_type="K80"), at_risk("a"))
+    changed = answer(history, now_s=SOON_S)
+    assert isinstance(changed, events.GpuTypeChanged)
+    assert (changed.gpu_type, changed.explanation) == ("P100", "the pool has 0 GPUs of type V100 now")
+
+
+def test_a_new_job_does_not_rest_on_the_curves_of_a_type_that_has_left() -> None:
+    """The whole pool comes back with another type. Its speed is measured before anything is promised."""
+    history = History().configured().then(joined("one", gpu_type="V100"))
+    answer(history, submit("a", **due_in(500.0)))
+    history.then(joined("again", gpu_type="K80"), at_risk("a"))
+    assert isinstance(answer(history, now_s=SOON_S), events.GpuTypeKept)
+    assert isinstance(answer(history, submit("b", **due_in(500.0)), now_s=SOON_S), events.ProfileRequested)
 
 
 def test_of_several_jobs_those_that_no_longer_fit_move_first_and_the_others_stay() -> None:

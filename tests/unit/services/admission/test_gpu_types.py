@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from immutables import Map
 
 from elasticflow.services.admission.commands.decide_on_types import cost_on_type
 from elasticflow.services.admission.commands.submission import submission_of
@@ -14,6 +15,7 @@ from elasticflow.shared.messages.commands import (
     SubmitJob,
 )
 from elasticflow.shared.messages.pool_config import TenantQuota
+from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from tests.support.histories import NOW_S, History, best_effort, pool, spec, submit
 from tests.support.two_types import BOTH, answer, due_in, reserve, two_types, type_of
@@ -43,6 +45,27 @@ def test_a_job_goes_to_the_type_that_has_room() -> None:
     full = {"max_iterations": 1580, **due_in(400.0)}
     assert answer(history, submit("fills", **full, gpu_type="V100")).gpu_type == ""
     assert answer(history, submit("a", **due_in(100.0))).gpu_type == "P100"
+
+
+def demand_for_a_type(*, every_s: float) -> Demand:
+    """Small jobs of 100 GPU-seconds with a window of 600 s, all day long."""
+    demand = Demand(since_s=NOW_S - 86_400.0)
+    for number in range(500, 0, -1):
+        demand = demand.added(NOW_S - every_s * number, 100.0, 600.0)
+    return demand
+
+
+@pytest.mark.parametrize(("wanted", "chosen"), [("", "P100"), ("P100", ""), (None, "P100")])
+def test_a_job_goes_to_the_type_that_others_want_less(wanted: str | None, chosen: str) -> None:
+    """Of equal prices the slow type is chosen. Here small jobs fill one of the types."""
+    state = two_types().state
+    demand = demand_for_a_type(every_s=20.0)
+    if wanted is not None:
+        state = replace(state, demand=demand) if not wanted else replace(state, demand_by_type=Map({wanted: demand}))
+    history = History(state)
+    admitted = answer(history, submit("a", max_iterations=300, **due_in(1000.0)))
+    assert isinstance(admitted, events.JobAdmitted)
+    assert admitted.gpu_type == chosen
 
 
 def test_a_named_type_is_used_although_another_is_cheaper() -> None:
@@ -142,6 +165,19 @@ def test_a_quota_counts_over_all_types() -> None:
     assert isinstance(answer(history, submit("a", gpu_type="P100", **due_in(500.0))), events.JobAdmitted)
     rejected = answer(history, submit("b", gpu_type="P100", **due_in(500.0)))
     assert rejected.reason == "quota"
+
+
+def test_a_quota_names_the_hours_on_each_type() -> None:
+    """The first job takes 100 GPU-seconds of V100, the second 200 of P100, and 2 for the start of each."""
+    history = two_types(quotas={"lab": TenantQuota(max_gpu_hours_per_day=0.1)})
+    for gpu_type in ("V100", "P100"):
+        admitted = answer(history, submit(gpu_type, gpu_type=gpu_type, **due_in(1000.0)))
+        assert isinstance(admitted, events.JobAdmitted)
+    rejected = answer(history, submit("c", gpu_type="V100", **due_in(1000.0)))
+    assert (rejected.reason, rejected.explanation.partition(" and the job")[0]) == (
+        "quota",
+        "0.08 of 0.10 GPU-hours a day are used (0.03 on V100, 0.06 on P100)",
+    )
     assert "b" not in history.state.live_jobs
 
 

@@ -1,6 +1,6 @@
 from elasticflow.services.admission.quota_rules import quota_rejection
 from elasticflow.shared.messages.pool_config import DAY_S, GpuHourBudget, TenantQuota
-from elasticflow.shared.state.pool import Usage
+from elasticflow.shared.state.usage import Usage
 
 USED = (
     Usage(at_s=0.0, gpu_seconds=3600.0),
@@ -59,3 +59,14 @@ def test_each_budget_counts_its_own_window() -> None:
         "4.00 of 4.50 GPU-hours in 168 h are used and the job needs 1.00; retry in 601800 s"
     )
     assert quota_rejection(both, USED, 3600.0, 7 * DAY_S) is None
+
+
+def test_a_pool_of_several_types_counts_all_of_them_and_names_the_hours_of_each() -> None:
+    usage = (Usage.on("", 3600.0, 0.0), Usage.on("P100", 5400.0, 1000.0))
+    quota = TenantQuota(max_gpu_hours_per_day=3.0)
+    assert quota_rejection(quota, usage, 3600.0, NOW_S, first_type="V100") == (
+        "2.50 of 3.00 GPU-hours a day are used (1.00 on V100, 1.50 on P100) and the job needs 1.00; retry in 83400 s"
+    )
+    assert quota_rejection(quota, usage, 1800.0, NOW_S, first_type="V100") is None
+    unused = quota_rejection(quota, (), 36000.0, NOW_S, first_type="V100")
+    assert unused == "0.00 of 3.00 GPU-hours a day are used and the job needs 10.00; it never fits"

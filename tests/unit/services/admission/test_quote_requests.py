@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
 from elasticflow.services.admission import quote_requests
 from elasticflow.services.admission.quote_requests import MAX_AT_ONCE, QUOTES_PER_S, QuoteRequests
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import DeadlineQuoted, MessageRejected
-from elasticflow.shared.runtime.bus.contract import MAX_INBOX
+from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
+from elasticflow.shared.runtime.bus.contract import MAX_INBOX, MAX_INBOX_BYTES
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 
 POOL = "p"
@@ -55,9 +59,9 @@ class Asked:
         finally:
             self.task = task
 
-    async def ask(self, tenant: str, times: int = 1) -> None:
+    async def ask(self, tenant: str, times: int = 1, data: bytes = b"?") -> None:
         for _ in range(times):
-            await self.bus.publish(subjects.quote(tenant, POOL), b"?", reply="_INBOX.quotes")
+            await self.bus.publish(subjects.quote(tenant, POOL), data, reply="_INBOX.quotes")
 
     async def replied(self, times: int) -> list[type[object]]:
         async with asyncio.timeout(60):
@@ -97,6 +101,19 @@ async def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not(monkey
     await asked.end()
 
 
+async def test_requests_that_wait_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quote_requests, "MAX_WAITING_BYTES", 25)
+    asked = Asked()
+    async with asked.answering():
+        for tenant in ("a", "b", "c"):
+            await asked.ask(tenant, data=b"?" * 10)
+        await asked.ask("a", data=bytes(MAX_SUBMISSION_BYTES + 1))
+    assert sorted(kind.__name__ for kind in await asked.replied(4)) == ["DeadlineQuoted"] * 2 + ["MessageRejected"] * 2
+    await asked.ask("c", data=b"?" * 10)
+    assert await asked.replied(1) == [DeadlineQuoted], "there is space again"
+    await asked.end()
+
+
 async def test_made_up_tenants_cost_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quote_requests, "MAX_TENANTS", 10)
     asked = Asked()
@@ -116,3 +133,20 @@ async def test_an_inbox_keeps_the_newest_messages() -> None:
     for number in range(MAX_INBOX + 5):
         await bus.publish("ef.telemetry.p.n", str(number).encode())
     assert (await anext(messages)).data == b"5"
+
+
+async def test_an_inbox_has_a_bound_in_bytes() -> None:
+    bus = MemoryBus()
+    await bus.ensure_pool(POOL)
+    messages = await bus.subscribe("ef.telemetry.>")
+    nats_client: Any = None
+    inbox = ReplyInbox(MAX_INBOX)
+    size = MAX_INBOX_BYTES // 20
+    for number in range(25):
+        data = bytes([number]) * size
+        await bus.publish("ef.telemetry.p.n", data)
+        await inbox.on_message(Msg(nats_client, "ef.telemetry.p.n", data=data))
+    assert (await anext(messages)).data[0] == 5
+    assert inbox.take().data[0] == 5
+    await inbox.on_message(Msg(nats_client, "ef.telemetry.p.n", data=bytes(size)))
+    assert inbox.take().data[0] == 6

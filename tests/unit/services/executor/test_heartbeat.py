@@ -1,16 +1,20 @@
 """When an acknowledged heartbeat extends the leases of workers, and when silence kills them."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from immutables import Map
 
 from elasticflow.services.executor.decisions.local_events_and_actions import ContactLost, ContactRestored, NodeClaimed
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.shared.errors import WrongExpectedSequence
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import NodeReported
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_METRICS_BYTES
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.worker_protocol.from_worker import Progressed
 from elasticflow.shared.runtime.bus.contract import Value
 from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -79,6 +83,22 @@ async def until(node: Node, num_leases: int) -> None:
     heartbeat.cancel()
     with pytest.raises(asyncio.CancelledError):
         await heartbeat
+
+
+async def test_a_heartbeat_that_metrics_make_too_large_is_sent_without_them() -> None:
+    node = Node(unacknowledged=range(0), heartbeat_timeout_s=2.0)
+    trains = ExecutorNode(node.folded).training(1)
+    most = {f"{n:0200d}": 0.0 for n in range(MAX_METRICS_BYTES // 212)}
+    trains.reports(Progressed(iteration=9, iterations_per_s=1.0, metrics=most))
+    (worker,) = trains.state.running
+    jobs = (worker.id._replace(job_id=f"job-{n}") for n in range(MAX_MESSAGE_BYTES // MAX_METRICS_BYTES + 10))
+    node.state = replace(trains.state, workers=Map({id: replace(worker, id=id) for id in jobs}))
+    await until(node, num_leases=1)
+    assert node.stored is not None
+    heartbeat = codec.decode(node.stored.data).message
+    assert isinstance(heartbeat, NodeReported)
+    assert len(heartbeat.workers) == len(node.state.workers)
+    assert {(report.iteration, len(report.metrics)) for report in heartbeat.workers} == {(9, 0)}
 
 
 @pytest.mark.parametrize("are_stored", [False, True])

@@ -56,11 +56,11 @@ def test_old_folders_of_ended_jobs_are_deleted(tmp_path: Path) -> None:
         folder(tmp_path / "logs", name, age_s=31 * DAY_S)
         folder(tmp_path / "checkpoints", name, age_s=31 * DAY_S)
     folder(tmp_path / "logs", "young", age_s=29 * DAY_S)
-    folder(tmp_path / "logs" / "loads", "ended", age_s=31 * DAY_S)
+    folder(tmp_path / "load-logs", "ended", age_s=31 * DAY_S)
     (tmp_path / "logs" / "fork-server.log").touch()
     sweep(tmp_path, live_pool())
-    assert names(tmp_path / "logs") == ["fork-server.log", "live", "loads", "young"]
-    assert names(tmp_path / "logs" / "loads") == []
+    assert names(tmp_path / "logs") == ["fork-server.log", "live", "young"]
+    assert names(tmp_path / "load-logs") == []
     assert names(tmp_path / "checkpoints") == ["ended", "live"], "kept for ever, unless the pool says otherwise"
     sweep(tmp_path, live_pool(checkpoints_kept_s=30 * DAY_S))
     assert names(tmp_path / "checkpoints") == ["live"]
@@ -73,11 +73,29 @@ def test_a_file_that_is_still_written_keeps_its_folder(tmp_path: Path) -> None:
     assert names(tmp_path / "logs") == ["ended"]
 
 
+@pytest.mark.parametrize("keeps", ["a link without a target", "a link to a new file", "a time in the future"])
+def test_no_trick_of_a_job_keeps_its_folder(keeps: str, tmp_path: Path) -> None:
+    made = folder(tmp_path / "logs", "ended", age_s=31 * DAY_S)
+    if keeps == "a time in the future":
+        os.utime(made / "file", (NOW_S + 100_000 * DAY_S,) * 2)
+    else:
+        target = tmp_path / "target"
+        if "new" in keeps:
+            target.touch()
+        (made / "link").symlink_to(target)
+        os.utime(made / "link", (NOW_S - 31 * DAY_S,) * 2, follow_symlinks=False)
+        os.utime(made, (NOW_S - 31 * DAY_S,) * 2)
+    sweep(tmp_path, live_pool(), now_s=max(NOW_S, SystemClock().now_s()) + 31 * DAY_S)
+    assert names(tmp_path / "logs") == []
+
+
 def test_unpacked_code_of_a_live_job_stays(tmp_path: Path) -> None:
     for name in (DIGEST, OLD_DIGEST, ".unfinished-x"):
-        folder(tmp_path / "code", name, age_s=2 * DAY_S)
+        folder(tmp_path / "code" / "lab", name, age_s=2 * DAY_S)
+    folder(tmp_path / "code" / "other", DIGEST, age_s=2 * DAY_S)
     sweep(tmp_path, live_pool())
-    assert names(tmp_path / "code") == [DIGEST]
+    assert names(tmp_path / "code" / "lab") == [DIGEST]
+    assert names(tmp_path / "code" / "other") == [], "the live job is not of this tenant"
 
 
 @pytest.mark.parametrize("at", ["before the rename", "after the rename", "after some files"])
@@ -87,7 +105,7 @@ def test_an_executor_that_is_killed_while_it_deletes_leaves_no_part_of_a_folder(
     class Killed(BaseException):
         pass
 
-    old = folder(tmp_path / "code", OLD_DIGEST, age_s=2 * DAY_S)
+    old = folder(tmp_path / "code" / "lab", OLD_DIGEST, age_s=2 * DAY_S)
     rename, rmtree = Path.rename, shutil.rmtree
 
     def killed_rename(path: Path, target: Path) -> None:
@@ -109,7 +127,7 @@ def test_an_executor_that_is_killed_while_it_deletes_leaves_no_part_of_a_folder(
     monkeypatch.setattr(Path, "rename", rename)
     monkeypatch.setattr(old_files.shutil, "rmtree", rmtree)
     sweep(tmp_path, live_pool())
-    assert names(tmp_path / "code") == []
+    assert names(tmp_path / "code" / "lab") == []
 
 
 def test_results_of_loads_are_kept_for_a_day(tmp_path: Path) -> None:

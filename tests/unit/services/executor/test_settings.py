@@ -228,3 +228,8 @@ def test_data_folders_are_absolute() -> None:
     assert read({"EF_DATA_FOLDERS": "/data:/models"}).data_folders == ("/data", "/models")
     with pytest.raises(BadSettings, match="EF_DATA_FOLDERS: data is no absolute path"):
         read({"EF_DATA_FOLDERS": "data"})
+
+
+def test_the_memory_of_jobs_is_limited_only_by_setting() -> None:
+    assert read({}).job_memory_bytes == 0
+    assert read({"EF_JOB_MEMORY_BYTES": "1000"}).job_memory_bytes == 1000

@@ -59,6 +59,26 @@ def test_added_gpus_are_on_few_nodes_and_those_that_stay_do_not_move() -> None:
     assert decided.placements == (mixed(*names, generation=3),)
 
 
+@pytest.mark.parametrize(
+    ("racks", "added", "expected"),
+    [
+        ({}, 2, ("node-1:0", "node-1:1")),
+        ({"node-0": "a", "node-1": "b", "node-2": "a"}, 2, ("node-2:0", "node-2:1")),
+        ({"node-0": "row/a", "node-1": "other/b", "node-2": "row/b"}, 2, ("node-2:0", "node-2:1")),
+        ({"node-0": "a", "node-1": "b", "node-2": "a"}, 3, ("node-2:0", "node-2:1", "node-3:0")),
+        ({"node-0": "a", "node-1": "b", "node-3": "a"}, 2, ("node-3:0", "node-1:0")),
+    ],
+)
+def test_added_gpus_are_near_the_share_and_then_on_few_nodes(
+    racks: dict[str, str], added: int, expected: tuple[str, ...]
+) -> None:
+    """P100: two on node-1 and on node-2, one on node-3."""
+    history = training(slow=2, racks=racks)
+    history.then(joined("third", "node-2", 2, "P100"), joined("fourth", "node-3", 1, "P100"), allocation(2, added))
+    (decided,) = history.decided(POLICY, now_s=NOW_S + 5.0)
+    assert decided.placements[0].gpus == gpus(*OWN, *expected)
+
+
 def test_a_job_leaves_added_gpus_to_a_job_of_their_type_in_one_decision() -> None:
     history = training(slow=2, stop_free=True).then(allocation(2, 2))
     history.decided(POLICY, now_s=NOW_S + 5.0)

@@ -7,9 +7,11 @@ from elasticflow.shared.messages import subjects
 POOL = "pool-a"
 
 
-@pytest.mark.parametrize("subject", ["_INBOX.a", "_INBOX.Ab3.17", "_INBOX.a-b_c.d", subjects.answer(POOL, "job-1")])
-def test_an_answer_goes_to_an_inbox_or_to_an_answer_subject_of_the_pool(subject: str) -> None:
-    assert subjects.may_be_answered(POOL, subject)
+@pytest.mark.parametrize(
+    "subject", ["_INBOX.a", "_INBOX.Ab3.17", "_INBOX.a-b_c.d", subjects.answer("lab", POOL, "job-1")]
+)
+def test_an_answer_goes_to_an_inbox_or_to_an_answer_subject_of_the_tenant(subject: str) -> None:
+    assert subjects.may_be_answered("lab", POOL, subject)
 
 
 @pytest.mark.parametrize(
@@ -21,9 +23,12 @@ def test_an_answer_goes_to_an_inbox_or_to_an_answer_subject_of_the_pool(subject:
         subjects.job(POOL, "job-1"),
         subjects.submit("lab", POOL),
         subjects.dead_letter(POOL, "admission"),
-        subjects.answer("another", "job-1"),
-        f"{subjects.answer(POOL, 'job-1')}.more",
-        subjects.answer(POOL, "*"),
+        subjects.answer("lab", "another", "job-1"),
+        subjects.answer("rival", POOL, "job-1"),
+        subjects.answer("l.b", POOL, "job-1"),
+        f"{subjects.answer('lab', POOL, 'job-1')}.more",
+        subjects.answer("lab", POOL, "*"),
+        f"ef.answer.{POOL}.job-1",
         "$JS.API.STREAM.DELETE.EF_LEDGER_pool-a",
         "$JS.ACK.EF_SUBMIT_pool-a.admission.1.1.1.1.1",
         "_INBOX",
@@ -39,4 +44,4 @@ def test_an_answer_goes_to_an_inbox_or_to_an_answer_subject_of_the_pool(subject:
     ],
 )
 def test_no_answer_goes_elsewhere(subject: str) -> None:
-    assert not subjects.may_be_answered(POOL, subject)
+    assert not subjects.may_be_answered("lab", POOL, subject)

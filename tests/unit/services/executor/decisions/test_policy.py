@@ -78,6 +78,7 @@ def test_without_contact_no_worker_starts_and_the_crash_is_explained() -> None:
 def test_the_heartbeat_reports_the_progress_of_each_training_worker() -> None:
     node = ExecutorNode().training(2).reports(CheckpointWritten(iteration=5))
     node.reports(Progressed(iteration=9, iterations_per_s=3.0, metrics={"loss": 1.0}))
+    node.reports(Progressed(iteration=8, iterations_per_s=3.0, metrics={"loss": 2.0}), rank=1)
     node.reports(Alive(iteration=8, seconds_since_progress=4.0), rank=1)
     heartbeat = node_report(node.state, NOW_S + 1.0)
     assert heartbeat.workers == (
@@ -96,7 +97,7 @@ def test_the_heartbeat_reports_the_progress_of_each_training_worker() -> None:
             generation=1,
             rank=1,
             iteration=8,
-            iterations_per_s=None,
+            iterations_per_s=3.0,
             seconds_since_progress=5.0,
         ),
     )

@@ -1,6 +1,9 @@
 """Which workers the executor of node-0 starts, stops at a step boundary, or kills."""
 
 from dataclasses import replace
+from typing import Literal
+
+import pytest
 
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
 from elasticflow.services.executor.decisions.state import PoolMembership
@@ -57,6 +60,17 @@ def test_workers_learn_the_types_of_gpus_if_these_differ() -> None:
     node.reports(Started(iteration=0)).forget().place("node-0:0", "node-1:1")
     (order,) = [action.message for action in node.actions]
     assert order.gpu_types_by_rank == ("", "P100")
+
+
+@pytest.mark.parametrize(("device", "limit_bytes"), [("cpu", 1000), ("cuda", 0)])
+def test_workers_on_cpu_slots_have_the_memory_limit_of_their_node(
+    device: Literal["cpu", "cuda"], limit_bytes: int
+) -> None:
+    node = ExecutorNode().settle()
+    specification = replace(node.state.node_specification, memory_limit_bytes=1000, device=device)
+    node.state = replace(node.state, node_specification=specification)
+    node.admit().place("node-0:0")
+    assert [start.assignment.memory_limit_bytes for start in node.starts] == [limit_bytes]
 
 
 def test_a_start_that_is_reported_late_names_its_checkpoint() -> None:

@@ -1,6 +1,9 @@
 """A log file stays bounded and keeps the newest output."""
 
+import os
 from pathlib import Path
+
+import pytest
 
 from elasticflow.services.executor.processes.log_rotation import rotate
 
@@ -31,3 +34,27 @@ def test_the_bound_holds_where_no_copy_can_be_written(tmp_path: Path) -> None:
     log.write_bytes(b"x" * 30)
     rotate(log, max_bytes=20)
     assert log.stat().st_size == 0
+
+
+@pytest.mark.parametrize("name", ["a.log", "a.log.1", "a.log.1.unfinished"])
+def test_a_link_leads_to_no_other_file(name: str, tmp_path: Path) -> None:
+    """The tasks can write the folder of the log."""
+    victim = tmp_path / "key"
+    victim.write_bytes(b"k" * 30)
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = folder / "a.log"
+    if name != "a.log":
+        log.write_bytes(b"x" * 30)
+    (folder / name).symlink_to(victim)
+    rotate(log, max_bytes=20)
+    assert victim.read_bytes() == b"k" * 30
+    if name != "a.log":
+        assert (log.stat().st_size, (folder / "a.log.1").read_bytes()) == (0, b"x" * 20)
+        assert not (folder / "a.log.1").is_symlink()
+
+
+def test_a_fifo_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.log")
+    rotate(tmp_path / "a.log", max_bytes=0)
+    assert (tmp_path / "a.log").is_fifo()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected, WorkersStopped
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
@@ -68,6 +69,64 @@ async def test_no_more_commands_are_taken_at_once_than_one_decision_can_hold(
     await asyncio.wait({running})
 
 
+async def test_a_tenant_with_many_commands_does_not_delay_that_of_another() -> None:
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    flood = [submit(f"flood-{number}") for number in range(6)]
+    for command in (*flood, submit("late", tenant="other"), submit("later", tenant="other")):
+        data = codec.encode(command, id=command.job_id, recorded_at_s=0.0)
+        await bus.append(subjects.submit(command.tenant, "p"), data, message_id=command.job_id)
+    all_here = asyncio.Event()
+    queue = CommandQueue(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
+    )
+    running = asyncio.create_task(queue.run())
+    await all_here.wait()
+    taken: list[list[str]] = []
+    for max_commands in (1, 1, 2, 8):
+        first = queue.take(max_commands)
+        assert queue.take(max_commands) == first, "nothing changes until they are settled"
+        taken.append([id_of(pending.command) for pending in first])
+        queue.settled(first)
+    assert taken == [["flood-0"], ["late"], ["flood-1", "later"], [f"flood-{number}" for number in range(2, 6)]]
+    running.cancel()
+    await asyncio.wait({running})
+
+
+@pytest.mark.parametrize(("tenants", "are_fewer"), [(("lab", "other"), True), (("lab", "lab"), False)])
+async def test_decisions_are_short_where_several_tenants_send_commands(
+    tenants: tuple[str, str], are_fewer: bool
+) -> None:
+    """Each command waits for the decision before it."""
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    for number in range(200):
+        command = submit(f"job-{number}", tenant=tenants[number % 2])
+        data = codec.encode(command, id=command.job_id, recorded_at_s=0.0)
+        await bus.append(subjects.submit(command.tenant, "p"), data, message_id=command.job_id)
+    all_here = asyncio.Event()
+    queue = CommandQueue(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
+    )
+    running = asyncio.create_task(queue.run())
+    await all_here.wait()
+
+    def num_taken(decision_s: float) -> int:
+        num_commands = len(queue.take(64))
+        queue.took(num_commands, decision_s)
+        return num_commands
+
+    few = [num_taken(0.001) for _ in range(20)]
+    assert few == sorted(few)
+    assert (few[0] < few[-1] == 64) == are_fewer, "the number grows while decisions are fast"
+    slow = [num_taken(1.0) for _ in range(8)]
+    assert slow[-1] == (1 if are_fewer else 64)
+    running.cancel()
+    await asyncio.wait({running})
+
+
 @pytest.mark.parametrize("reporter", ["", "n"])
 async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_ledger(reporter: str) -> None:
     clock = VirtualClock()
@@ -77,7 +136,7 @@ async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_le
         stopped = WorkersStopped(job_id=name, generation=1, node_id="n", at_s=0.0)
         data = codec.encode(stopped, id=name, recorded_at_s=0.0)
         await bus.append(subjects.job("p", name, reporter), data, message_id=name)
-    refusals = await bus.subscribe(subjects.answer("p", "old"))
+    refusals = await bus.subscribe(subjects.answer("lab", "p", "old"))
     names = ["old", "unfolded", "new"]
     for name in names:
         data = codec.encode(submit(name), id=name, recorded_at_s=0.0)

@@ -1,6 +1,7 @@
 """Commands that the work queue delivers again after their decision: they change nothing, and get their reply."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,7 +135,7 @@ def test_the_reply_to_a_repeated_command_is_that_of_its_first_decision(
     pool.send(amend(NOW_S + 3.0))  # rejected
     pool.send(amend(DUE_S + 20.0))
     pool.run_for(SHORT_S)
-    answers = pool.loop.run_until_complete(pool.bus().subscribe(subjects.answer(POOL, "a")))
+    answers = pool.loop.run_until_complete(pool.bus().subscribe(subjects.answer("lab", POOL, "a")))
     pool.run_for(LONG_S)
     (reply,) = received(pool, answers)
     assert reply.deadline_s == DUE_S + 10.0
@@ -151,7 +152,7 @@ def test_a_repeated_submission_is_answered_with_the_newest_decision_on_its_job(
     pool.send(CANCEL)
     pool.run_for(SHORT_S)
     assert [name for name, _ in pool.decided[1:]] == ["ProfileRequested", "JobCancelled"]
-    answers = pool.loop.run_until_complete(pool.bus().subscribe(subjects.answer(POOL, "a")))
+    answers = pool.loop.run_until_complete(pool.bus().subscribe(subjects.answer("lab", POOL, "a")))
     pool.run_for(LONG_S)
     assert [type(reply).__name__ for reply in received(pool, answers)] == ["JobCancelled"]
 
@@ -198,6 +199,40 @@ def test_a_reply_names_its_command_unless_one_decision_was_on_several_about_the_
     pool.run_for(SHORT_S)
     replies = [codec.decode(message.data) for message in answers._listener.messages]
     assert {(id_of(reply.message), reply.cause_id) for reply in replies} == {("a", "one"), ("b", "")}
+
+
+def test_each_tenant_receives_the_reply_to_its_own_command_only(pool: OnePool) -> None:
+    """Two tenants use one name in one decision: the cause of each reply is the tenant's own command."""
+    answers = pool.loop.run_until_complete(pool.bus().subscribe("ef.answer.>"))
+    rival = [submit("a", tenant="rival"), CancelJob(job_id="a", tenant="rival"), replace(CHECKPOINT, tenant="rival")]
+    for command in (SUBMIT, *rival):
+        id = f"{type(command).__name__}-{command.tenant}"
+        pool.store(subjects.submit(command.tenant, POOL), codec.encode(command, id=id, recorded_at_s=NOW_S))
+    pool.start(pool.bus(), POLICY)
+    pool.run_for(SHORT_S)
+    found = [(message.subject, codec.decode(message.data)) for message in answers._listener.messages]
+    to_lab, to_rival = subjects.answer("lab", POOL, "a"), subjects.answer("rival", POOL, "a")
+    assert {(subject, type(reply.message).__name__, reply.cause_id) for subject, reply in found} == {
+        (to_lab, "JobAdmitted", "SubmitJob-lab"),
+        (to_rival, "JobRejected", ""),
+        (to_rival, "CancelRejected", ""),
+        (to_rival, "CheckpointRejected", ""),
+    }
+
+
+def test_a_repeated_command_of_another_tenant_does_not_answer_the_owner_of_the_job(
+    pool: OnePool, acknowledgements: Acknowledgements
+) -> None:
+    pool.start(pool.bus(), POLICY)
+    pool.send(SUBMIT)
+    pool.run_for(SHORT_S)
+    acknowledgements.lost[pool.next_command] = 1
+    pool.send(replace(CANCEL, tenant="rival"))
+    pool.run_for(SHORT_S)
+    answers = pool.loop.run_until_complete(pool.bus().subscribe("ef.answer.>"))
+    pool.run_for(LONG_S)
+    assert [message.subject for message in answers._listener.messages] == [subjects.answer("rival", POOL, "a")]
+    assert [type(reply).__name__ for reply in received(pool, answers)] == ["CancelRejected"]
 
 
 def test_two_replicas_decide_a_command_once(pool: OnePool, acknowledgements: Acknowledgements) -> None:

@@ -110,3 +110,36 @@ def test_a_type_without_step_times_communicates_as_the_measured_one_and_longer_i
         measured("new/b64@P100", 1, rate, 3.0),
     )
     assert times_of(history).communication["P100"].at(2) == pytest.approx(communication_s)
+
+
+def test_a_type_that_was_measured_on_one_gpu_communicates_as_predicted() -> None:
+    on_p100 = SingleGpuStepTimes(
+        num_virtual_nodes=8, step_s_by_virtual_nodes={1: 1.0, 4: 2.0, 8: 4.0}, reproducible="bitwise"
+    )
+    times = times_of(
+        two_types().then(
+            measured("new/b64", 1, 1.0, 1.0, ON_V100),
+            measured("new/b64", 2, 1 / 0.75, 2.0),
+            measured("new/b64@P100", 1, 0.25, 3.0, on_p100),
+        )
+    )
+    v100, p100 = times.communication.values()
+    assert (v100.at(2), v100.measured) == (pytest.approx(0.15), True)
+    assert (p100.at(2), p100.measured) == (pytest.approx(0.6), False), "four times as slow"
+
+
+def test_parts_that_a_run_did_not_measure_are_predicted_from_the_other_type() -> None:
+    """The user's code failed with the first part on P100, which is a quarter as fast."""
+    cut = SingleGpuStepTimes(num_virtual_nodes=8, step_s_by_virtual_nodes={8: 4.0}, reproducible="bitwise")
+    times = times_of(
+        two_types().then(
+            measured("new/b64", 1, 1.0, 1.0, ON_V100),
+            measured("new/b64@P100", 1, 0.25, 3.0, cut),
+        )
+    ).by_type["P100"]
+    assert [tuple(point) for point in times.points_P] == [
+        (8, pytest.approx(1.2), False),
+        (16, pytest.approx(1.6), False),
+        (32, pytest.approx(2.4), False),
+        (64, 4.0, True),
+    ]

@@ -35,11 +35,8 @@ def test_a_shorter_time_for_more_samples_is_noise() -> None:
     assert [point.step_s for point in noisy.points_P] == [1.5, 1.5, 3.0]
 
 
-def test_memory_ends_the_times_of_virtual_nodes() -> None:
-    limited = StepTimes.of_measurements("V100", {4: 1.0, 8: 1.4, 16: 3.0}, most_samples=11)
+def test_virtual_nodes_take_the_time_of_their_samples() -> None:
     assert TIMES.of_virtual_nodes(16, 4) == pytest.approx((1.0, 1.4, 2.2, 3.0))
-    assert limited.of_virtual_nodes(16, 4) == pytest.approx((1.0, 1.4))
-    assert limited.of_virtual_nodes(48, 4) == ()
 
 
 def test_unequal_virtual_nodes_count_as_the_larger_ones() -> None:
@@ -47,10 +44,10 @@ def test_unequal_virtual_nodes_count_as_the_larger_ones() -> None:
 
 
 def test_a_type_that_was_not_measured_is_predicted_and_marked() -> None:
-    predicted = predicted_from(TIMES, "K80", 0.25, most_samples=12)
+    predicted = predicted_from(TIMES, "K80", 0.25)
     assert predicted.at(8) == StepTime(8, pytest.approx(5.6), measured=False)
     assert predicted.at(6) == StepTime(6, pytest.approx(4.8), measured=False)
-    assert (predicted.gpu_type, predicted.most_samples) == ("K80", 12)
+    assert predicted.gpu_type == "K80"
 
 
 def test_points_outside_the_measured_range_are_predicted_by_the_ratio_of_speeds() -> None:
@@ -94,6 +91,13 @@ def test_communication_is_linear_in_the_logarithm_of_the_workers() -> None:
     assert communication.at(3) == pytest.approx(0.1 + 0.2 * math.log2(1.5))
     assert CommunicationTimes().at(100) == 0.0
     assert CommunicationTimes((4,), (1.0,)).at(2) == pytest.approx(0.5)
+
+
+def test_communication_of_another_type_is_marked_as_predicted() -> None:
+    measured = CommunicationTimes.of_measurements({2: (1.1, 1.0)})
+    assert measured.measured
+    predicted = measured.times(2.0)
+    assert (predicted.at(2), predicted.measured) == (pytest.approx(0.2), False)
 
 
 @pytest.mark.parametrize(

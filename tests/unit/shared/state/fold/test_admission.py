@@ -7,8 +7,9 @@ import pytest
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import GpuHourBudget, TenantQuota
 from elasticflow.shared.state.job import Phase, StoppingWorkers
-from elasticflow.shared.state.pool import Usage
+from elasticflow.shared.state.usage import Usage, gpu_hours_by_type
 from tests.support.histories import NOW_S, pool, spec
+from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, job, placed, profile_requested, rejected, stopped
 
 # --- admission ------------------------------------------------------------------------------------------
@@ -53,6 +54,29 @@ def test_the_charges_of_one_minute_are_kept_together_and_of_a_day_there_are_neve
     assert [used.at_s for used in usage] == sorted(used.at_s for used in usage)
     late = history.then(admitted("late", at_s=NOW_S + 30.0 * 3_999 - 200.0)).state.usage["lab"]
     assert late[-1] == Usage(at_s=NOW_S + 30.0 * 3_999, gpu_seconds=150.0, num_jobs=3)
+
+
+def test_the_charges_of_one_minute_are_kept_by_type() -> None:
+    history = two_types().then(*(admitted(name, gpu_type=name[:-1]) for name in ("1", "P1002", "P1003")))
+    moved = events.JobAmended(
+        job_id="1",
+        deadline_s=NOW_S + 90.0,
+        max_iterations=100,
+        gpu_type="P100",
+        gpu_seconds=5.0,
+        minimum_satisfactory_share=(),
+        at_s=NOW_S + 2.0,
+    )
+    limited = events.GpuLimitsSet(
+        job_id="P1002", min_gpus=2, max_gpus=None, until_s=None, gpu_seconds=7.0, at_s=NOW_S + 3.0
+    )
+    (used,) = history.then(moved, limited).state.usage["lab"]
+    assert (used.gpu_seconds, used.num_jobs) == (162.0, 3)
+    assert used.on_other_types == {"P100": 112.0}
+    assert gpu_hours_by_type((used,), "V100") == {
+        "V100": pytest.approx(50.0 / 3_600),
+        "P100": pytest.approx(112 / 3_600),
+    }
 
 
 def test_a_job_is_admitted_once() -> None:

@@ -3,10 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.fold.nodes import KEEP_LEFT_S, KEEP_LOST_S
 from elasticflow.shared.state.pool import num_gpus_by_type
-from tests.support.histories import NOW_S, History, pool
+from tests.support.histories import LINEAR, NOW_S, History, pool
 from tests.support.worker_events import admitted, finished, job, joined, lost, placed, progressed, running, stopped
 
 
@@ -54,6 +57,46 @@ def test_a_node_that_comes_back_has_the_type_of_its_new_life_only() -> None:
 def test_nodes_that_name_no_type_have_one() -> None:
     history = pool(4, 2).then(joined("third", "node-2", gpu_type="cpu-1"))
     assert num_gpus_by_type(history.state) == {"": 6, "cpu-1": 4}
+
+
+def measured(profile_key: str) -> events.ThroughputMeasured:
+    return events.ThroughputMeasured(
+        profile_key=profile_key,
+        num_gpus=1,
+        iterations_per_s=1.0,
+        job_id="ended",
+        generation=1,
+        source="profile",
+        at_s=NOW_S,
+    )
+
+
+CURVES = {"curves": {"linear/b64": LINEAR}}
+
+
+@pytest.mark.parametrize(
+    ("configured", "messages", "types"),
+    [
+        ({}, (), ("K80",)),
+        ({}, (replace(lost("node-0", "first"), reason="left"),), ("K80",)),
+        ({}, (joined("again", "node-1", gpu_type="V100"),), ("V100", "K80")),
+        ({}, (joined("again", "node-1"),), ("V100", "K80")),  # older executors name no type: it has the first
+        ({}, (joined("again", "node-1", gpu_type="V100"), lost("node-1", "again")), ("V100", "K80")),
+        ({}, (admitted(gpu_type=""),), ("V100", "K80")),
+        ({}, (admitted(gpu_type="P100"),), ("K80",)),
+        ({}, (measured("linear/b64"),), ("V100", "K80")),
+        ({}, (measured("m@2/b64[2..8]"),), ("V100", "K80")),
+        ({}, (measured("linear/b64@P100"),), ("K80",)),
+        (CURVES, (), ("V100", "K80")),
+    ],
+)
+def test_the_first_type_stays_the_first_while_anything_rests_on_it(
+    configured: dict[str, Any], messages: tuple[Any, ...], types: tuple[str, ...]
+) -> None:
+    """The only node of the first type comes back with a type that is new to the pool."""
+    history = History().then(events.PoolConfigured(config=PoolConfig(**configured), at_s=NOW_S))
+    history.then(joined("first", gpu_type="V100"), *messages, joined("second", gpu_type="K80"))
+    assert history.state.gpu_types == types
 
 
 def test_after_a_change_of_type_no_gpu_counts_as_slow() -> None:

@@ -4,12 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from structlog.testing import capture_logs
 from torch import nn
 
 from elasticflow.services.executor.worker.elastic import compatibility_digest as module
-from elasticflow.services.executor.worker.elastic import device_transport as transports
 from elasticflow.services.executor.worker.elastic.compatibility_digest import compatibility_digest, require_compatible
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -57,10 +55,3 @@ def test_a_compiled_model_needs_the_same_kind_of_processor(monkeypatch, compiled
         require_compatible(here, digest(compiled_model()))
     require_compatible(fast_here, digest(compiled(), reproducible="fast"))
     require_compatible(plain_here, digest(nn.Linear(2, 2)))
-
-
-def test_gpus_without_nccl_are_refused(monkeypatch):
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    monkeypatch.setattr(transports, "_share_a_gpu", lambda *_: False)
-    with pytest.raises(TrainingFailed, match=r"has no NCCL, by which 2 workers .* or limit the job to one GPU"):
-        transports.device_transport(None, None, 0, 2, device=torch.device("cuda", 0), timeout_s=1.0, aborted=None)

@@ -16,13 +16,14 @@ from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
 from elasticflow.services.executor.worker.elastic.transport import Transport
 
 CPU = torch.device("cpu")
 WAIT_S = 30.0
 
 
-class OwnTransport(AsynchronousTransport):
+class OwnTransport(StagedTransport):
     """Its abort leaves the host's connections, as NCCL's does."""
 
     def abort(self) -> None: ...
@@ -34,14 +35,14 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
 
     def connect(
-        gloo: GlooTransport, _store: object, rank: int, *_: object, timeout_s: float, **__: object
+        _: object, store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event, **__: object
     ) -> Transport:
         if rank == 1:
             made.append("beside" if timeout_s < WAIT_S else "alone")
             if len(made) < 2:
                 threading.Event().wait(timeout_s)
                 raise PeerLost("NCCL did not answer")
-        return OwnTransport(gloo)
+        return AsynchronousTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
 
     monkeypatch.setattr(groups, "device_transport", connect)
     monkeypatch.setattr(groups, "_BESIDE_S", 0.2)
@@ -79,6 +80,27 @@ def test_devices_that_do_not_connect_alone_are_a_lost_peer(
         raise PeerLost("NCCL did not answer")
 
     monkeypatch.setattr(groups, "device_transport", fail)
-    with pytest.raises(PeerLost, match="the devices of generation 1 did not connect in time"):
+    with pytest.raises(PeerLost, match="the devices of generation 1 did not connect: NCCL did not answer"):
         on_two_ranks(lambda _: None)
     assert not attempts
+
+
+def test_all_workers_know_the_rank_whose_device_did_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Barrier(2)
+
+    def connect(gloo: GlooTransport, _: object, rank: int, *__: object, **___: object) -> Transport:
+        if rank == 1:
+            raise PeerLost("ncclUnhandledCudaError: out of memory")
+        return OwnTransport(gloo, CPU)
+
+    def fail(rank: int, store: dist.Store) -> str:
+        with pytest.raises(PeerLost) as lost:
+            Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+        ended.wait(WAIT_S)
+        return str(lost.value)
+
+    monkeypatch.setattr(groups, "device_transport", connect)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(fail, range(2), [dist.HashStore()] * 2)
+    assert first.endswith("did not connect: the log of rank 1 has the reason")
+    assert second.endswith("did not connect: ncclUnhandledCudaError: out of memory")

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from elasticflow.services.executor.worker.elastic import device_transport as transports
 from elasticflow.services.executor.worker.elastic.data_interface import bind_to_host
+from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.full_mesh import connect_all
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 
@@ -48,13 +49,14 @@ def test_the_interface_of_the_advertised_host_is_the_default(monkeypatch: pytest
 def test_an_interface_that_does_not_reach_the_peers_is_named(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setattr(dist, "ProcessGroupGloo", fails(RuntimeError("connect timed out\n at a line")))
     monkeypatch.setattr(transports, "NcclTransport", fails(TimeoutError("NCCL did not answer within 1 s")))
-    monkeypatch.setattr(transports, "_share_a_gpu", lambda *_: False)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    gpus = [DeviceIdentity(host="a", kind="cuda", uuid=uuid, has_nccl=True) for uuid in ("1", "2")]
     never, store = threading.Event(), dist.HashStore()
     gloo: Any = None
     connect = {
         "gloo": partial(connect_all, store, 0, 1, timeout_s=0.0, aborted=never),
-        "nccl": partial(transports.device_transport, gloo, store, 0, 2, device=GPU, timeout_s=1.0, aborted=never),
+        "nccl": partial(
+            transports.device_transport, gloo, store, 0, 2, device=GPU, identities=gpus, timeout_s=1.0, aborted=never
+        ),
     }
     with capture_logs() as logs, pytest.raises((RuntimeError, PeerLost)):
         connect[library]()

@@ -5,6 +5,8 @@
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +15,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from elasticflow.services.executor.worker.elastic import groups, nccl_transport
+from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.nccl_transport import NcclTransport
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
 from elasticflow.services.executor.worker.elastic.transport import Transfer
 
-GPU = torch.device("cuda", 0)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 WAIT_S = 30.0
 
 
@@ -33,10 +36,12 @@ class Library:
         self.over = threading.Event()
         self.reported = ErrorType.SUCCESS
         self.environment: dict[str, str] = {}
-        self.options: SimpleNamespace | None = None
+        self.config = SimpleNamespace(blocking=1, max_ctas=None)
+        self.sent: list[int] = []  # numbers, by transfer
 
     def construct(self, _store: object, _rank: int, _size: int, options: SimpleNamespace) -> "Library":
-        self.environment, self.options = dict(os.environ), options
+        self.environment = dict(os.environ)
+        assert options.config is self.config
         return self
 
     def called(self, name: str) -> "Library":
@@ -56,7 +61,8 @@ class Library:
     def get_error(self) -> ErrorType:
         return self.reported
 
-    def send(self, *_: object) -> None:
+    def send(self, tensors: list[torch.Tensor], *_: object) -> None:
+        self.sent += [tensor.numel() for tensor in tensors]
         self.called("send")
 
     def recv(self, *_: object) -> None:
@@ -78,7 +84,7 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     library = Library()
-    options = lambda: SimpleNamespace(config=SimpleNamespace(blocking=1))  # noqa: E731
+    options = lambda: SimpleNamespace(config=library.config)  # noqa: E731
     nccl = type(
         "ProcessGroupNCCL", (), {"Options": staticmethod(options), "__new__": lambda _, *a: library.construct(*a)}
     )
@@ -91,9 +97,16 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     library.over.set()
 
 
-def transport(timeout_s: float = WAIT_S, aborted: threading.Event | None = None) -> NcclTransport:
+def transport(
+    timeout_s: float = WAIT_S,
+    aborted: threading.Event | None = None,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    device: torch.device = GPU,
+) -> NcclTransport:
     store = dist.HashStore()
-    return NcclTransport(store, 0, 1, device=GPU, timeout_s=timeout_s, aborted=aborted or threading.Event())
+    return NcclTransport(store, rank, size, device=device, timeout_s=timeout_s, aborted=aborted or threading.Event())
 
 
 def transfers(number: int) -> list[Transfer]:
@@ -111,8 +124,42 @@ def test_torch_does_not_end_the_process_for_errors_of_our_groups_only(
     assert library.environment["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
     assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
-    assert library.options is not None
-    assert library.options.config.blocking == 0
+    assert library.config.blocking == 0
+
+
+@pytest.mark.parametrize("has_limit", [True, False])
+def test_the_buffers_of_a_group_are_bounded_where_torch_has_an_option_for_it(library: Library, has_limit: bool) -> None:
+    if not has_limit:
+        del library.config.max_ctas
+    transport()
+    assert vars(library.config) == ({"blocking": 0, "max_ctas": 16} if has_limit else {"blocking": 0})
+
+
+@pytest.fixture
+def streams(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU whose tensors lie on the host."""
+    stream = SimpleNamespace(synchronize=lambda: library.called("synchronize"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("rank", [0, 2])
+def test_each_two_workers_are_connected_before_the_first_step(library: Library, rank: int) -> None:
+    """By one number to each peer, and from each: the library connects two workers at their first transfer."""
+    transport(rank=rank, size=3, device=CPU)
+    assert library.calls == ["connect", "start", "send", "send", "receive", "receive", "end", "wait", "synchronize"]
+    assert library.sent == [1, 1]
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("call", ["end", "synchronize"])
+def test_a_first_transfer_that_hangs_is_given_up(library: Library, call: str) -> None:
+    library.hangs = {call}
+    with pytest.raises(TimeoutError, match="did not answer"):
+        transport(timeout_s=0.2, size=2, device=CPU)
+    assert library.calls[-1] == "abort"
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -167,16 +214,72 @@ def test_an_abort_that_fails_has_ended_the_calls(library: Library) -> None:
     assert library.calls[-1] == "abort"
 
 
-def test_a_worker_whose_abort_hangs_ends_as_a_lost_peer(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why this process would have ended."""
+    reasons: list[str] = []
+    monkeypatch.setattr(nccl_transport, "end_as_lost_peer", reasons.append)
+    monkeypatch.setattr(groups, "identity_of", lambda _: DeviceIdentity(host="a", kind="cuda"))
+    return reasons
+
+
+CANNOT_ABORT = "an abort of its communicator: NCCL did not answer within 0 s"
+
+
+def test_a_worker_whose_abort_hangs_ends_as_a_lost_peer(
+    library: Library, monkeypatch: pytest.MonkeyPatch, ended: list[str]
+) -> None:
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
-    monkeypatch.setattr(groups, "end_as_lost_peer", ended.append)
     group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
     library.hangs = {"abort"}
     group.close()
-    assert ended == ["NCCL did not answer within 0 s"]
+    assert ended == [CANNOT_ABORT]
 
 
+def test_a_worker_that_cannot_give_up_its_connection_ends_as_a_lost_peer(library: Library, ended: list[str]) -> None:
+    """The end of the abort replaces no error."""
+    library.hangs = {"connect", "abort"}
+    aborted = threading.Event()
+    threading.Timer(0.2, aborted.set).start()
+    with pytest.raises(RendezvousAborted):
+        transport(aborted=aborted)
+    with pytest.raises(TimeoutError, match="did not answer"):
+        transport(timeout_s=0.1)
+    assert ended == [CANNOT_ABORT] * 2
+
+
+def test_a_worker_that_cannot_drop_a_connection_that_its_peer_lacks_ends_as_a_lost_peer(
+    library: Library, monkeypatch: pytest.MonkeyPatch, ended: list[str]
+) -> None:
+    library.hangs = {"abort"}
+
+    def connect(_gloo: object, _store: object, rank: int, *_: object, **__: object) -> NcclTransport:
+        if rank == 1:
+            raise PeerLost("NCCL did not answer")
+        return transport()
+
+    monkeypatch.setattr(groups, "device_transport", connect)
+    store = dist.HashStore()
+
+    def join(rank: int) -> Group:
+        return Group(store, generation=1, rank=rank, size=2, device=GPU, timeout_s=WAIT_S, may_connect_later=True)
+
+    with ThreadPoolExecutor(2) as threads:
+        for group in list(threads.map(join, range(2))):
+            group.release()
+    assert ended == [CANNOT_ABORT]
+
+
+def test_an_error_that_nccl_found_ends_a_worker_whose_abort_hangs(library: Library, ended: list[str]) -> None:
+    library.hangs = {"abort"}
+    transport()
+    library.reported = ErrorType.REMOTE_ERROR
+    while not ended:
+        threading.Event().wait(0.01)
+    assert ended == [CANNOT_ABORT]
+
+
+@pytest.mark.usefixtures("ended")
 def test_no_collective_begins_after_an_error_that_nccl_found(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
     group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)

@@ -189,6 +189,61 @@ def test_tensors_on_the_device_do_not_pass_the_host(monkeypatch, size, num_stayi
     assert sum(host_bytes) == (0 if is_direct else num_bytes)
 
 
+@pytest.mark.parametrize("source", [0, 1])
+def test_workers_with_other_kinds_of_device_receive_the_state_by_way_of_the_host(monkeypatch, source):
+    """Rank 0 has its tensors on a device, rank 1 on the host."""
+    monkeypatch.setattr(groups, "device_transport", lambda gloo, *_, **__: CountingTransport(gloo))
+    store = dist.HashStore()
+
+    def member(rank):
+        device = torch.device("cpu", 0) if rank == 0 else CPU
+        made = {"generation": 1, "rank": rank, "size": 2, "timeout_s": 30}
+        transfer_group = Group(dist.PrefixStore("transfer", store), device=None, **made)
+        training_group = Group(dist.PrefixStore("training", store), device=device, **made)
+        own = {"iteration": 12, "state": state(0.5)} if rank == source else {"iteration": NO_STATE}
+        transfer = transfer_state(transfer_group, num_staying=2, device=device, training_group=training_group, **own)
+        assert training_group._on_device.num_bytes == 0
+        return transfer.state
+
+    with ThreadPoolExecutor(2) as pool:
+        states = list(pool.map(member, range(2)))
+    assert states.pop(source) is None
+    assert_same(states[0], state(0.5))
+
+
+@pytest.mark.parametrize("some_joins", [True, False])
+def test_of_states_that_differ_by_rounding_all_take_the_first_if_some_worker_needs_one(some_joins):
+    """Else joining workers would get a part of each. Rank 2 leaves."""
+
+    def act(group):
+        joins = some_joins and group.rank == 0
+        own = (
+            {"iteration": NO_STATE}
+            if joins
+            else {"iteration": 12, "state": state(float(group.rank)), "may_differ": True}
+        )
+        return transfer_state(group, num_staying=2, **own).state
+
+    first, second, third = together(3, act)
+    assert third is None
+    if some_joins:
+        assert_same(first, state(1.0))
+        assert second is None
+    else:
+        assert first is second is None
+
+
+def test_workers_with_a_state_take_that_of_the_first_source_if_theirs_may_differ():
+    def act(group):
+        own = {"iteration": 12, "state": state(float(group.rank)), "may_differ": group.rank == 1}
+        return transfer_state(group, num_staying=3, **own if group.rank < 2 else {"iteration": NO_STATE}).state
+
+    first, *others = together(3, act)
+    assert first is None
+    for each in others:
+        assert_same(each, state(0.0))
+
+
 def test_the_end_of_a_peer_is_noticed():
     def act(group):
         if group.rank == 1:

@@ -12,6 +12,7 @@ import torch
 
 from elasticflow.services.executor.worker.process import device
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, claim
+from elasticflow.services.executor.worker.process.gpu_problems import SLOTS_OF_GPU
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,7 @@ def test_a_cpu_slot_is_not_configured() -> None:
 def test_a_worker_sees_only_its_own_gpu(monkeypatch: pytest.MonkeyPatch, inherited: str, alone: str) -> None:
     """Also after its warm-up, which claims it first: another GPU would get a context of half a gigabyte."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", inherited)
+    monkeypatch.setenv(SLOTS_OF_GPU, "")
     started: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(started))
     monkeypatch.setattr(torch.cuda, "init", lambda: started.append(os.environ["CUDA_VISIBLE_DEVICES"]))

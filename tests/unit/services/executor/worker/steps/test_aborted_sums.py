@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.engine.asynchronous_transport import AsynchronousTransport
+from benchmarks.engine.transports import connecting
 from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
@@ -31,7 +31,7 @@ TWO = VirtualNodes(count=2, global_batch_size=4)
 
 @pytest.fixture(autouse=True)
 def _asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "device_transport", lambda gloo, *_, **__: AsynchronousTransport(gloo))
+    monkeypatch.setattr(groups, "device_transport", connecting("asynchronous"))
 
 
 def close_soon(group: Group) -> None:

@@ -1,5 +1,6 @@
 """What workers agree on: equal states have equal fingerprints, and compute times are compared for equal work."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,16 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.elastic.nested_tensors import flatten
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.step_agreement import (
     PARAMETERS_EVERY,
     Agreement,
+    Fingerprint,
     GenerationMembers,
     fingerprint,
 )
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 from tests.unit.services.executor.worker.elastic.test_groups import CPU, WAIT_S
+
+NONE = Fingerprint()
 
 
 def made(dtype=torch.float32, size=5):
@@ -47,16 +53,24 @@ def test_another_learning_rate_shows_in_each_step():
     assert of(model, optimizer, 7) != of(*other, 7)
 
 
-def agreed(virtual_nodes: VirtualNodes, *compute_s: float) -> Agreement:
+def agreed(
+    virtual_nodes: VirtualNodes, *compute_s: float, fingerprints: Sequence[Fingerprint] = (), arithmetics: str = ""
+) -> Agreement:
     """By workers that took so long. The metric of each virtual node is its number."""
     store, size = dist.HashStore(), len(compute_s)
 
     def agree(rank: int) -> Agreement:
         group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
+        group.identities = tuple(DeviceIdentity(host="a", arithmetic=each) for each in arithmetics or "a" * size)
         members = GenerationMembers(group, virtual_nodes)
         rows = [[float(part.virtual_node)] for part in members.computed]
         agreement = members.agree(
-            stop=False, over=False, ready_generation=0, fingerprint=1, compute_s=compute_s[rank], rows=rows
+            stop=False,
+            over=False,
+            ready_generation=0,
+            fingerprint=fingerprints[rank] if fingerprints else Fingerprint(),
+            compute_s=compute_s[rank],
+            rows=rows,
         )
         members.leave()
         group.close()
@@ -67,6 +81,32 @@ def agreed(virtual_nodes: VirtualNodes, *compute_s: float) -> Agreement:
         first, *others = threads.map(agree, range(size))
     assert others == [first] * (size - 1)
     return first
+
+
+@pytest.mark.parametrize(
+    ("arithmetics", "fingerprints", "are_same"),
+    [
+        ("aaa", [(1, 5), (1, 5), (1, 5)], True),
+        ("aaa", [(1, 5), (1, 5), (1, 6)], False),
+        ("aab", [(1, 5), (1, 5), (1, 6)], True),
+        ("aba", [(1, 5), (1, 5), (1, 6)], False),
+        ("abc", [(1, 5), (1, 6), (1, 7)], True),
+        ("abc", [(1, 5), (1, 5), (2, 5)], False),
+    ],
+)
+def test_tensors_are_compared_between_workers_that_compute_the_same_bits(arithmetics, fingerprints, are_same):
+    """Settings between all."""
+    nodes = VirtualNodes(count=3, global_batch_size=3)
+    agreement = agreed(
+        nodes, 1.0, 1.0, 1.0, fingerprints=[Fingerprint(*each) for each in fingerprints], arithmetics=arithmetics
+    )
+    assert agreement.same == are_same
+
+
+def test_settings_do_not_depend_on_the_kind_of_device():
+    """Neither those of an object with tensors, nor a learning rate in a tensor."""
+    structures = [repr(flatten({"average": torch.empty(3, device=kind)}, [])) for kind in ("cpu", "meta")]
+    assert structures[0] == structures[1]
 
 
 def test_compute_times_are_per_sample_where_workers_have_unequal_numbers_of_virtual_nodes():
@@ -83,5 +123,7 @@ def test_means_do_not_depend_on_the_numbers_of_virtual_nodes(counts):
     nodes = VirtualNodes(count=8, global_batch_size=21, counts_by_rank=counts)
     alone = GenerationMembers(None, VirtualNodes(count=8, global_batch_size=21))
     rows = [[float(v)] for v in range(8)]
-    expected = alone.agree(stop=False, over=False, ready_generation=0, fingerprint=1, compute_s=1.0, rows=rows)
+    expected = alone.agree(
+        stop=False, over=False, ready_generation=0, fingerprint=Fingerprint(), compute_s=1.0, rows=rows
+    )
     assert agreed(nodes, 1.0, 1.0, 1.0, 1.0).means == expected.means

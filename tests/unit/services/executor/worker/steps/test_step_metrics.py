@@ -13,7 +13,7 @@ import torch.distributed as dist
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, number_of
-from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.step_agreement import Fingerprint, GenerationMembers
 from elasticflow.services.executor.worker.steps.step_metrics import StepMetrics
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
@@ -111,7 +111,9 @@ def test_all_workers_follow_rank_0_if_only_some_have_a_sink() -> None:
 def test_settled_values_have_the_bits_of_the_agreement() -> None:
     def agree(members: GenerationMembers) -> tuple[tuple[float, ...], tuple[float, ...]]:
         rows = [(0.1 * (members.rank + 1), 0.7)]
-        agreement = members.agree(stop=False, over=False, ready_generation=0, fingerprint=0, compute_s=0.0, rows=rows)
+        agreement = members.agree(
+            stop=False, over=False, ready_generation=0, fingerprint=Fingerprint(), compute_s=0.0, rows=rows
+        )
         return agreement.means, members.means(rows)
 
     (agreed, settled), other = by_two(agree)

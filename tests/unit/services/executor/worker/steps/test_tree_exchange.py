@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.engine.transports import _MAKE, TransportName
+from benchmarks.engine.transports import connecting
 from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.transport import Transfer
@@ -37,11 +37,7 @@ def together(size: int, act: Callable[[Group], object], transport: str = "gloo")
     """What each rank's act returns."""
     store = dist.HashStore()
     with ExitStack() as stack, ThreadPoolExecutor(size) as threads:
-        if transport != TransportName.GLOO:
-            make = _MAKE[TransportName(transport)]
-            stack.enter_context(
-                patch.object(groups, "device_transport", lambda gloo, *_, device, **__: make(gloo, device))
-            )
+        stack.enter_context(patch.object(groups, "device_transport", connecting(transport)))
 
         def run(rank: int) -> object:
             group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)

@@ -1,0 +1,198 @@
+"""A job file: the options of a command as TOML, turned into the words of a command line. Pure.
+
+What a key means and which values it takes is declared by the option alone; `job_file_command.py` lists the options.
+"""
+
+import datetime
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elasticflow.cli.option_values import setting_word, sweep_word
+from elasticflow.errors import BadJobFile
+
+_TABLE_LINE = re.compile(r"\s*\[\s*[\"']?([\w-]+)")
+_KEY_LINE = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*[=.]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option or argument of a command. word: as it is typed, "--gpu-type"; "" for an argument.
+
+    kind: of its value: bool, int, list or str. is_path: a relative value is relative to the file.
+    """
+
+    key: str
+    word: str
+    kind: type
+    metavar: str = ""
+    help: str = ""
+    is_path: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """A valid job file. words: its options, as a command line has them. lines: the line of each key."""
+
+    file: str
+    words: tuple[str, ...]
+    target: str
+    arguments: tuple[str, ...]
+    lines: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def wrong(self, key: str, problem: str) -> BadJobFile:
+        """The error that names the line of this key."""
+        return BadJobFile(self.file, (f"{_place(self.lines.get(key))}{key}: {problem}",))
+
+
+def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignored: Collection[str] = ()) -> JobFile:
+    """options: by key. ignored: keys of other commands. Raises BadJobFile, naming each wrong key with its line."""
+    try:
+        text = data.decode()
+        values = tomllib.loads(text)
+    except UnicodeDecodeError:
+        raise BadJobFile(str(file), ("not a text in UTF-8",)) from None
+    except (ValueError, RecursionError) as error:  # of tomllib: also a number that is too long, or nesting too deep
+        raise BadJobFile(str(file), (str(error),)) from None
+    reading = _Reading(file.parent, text)
+    for key, value in values.items():
+        if key in options:
+            reading.read(options[key], value)
+        elif key not in ignored:
+            reading.fail(key, _unknown(key, [*options, *ignored]))
+    if not reading.target and not reading.problems:
+        reading.problems.append('target: it is missing; name what is trained, like target = "train.py"')
+    if reading.problems:
+        raise BadJobFile(str(file), tuple(reading.problems))
+    return JobFile(
+        file=str(file),
+        words=tuple(reading.words),
+        target=reading.target,
+        arguments=reading.arguments,
+        lines={key: line for (table, key), line in reading.lines.items() if not table},
+    )
+
+
+class _Reading:
+    """What has been read of one file."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.lines = _lines(text)
+        self.problems: list[str] = []
+        self.words: list[str] = []
+        self.target = ""
+        self.arguments: tuple[str, ...] = ()
+        self._folder = folder
+
+    def fail(self, key: str, problem: str, table: str = "") -> None:
+        line = self.lines.get((table, key), self.lines.get(("", table or key)))
+        self.problems.append(f"{_place(line)}{f'[{table}] ' if table else ''}{key}: {problem}")
+
+    def read(self, option: Option, value: Any) -> None:
+        if option.metavar.startswith("NAME="):
+            self._read_table(option, value)
+        elif option.kind is bool and isinstance(value, bool):
+            self.words += [option.word] * value
+        elif option.kind is list and _is_list_of_words(value):
+            words = tuple(self._resolved(word) if option.is_path else word for word in map(str, value))
+            if option.word:
+                self.words += [f"{option.word}={word}" for word in words]
+            else:
+                self.arguments = words
+        elif (text := _text_of(option, value)) is not None:
+            if option.word:
+                self.words.append(f"{option.word}={self._resolved(text) if option.is_path else text}")
+            else:
+                self.target = self._resolved(text) if ".py" in text else text
+        else:
+            self.fail(option.key, f"must be {_allowed(option)}, not {_shown(value)}")
+
+    def _read_table(self, option: Option, table: Any) -> None:
+        """A table of names, each with one value or, for a sweep, with several."""
+        if not isinstance(table, dict):
+            self.fail(option.key, f"must be a table [{option.key}] of {option.metavar}, not {_shown(table)}")
+            return
+        several = option.metavar.endswith("...")
+        for name, value in table.items():
+            each = value if several and isinstance(value, list) else [value]
+            if not name.isidentifier():
+                self.fail(name, "must be a name of letters, digits and _", table=option.key)
+            elif several != isinstance(value, list) or not all(isinstance(v, bool | int | float | str) for v in each):
+                allowed = "an array of numbers, texts or booleans" if several else "a number, a text or a boolean"
+                self.fail(name, f"must be {allowed}, not {_shown(value)}", table=option.key)
+            else:
+                self.words.append(f"{option.word}={_table_word(option, name, each)}")
+
+    def _resolved(self, path: str) -> str:
+        """A path of the file, from the current folder."""
+        return str(self._folder / path)
+
+
+def _table_word(option: Option, name: str, values: list[Any]) -> str:
+    """NAME=VALUE. Only hyperparameters have types; other values are texts."""
+    if option.metavar.endswith("..."):
+        return sweep_word(name, values)
+    return setting_word(name, values[0]) if option.key == "set" else f"{name}={_shown_plain(values[0])}"
+
+
+def _text_of(option: Option, value: Any) -> str | None:
+    """The value as a word of the command line; None if it has a wrong type."""
+    if option.kind is bool or option.kind is list or isinstance(value, bool):
+        return None
+    if isinstance(value, int) and (option.kind is int or option.metavar.startswith("N|")):
+        return str(value)
+    if option.kind is int:
+        return None
+    if isinstance(value, datetime.datetime) and option.metavar == "WHEN":
+        return value.isoformat()
+    return value if isinstance(value, str) else None
+
+
+def _allowed(option: Option) -> str:
+    """The values of an option, in words."""
+    kinds = {bool: "true or false", int: "a whole number", list: "an array of texts"}
+    what = kinds.get(option.kind, "a text")
+    if option.kind is str and option.metavar:
+        what += f": {option.metavar}"
+    return what + (f" ({option.help.rstrip('.')})" if option.help and option.kind is not bool else "")
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+    return f"unknown key; the nearest known one is {nearest}"
+
+
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str | int | float) and not isinstance(v, bool) for v in value)
+
+
+def _shown(value: Any) -> str:
+    """As TOML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "a table" if isinstance(value, dict) else f"{value!r:.80}"
+
+
+def _shown_plain(value: Any) -> str:
+    return value if isinstance(value, str) else _shown(value)
+
+
+def _place(line: int | None) -> str:
+    return f"line {line}: " if line else ""
+
+
+def _lines(text: str) -> dict[tuple[str, str], int]:
+    """The first line of each key, by table and name; a table itself is the key of its name at the top level."""
+    found: dict[tuple[str, str], int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _TABLE_LINE.match(line):
+            table = header[1]
+            found.setdefault(("", table), number)
+        elif key := _KEY_LINE.match(line):
+            found.setdefault((table, key[1]), number)
+    return found

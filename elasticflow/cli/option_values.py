@@ -1,0 +1,96 @@
+"""Values of options, from the text of a command line and, for a job file, back to it."""
+
+import json
+import re
+from collections.abc import Sequence
+
+import typer
+
+from elasticflow.sdk.times import Deadline, parse_deadline, seconds_of
+from elasticflow.shared.messages.job_spec import Scalar
+
+_SIZE = re.compile(r"(\d+)([KMGT]i)?B?")
+
+
+def deadline_of(text: str, option: str = "--deadline") -> Deadline:
+    """The value of an option that takes a time; neither absolute nor relative if it is not given."""
+    try:
+        return parse_deadline(text) if text else Deadline()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def duration_of(text: str, option: str) -> float | None:
+    """Seconds; None if the option is not given."""
+    try:
+        return seconds_of(text) if text else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def size_of(text: str, option: str) -> int:
+    """Bytes of "512MiB", "8Gi" or "0"."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write 512MiB or 8GiB", param_hint=option)
+    return int(found[1]) << 10 * ("KMGT".index(found[2][0]) + 1 if found[2] else 0)
+
+
+def parse_gpus(text: str) -> tuple[int | None, int | None]:
+    """Least and most GPUs of "4" (no others), "2..8", "2.." or "..8"; None for an open end."""
+    least, separator, most = text.partition("..")
+    ends = [end for end in (least, most) if end]
+    if not ends or not all(end.isascii() and end.isdigit() for end in ends):
+        raise typer.BadParameter(f"{text!r} is not like 4, 2..8, 2.. or ..8", param_hint="--gpus")
+    most = most if separator else least
+    return int(least) if least else None, int(most) if most else None
+
+
+def parse_setting(text: str, option: str = "--set") -> tuple[str, Scalar]:
+    """NAME=VALUE; the value is a number, boolean or quoted text if it is valid JSON of one, else text."""
+    name, separator, value = text.partition("=")
+    if not separator or not name.isidentifier():
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return name, value
+    return name, parsed if isinstance(parsed, bool | int | float | str) else value
+
+
+def setting_word(name: str, value: Scalar) -> str:
+    """NAME=VALUE, of which `parse_setting` makes this value."""
+    is_plain = isinstance(value, str) and parse_setting(f"{name}={value}") == (name, value)
+    return f"{name}={value if is_plain else json.dumps(value)}"
+
+
+def parse_sweep(texts: Sequence[str]) -> dict[str, tuple[Scalar, ...]]:
+    """The values of each name, of NAME=VALUE,VALUE or of NAME=[JSON, JSON]; the last one of a name counts."""
+    sweep: dict[str, tuple[Scalar, ...]] = {}
+    for text in texts:
+        name, separator, listed = text.partition("=")
+        if not separator or not name.isidentifier() or not listed:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE,VALUE", param_hint="--sweep")
+        values = _json_array(listed)
+        if values is None:
+            values = tuple(parse_setting(f"{name}={value}", "--sweep")[1] for value in listed.split(","))
+        if not values or len(set(map(json.dumps, values))) < len(values):
+            raise typer.BadParameter(f"{name} needs values, each once, not {listed}", param_hint="--sweep")
+        sweep[name] = values
+    return sweep
+
+
+def sweep_word(name: str, values: Sequence[Scalar]) -> str:
+    """NAME=[JSON, JSON], of which `parse_sweep` makes these values."""
+    return f"{name}={json.dumps(values)}"
+
+
+def _json_array(text: str) -> tuple[Scalar, ...] | None:
+    """The scalars of a JSON array; None if the text is another value."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(values, list) or not all(isinstance(value, bool | int | float | str) for value in values):
+        return None
+    return tuple(values)

@@ -1,0 +1,94 @@
+"""Sweeps: one job for each combination of hyperparameter values. Pure."""
+
+import copy
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.sdk.script import Script
+from elasticflow.shared.messages.job_spec import JobSpec, Scalar
+
+MAX_COMBINATIONS = 1_000
+MAX_NAME_LENGTH = 64  # of a job's id
+
+Combination = Mapping[str, Scalar]
+
+
+def combinations(sweep: Mapping[str, Sequence[Scalar]]) -> tuple[Combination, ...]:
+    """Each choice of one value for each name; the last name varies fastest. Raises InvalidJob if they are too many."""
+    count = math.prod(map(len, sweep.values()))
+    if count > MAX_COMBINATIONS:
+        sizes = " x ".join(str(len(values)) for values in sweep.values())
+        raise InvalidJob(f"sweep: {sizes} = {count} combinations are more than {MAX_COMBINATIONS}; sweep fewer values")
+    return tuple(dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values()))
+
+
+def job_of(job: ElasticJob, combination: Combination) -> ElasticJob:
+    """The job with these hyperparameters. A script gets its settings as arguments: "{lr}" in one stands for the value.
+
+    Raises InvalidJob, naming each unknown hyperparameter and the nearest known one.
+    """
+    in_arguments = _placeholders(job)
+    known = sorted({*job.hyperparameters, "global_batch_size", *in_arguments})
+    unknown = [name for name in combination if name not in known]
+    if unknown:
+        raise InvalidJob(*(_unknown(job, name, known) for name in unknown))
+    made = copy.copy(job)
+    others = {name: value for name, value in combination.items() if name not in in_arguments}
+    made.hyperparameters = {**job.hyperparameters, **others}
+    if isinstance(made, Script):
+        made.arguments = tuple(_filled(argument, combination) for argument in made.arguments)
+    return made
+
+
+def job_ids(base: str, swept: Sequence[Combination]) -> tuple[str, ...]:
+    """Their names, each different: "digits-lr-0_1", because an id has letters, digits, _ and - only.
+
+    A name that is too long, or that another combination has, ends in the number of its combination.
+    """
+    named: dict[str, None] = {}
+    for number, combination in enumerate(swept, start=1):
+        words = "-".join(f"{name}-{value_in_words(value)}" for name, value in combination.items())
+        job_id = re.sub(r"[^A-Za-z0-9_-]", "_", f"{base}-{words}")
+        if len(job_id) > MAX_NAME_LENGTH or job_id in named:
+            job_id = f"{job_id[: MAX_NAME_LENGTH - 6]}--{number}"
+        named[job_id] = None
+    return tuple(named)
+
+
+def with_fixed_deadline(spec: JobSpec, now_s: float) -> JobSpec:
+    """With the same deadline for all jobs of a sweep, whenever each is decided on."""
+    if spec.deadline_in_s is None:
+        return spec
+    return replace(spec, deadline_s=now_s + spec.deadline_in_s, deadline_in_s=None)
+
+
+def value_in_words(value: Scalar) -> str:
+    """As a command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _placeholders(job: ElasticJob) -> set[str]:
+    """The names in braces among the arguments of a script."""
+    arguments = job.arguments if isinstance(job, Script) else ()
+    return {name for argument in arguments for name in re.findall(r"\{([A-Za-z_]\w*)\}", argument)}
+
+
+def _filled(argument: str, combination: Combination) -> str:
+    for name, value in combination.items():
+        argument = argument.replace(f"{{{name}}}", value_in_words(value))
+    return argument
+
+
+def _unknown(job: ElasticJob, name: str, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    if isinstance(job, Script):
+        return (
+            f"sweep: no argument of the script contains {{{name}}}; write it where the value belongs, as in "
+            f"-- --{name} {{{name}}}; the nearest known name is {nearest}"
+        )
+    return f"sweep: {type(job).__name__} has no hyperparameter {name}; the nearest is {nearest}"

@@ -1,0 +1,16 @@
+"""What user code returns is checked before an executor would end its worker without a reason."""
+
+import pytest
+
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.steps.user_code_checks import require_few_metrics
+
+
+@pytest.mark.parametrize("names", [range(257), (f"{n:0200d}" for n in range(100)), ("n" * 201,)])
+def test_metrics_that_no_executor_takes_fail_the_job_with_a_reason(names: range) -> None:
+    with pytest.raises(TrainingFailed, match="return fewer, with shorter names"):
+        require_few_metrics({str(name): 0.0 for name in names})
+
+
+def test_as_many_metrics_as_an_executor_takes_are_no_problem() -> None:
+    require_few_metrics({f"{n:040d}": 0.0 for n in range(256)})
