@@ -3,7 +3,7 @@
 # (torch.distributed documents its stores, but does not export them by the letter)
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 
 import torch
@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from benchmarks.engine.asynchronous_transport import AsynchronousTransport, Faults
 from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
 from elasticflow.services.executor.worker.elastic.transport import Transport
@@ -35,9 +34,9 @@ def connecting(name: str, faults: Faults | None = None) -> Callable[..., Transpo
         size: int,
         *,
         device: torch.device,
-        identities: Sequence[DeviceIdentity],
         timeout_s: float,
         aborted: threading.Event,
+        **_: object,
     ) -> Transport:
         match TransportName(name):
             case TransportName.GLOO:

@@ -1,7 +1,7 @@
 """What the webhook tells of a job: that it ended, is at risk, or that its promise is broken. Pure."""
 # pyright: strict
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,9 +9,13 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 
-_ENDS = (Phase.FINISHED, Phase.FAILED, Phase.CANCELLED)
-
 Happened = Literal["finished", "failed", "cancelled", "at risk", "promise broken"]
+
+_ENDS: Mapping[Phase, Happened] = {
+    Phase.FINISHED: "finished",
+    Phase.FAILED: "failed",
+    Phase.CANCELLED: "cancelled",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +43,13 @@ def notices(state: PoolState, *, after_s: float, now_s: float) -> tuple[Notice, 
 
 
 def _of_a_job(job: Job, now_s: float) -> Iterator[Notice]:
-    ended_at_s = job.ended_at_s if job.phase in _ENDS and not job.profile_only else None
     if job.at_risk and job.at_risk_since_s is not None:
         yield _notice(job, "at risk", job.at_risk_since_s, now_s)
     late_from_s = now_s if job.ended_at_s is None else job.ended_at_s
     if _is_promised(job) and job.deadline_s is not None and job.deadline_s < late_from_s:
         yield _notice(job, "promise broken", job.deadline_s, now_s)
-    if ended_at_s is not None:
-        what: Happened = "finished" if job.phase is Phase.FINISHED else "failed"
-        yield _notice(job, "cancelled" if job.phase is Phase.CANCELLED else what, ended_at_s, now_s)
+    if job.phase in _ENDS and job.ended_at_s is not None and not job.profile_only:
+        yield _notice(job, _ENDS[job.phase], job.ended_at_s, now_s)
 
 
 def _is_promised(job: Job) -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,35 +91,32 @@ async def test_a_stream_that_is_missing(endpoint: Endpoint) -> None:
     assert f"stream EF_SUBMIT_{POOL} is missing: run `eflow configure --pool {POOL}`" in await problems(endpoint)
 
 
-async def test_a_stream_of_an_older_version(endpoint: Endpoint) -> None:
+async def updated(name: str, endpoint: Endpoint, changes: dict[str, Any]) -> None:
+    """As an operator edits a stream."""
     bus = await connect_nats(endpoint.nats_url, name="test")
-    name = f"OBJ_{streams.code_bucket(POOL)}"
     config = (await bus._connection.api(f"STREAM.INFO.{name}"))["config"]
-    await bus._connection.api(f"STREAM.UPDATE.{name}", config | {"allow_rollup_hdrs": True})
+    await bus._connection.api(f"STREAM.UPDATE.{name}", config | changes)
     await bus.close()
+
+
+async def test_a_stream_of_an_older_version(endpoint: Endpoint) -> None:
+    name = f"OBJ_{streams.code_bucket(POOL)}"
+    await updated(name, endpoint, {"allow_rollup_hdrs": True})
     assert f"stream {name} has allow_rollup_hdrs: true" in await problems(endpoint)
 
 
 async def test_a_queue_that_takes_commands_of_any_size(endpoint: Endpoint) -> None:
-    bus = await connect_nats(endpoint.nats_url, name="test")
     name = streams.submit_stream(POOL)
-    config = (await bus._connection.api(f"STREAM.INFO.{name}"))["config"]
-    await bus._connection.api(f"STREAM.UPDATE.{name}", config | {"max_msg_size": -1})
-    await bus.close()
+    await updated(name, endpoint, {"max_msg_size": -1})
     assert f"nats stream edit {name} --max-msg-size {streams.MAX_COMMAND_BYTES}" in await problems(endpoint)
 
 
 async def test_a_stream_of_commands_without_limits_for_tenants(endpoint: Endpoint) -> None:
-    bus = await connect_nats(endpoint.nats_url, name="test")
     name = streams.submit_stream(POOL)
-    config = (await bus._connection.api(f"STREAM.INFO.{name}"))["config"]
-    older = config | {"discard_new_per_subject": False, "max_msgs_per_subject": -1}
-    await bus._connection.api(f"STREAM.UPDATE.{name}", older)
+    await updated(name, endpoint, {"discard_new_per_subject": False, "max_msgs_per_subject": -1})
     found = await problems(endpoint)
     assert f"run `nats stream edit {name} --max-msgs-per-subject 500 --discard-per-subject`" in found
-    edited = older | {"discard_new_per_subject": True, "max_msgs_per_subject": 9}
-    await bus._connection.api(f"STREAM.UPDATE.{name}", edited)
-    await bus.close()
+    await updated(name, endpoint, {"discard_new_per_subject": True, "max_msgs_per_subject": 9})
     assert await problems(endpoint) == "", "another limit is the operator's choice"
 
 

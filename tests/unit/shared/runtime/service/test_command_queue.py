@@ -1,11 +1,13 @@
 """Commands between their pull and their acknowledgement."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import id_of
+from elasticflow.shared.messages.commands import SubmitJob, id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected, WorkersStopped
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
@@ -15,6 +17,26 @@ from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, Command
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import submit
 from tests.support.virtual_clock import VirtualClock
+
+
+@asynccontextmanager
+async def queue_with(*commands: SubmitJob) -> AsyncIterator[CommandQueue]:
+    """It has pulled them all."""
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    for command in commands:
+        data = codec.encode(command, id=command.job_id, recorded_at_s=0.0)
+        await bus.append(subjects.submit(command.tenant, "p"), data, message_id=command.job_id)
+    all_here = asyncio.Event()
+    queue = CommandQueue(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
+    )
+    running = asyncio.create_task(queue.run())
+    await all_here.wait()
+    yield queue
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_a_command_stays_with_its_replica_while_that_runs_and_no_longer() -> None:
@@ -70,28 +92,15 @@ async def test_no_more_commands_are_taken_at_once_than_one_decision_can_hold(
 
 
 async def test_a_tenant_with_many_commands_does_not_delay_that_of_another() -> None:
-    clock = VirtualClock()
-    bus = MemoryBus(clock=clock)
-    await bus.ensure_pool("p")
     flood = [submit(f"flood-{number}") for number in range(6)]
-    for command in (*flood, submit("late", tenant="other"), submit("later", tenant="other")):
-        data = codec.encode(command, id=command.job_id, recorded_at_s=0.0)
-        await bus.append(subjects.submit(command.tenant, "p"), data, message_id=command.job_id)
-    all_here = asyncio.Event()
-    queue = CommandQueue(
-        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
-    )
-    running = asyncio.create_task(queue.run())
-    await all_here.wait()
     taken: list[list[str]] = []
-    for max_commands in (1, 1, 2, 8):
-        first = queue.take(max_commands)
-        assert queue.take(max_commands) == first, "nothing changes until they are settled"
-        taken.append([id_of(pending.command) for pending in first])
-        queue.settled(first)
+    async with queue_with(*flood, submit("late", tenant="other"), submit("later", tenant="other")) as queue:
+        for max_commands in (1, 1, 2, 8):
+            first = queue.take(max_commands)
+            assert queue.take(max_commands) == first, "nothing changes until they are settled"
+            taken.append([id_of(pending.command) for pending in first])
+            queue.settled(first)
     assert taken == [["flood-0"], ["late"], ["flood-1", "later"], [f"flood-{number}" for number in range(2, 6)]]
-    running.cancel()
-    await asyncio.wait({running})
 
 
 @pytest.mark.parametrize(("tenants", "are_fewer"), [(("lab", "other"), True), (("lab", "lab"), False)])
@@ -99,32 +108,18 @@ async def test_decisions_are_short_where_several_tenants_send_commands(
     tenants: tuple[str, str], are_fewer: bool
 ) -> None:
     """Each command waits for the decision before it."""
-    clock = VirtualClock()
-    bus = MemoryBus(clock=clock)
-    await bus.ensure_pool("p")
-    for number in range(200):
-        command = submit(f"job-{number}", tenant=tenants[number % 2])
-        data = codec.encode(command, id=command.job_id, recorded_at_s=0.0)
-        await bus.append(subjects.submit(command.tenant, "p"), data, message_id=command.job_id)
-    all_here = asyncio.Event()
-    queue = CommandQueue(
-        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
-    )
-    running = asyncio.create_task(queue.run())
-    await all_here.wait()
+    async with queue_with(*(submit(f"job-{number}", tenant=tenants[number % 2]) for number in range(200))) as queue:
 
-    def num_taken(decision_s: float) -> int:
-        num_commands = len(queue.take(64))
-        queue.took(num_commands, decision_s)
-        return num_commands
+        def num_taken(decision_s: float) -> int:
+            num_commands = len(queue.take(64))
+            queue.took(num_commands, decision_s)
+            return num_commands
 
-    few = [num_taken(0.001) for _ in range(20)]
-    assert few == sorted(few)
-    assert (few[0] < few[-1] == 64) == are_fewer, "the number grows while decisions are fast"
-    slow = [num_taken(1.0) for _ in range(8)]
-    assert slow[-1] == (1 if are_fewer else 64)
-    running.cancel()
-    await asyncio.wait({running})
+        few = [num_taken(0.001) for _ in range(20)]
+        assert few == sorted(few)
+        assert (few[0] < few[-1] == 64) == are_fewer, "the number grows while decisions are fast"
+        slow = [num_taken(1.0) for _ in range(8)]
+        assert slow[-1] == (1 if are_fewer else 64)
 
 
 @pytest.mark.parametrize("reporter", ["", "n"])
