@@ -43,7 +43,9 @@ PARTS: Mapping[str, Part] = {
         solver.rows,
     ),
     PartName.COMPLETION_TIMES: Part(
-        lambda options: completion_times.measure_completion_times(options.pool, num_jobs=options.scaled(300)),
+        lambda options: completion_times.measure_completion_times(
+            options.pool, num_jobs=options.scaled(300), first_seed=options.first_seed
+        ),
         completion_times.rows,
     ),
     PartName.MIXED_SLOTS: Part(
@@ -55,7 +57,7 @@ PARTS: Mapping[str, Part] = {
         deadlines.rows,
     ),
     PartName.PUBLISHED_TRACES: Part(
-        lambda options: published_traces.measure_published_traces(max_jobs=options.scaled(1000)), published_traces.rows
+        lambda options: published_traces.measure_published_traces(max_jobs=options.scaled(300)), published_traces.rows
     ),
     PartName.ONE_TYPE: Part(lambda options: one_type.measure_one_type(num_nodes=options.scaled(4)), one_type.rows),
     PartName.DECISION_TIME: Part(
@@ -77,12 +79,15 @@ def main(
     pool: Annotated[
         str, typer.Option(help="GPUs that are simulated, as NUMBERxTYPE of the types V100, P100 and K80.")
     ] = "4xV100,8xP100,16xK80",
+    first_seed: Annotated[int, typer.Option(help="Of the three seeds of completion_times.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Measure what jobs on GPUs of several types need, on this machine."""
     try:
-        result = _measure(only or list(PartName), Options(scale=0.1 if quick else 1.0, pool=typed_pool(pool)))
+        result = _measure(
+            only or list(PartName), Options(scale=0.1 if quick else 1.0, pool=typed_pool(pool), first_seed=first_seed)
+        )
     except BadSettings as error:
         raise typer.BadParameter(str(error), param_hint="--pool") from error
     rows_of = {name: part.rows for name, part in PARTS.items()}

@@ -19,13 +19,13 @@ from elasticflow.simulator.heterogeneous.deadline_program import deadline_policy
 from elasticflow.simulator.heterogeneous.job_arrivals import Recipe, TypedJob, arriving_jobs
 from elasticflow.simulator.heterogeneous.las_program import las_shares
 from elasticflow.simulator.heterogeneous.rounds import ROUND_S, Outcome, simulate_rounds
-from elasticflow.simulator.heterogeneous.throughput_table import ThroughputTable, gavel_throughputs
+from elasticflow.simulator.heterogeneous.throughput_table import gavel_throughputs
 from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.result_by_type import numbers_by_type
 from elasticflow.simulator.workload.typed_pool import TypedPool
 
-SEEDS = (0, 1, 2)
+NUM_SEEDS = 3
 JOBS_PER_HOUR = (1, 2, 4, 8, 12, 16, 20)
 NAMED_RATE = 8  # the one that the paper names
 LEVEL_WEIGHTS: Mapping[str, Mapping[tuple[int, ...], float]] = {
@@ -40,24 +40,25 @@ SHORT_ROUND_S = 30.0
 OWN = "ours, {}"  # one of MIX_EFFICIENCIES
 
 
-def measure_completion_times(pool: TypedPool, *, num_jobs: int) -> dict[str, Any]:
+def measure_completion_times(pool: TypedPool, *, num_jobs: int, first_seed: int) -> dict[str, Any]:
     """Three seeds at each arrival rate; deadlines at the rate that the paper names."""
-    table = gavel_throughputs()
+    table, seeds = gavel_throughputs(), range(first_seed, first_seed + NUM_SEEDS)
+
+    def by_seed(recipe: Recipe) -> list[tuple[TypedJob, ...]]:
+        return [arriving_jobs(recipe, table, seed=seed) for seed in seeds]
 
     def in_rounds(recipe: Recipe, policy: Policy, round_s: float = ROUND_S) -> dict[str, Any]:
         return {
             name: [
                 _numbers(simulate_rounds(jobs, table, pool, policy, mix_efficiency=efficiency, round_s=round_s))
-                for jobs in _by_seed(recipe, table)
+                for jobs in by_seed(recipe)
             ]
             for name, efficiency in MIX_EFFICIENCIES.items()
         }
 
     def own(recipe: Recipe) -> dict[str, Any]:
         return {
-            OWN.format(name): [
-                _own_numbers(simulate_own(jobs, table, pool, efficiency)) for jobs in _by_seed(recipe, table)
-            ]
+            OWN.format(name): [_own_numbers(simulate_own(jobs, table, pool, efficiency)) for jobs in by_seed(recipe)]
             for name, efficiency in MIX_EFFICIENCIES.items()
         }
 
@@ -78,15 +79,12 @@ def measure_completion_times(pool: TypedPool, *, num_jobs: int) -> dict[str, Any
     return {
         "pool": f"{pool}",
         "num_jobs": num_jobs,
+        "seeds": list(seeds),
         "mix_efficiency": MEASURED_MIX_EFFICIENCY,
         "completion": completion,
         "deadlines": deadlines,
         "own_deadlines": own(with_deadlines),
     }
-
-
-def _by_seed(recipe: Recipe, table: ThroughputTable) -> list[tuple[TypedJob, ...]]:
-    return [arriving_jobs(recipe, table, seed=seed) for seed in SEEDS]
 
 
 def _numbers(outcome: Outcome) -> dict[str, Any]:

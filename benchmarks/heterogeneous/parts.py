@@ -10,10 +10,11 @@ from elasticflow.simulator.workload.typed_pool import TypedPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """scale: of the work, 1 for numbers to quote. pool: of the parts that simulate one."""
+    """scale: of the work, 1 for numbers to quote. pool, first_seed: of the parts that simulate one."""
 
     scale: float
     pool: TypedPool
+    first_seed: int
 
     def scaled(self, number: int) -> int:
         return max(int(number * self.scale), 1)

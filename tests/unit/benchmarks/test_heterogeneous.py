@@ -23,7 +23,8 @@ def test_splits_are_timed_and_as_short_as_by_linear_programs() -> None:
 
 
 def test_completion_times_are_reported_for_each_rate_with_and_without_mixed_types() -> None:
-    measured = measure_completion_times(typed_pool("4xV100,8xP100,16xK80"), num_jobs=6)
+    measured = measure_completion_times(typed_pool("4xV100,8xP100,16xK80"), num_jobs=6, first_seed=0)
+    assert measured["seeds"] == [0, 1, 2]
     for by_rate in measured["completion"].values():
         for runs in by_rate.values():
             forms = ("{}", "{}, short rounds", OWN)
