@@ -128,7 +128,7 @@ def _words_of_the_code() -> set[str]:
     words: set[str] = set()
     for file in files:
         words.update((file.stem, file.name))
-        if file.is_file() and file.suffix in {".py", ".toml", ".yaml", ".env", ".csv", ".sh", "", ".conf"}:
+        if file.is_file() and file.suffix in {".py", ".toml", ".yaml", ".yml", ".env", ".csv", ".sh", "", ".conf"}:
             words.update(re.findall(r"\w+", file.read_text(errors="ignore")))
     return words
 
