@@ -17,7 +17,7 @@ from elasticflow.shared.messages import commands, events
 from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.limits import TimeS
+from elasticflow.shared.messages.limits import TimeS, VariableValue
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 
 INT64 = {"min_value": -(1 << 63), "max_value": (1 << 63) - 1}
@@ -94,7 +94,9 @@ def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy
     if composite is events.PlacedJob:
         given |= {"virtual_nodes_by_rank": st.just(()), "num_added_gpus": st.just(0)}
     if composite is JobSpec:
-        given |= {"other_gpu_types": st.just(())}
+        names = st.from_regex(r"\AMY_[A-Z]{1,8}\Z")  # not kept by the pool
+        variables = st.dictionaries(names, _of(VariableValue), max_size=MAX_ITEMS)
+        given |= {"other_gpu_types": st.just(()), "environment": variables}
     built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
     variants = {events.PlacedJob: _with_uneven_counts, JobSpec: _with_other_types}
     return st.one_of(built, built.map(variants[composite])) if composite in variants else built
