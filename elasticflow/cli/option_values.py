@@ -58,6 +58,14 @@ def parse_setting(text: str, option: str = "--set") -> tuple[str, Scalar]:
     return name, parsed if isinstance(parsed, bool | int | float | str) else value
 
 
+def parse_variable(text: str) -> tuple[str, str]:
+    """NAME=VALUE of --env."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--env")
+    return name, value
+
+
 def setting_word(name: str, value: Scalar) -> str:
     """NAME=VALUE, of which `parse_setting` makes this value."""
     is_plain = isinstance(value, str) and parse_setting(f"{name}={value}") == (name, value)

@@ -28,15 +28,18 @@ from elasticflow.cli.job_options import (
     Arguments,
     Batch,
     BatchPerWorker,
+    Environment,
     GpuMemory,
     Gpus,
     GpuType,
     Mixed,
+    Requirement,
     Settings,
     ShardOptimizer,
     Sweep,
     Target,
     Torchrun,
+    Workdir,
 )
 from elasticflow.cli.option_values import duration_of, parse_sweep
 from elasticflow.cli.sweep import members_of, submit_sweep
@@ -62,6 +65,9 @@ def submit(
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
+    workdir: Workdir = None,
+    env: Environment = None,
+    requirement: Requirement = None,
     sweep: Sweep = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
@@ -123,6 +129,8 @@ def submit(
       eflow submit train.py --deadline 2h --gpus 2..8
       eflow submit train.py --deadline 2h --gpu-type A100,V100
       eflow submit train.py --deadline 2h --gpu-memory 40GiB
+      eflow submit src/train.py --workdir . --requirement requirements.txt \\
+        --env WANDB_MODE=offline --deadline 2h
     """
     if quote_id and name:
         raise typer.BadParameter("the job gets the id of the quote; leave --name out", param_hint="--name")
@@ -140,6 +148,9 @@ def submit(
         batch=batch,
         iterations=iterations,
         settings=tuple(setting or ()),
+        workdir=workdir,
+        environment=tuple(env or ()),
+        requirement=requirement,
         gpus=gpus,
         gpu_type=gpu_type,
         gpu_memory=gpu_memory,
@@ -152,7 +163,7 @@ def submit(
     )
     timeout_s = duration_of(timeout, "--timeout")
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
-    job, code = load(options.entry, options.arguments)
+    job, code = load(options.entry, options.arguments, workdir)
     job = options.apply(job)
     if sweep:
         if quote_id:

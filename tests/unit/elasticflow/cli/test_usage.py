@@ -195,6 +195,10 @@ def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
     assert status == 2
     assert "--name" in shown
     assert SubmissionOptions(target="user_q.py", quote="net-1").command() == "eflow submit user_q.py --quote net-1"
+    project = SubmissionOptions(
+        target="a.py", workdir=Path("."), requirement=Path("r.txt"), environment=("A=b c", "B=1")
+    )
+    assert project.command() == "eflow submit a.py --workdir . --requirement r.txt --env 'A=b c' --env B=1"
     assert SubmissionOptions(target="a.py", gpu_type="P100").command() == "eflow submit a.py --gpu-type P100"
 
 
