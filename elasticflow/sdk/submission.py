@@ -67,9 +67,7 @@ def profilable(job: ElasticJob, code: Package | None) -> Submission:
     return replace(submission, spec=spec)
 
 
-def load(
-    target: str, arguments: Sequence[str] = (), workdir: Path | None = None
-) -> tuple[ElasticJob, Package | None]:
+def load(target: str, arguments: Sequence[str] = (), workdir: Path | None = None) -> tuple[ElasticJob, Package | None]:
     """The job that a command line names: "train.py", "train.py:Digits", or "package.module:Digits".
 
     A file is packaged, with its whole workdir if there is one; a module must be importable on the nodes. The user's

@@ -73,6 +73,7 @@ class Executor:
         code = CodeArchive(process.bus, process.settings.pool, process.settings.data_dir)
         self._worker_manager = WorkerManager(
             code,
+            data_dir=process.settings.data_dir,
             gpu_left=lambda gpu_index: self._load_runners.left(gpu_index),
             make_launcher=make_launcher,
             note=self._note,

@@ -18,7 +18,7 @@ _ALLOWED_NAMES = (
 )
 _ALLOWED_STARTS = (
     *("LC_", "PYTHON", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "TRITON_"),
-    *("OMP_", "OPENBLAS_", "MKL_", "KMP_", "NUMBA_", "VIRTUAL_ENV"),
+    *("OMP_", "OPENBLAS_", "MKL_", "KMP_", "NUMBA_", "VIRTUAL_ENV", "PIP_", "UV_"),
 )
 _SERVICE_STARTS = ("NATS_", "EF_")  # addresses and secrets of the bus
 

@@ -23,6 +23,7 @@ from elasticflow.services.executor.worker.process.device import (
     use_one_heap,
     warm_up,
 )
+from elasticflow.services.executor.worker.process.job_environment import enter_environment
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
@@ -59,7 +60,7 @@ def run_assignment(
     def elsewhere(work: Callable[[], None]) -> None:
         threading.Thread(target=_end_with, args=(work, channel), name="training", daemon=True).start()
 
-    _end_with(lambda: run(_limited(_assigned(channel)), channel, elsewhere), channel)
+    _end_with(lambda: run(enter_environment(_limited(_assigned(channel))), channel, elsewhere), channel)
 
 
 def _assigned(channel: Channel) -> Assignment:
