@@ -31,4 +31,5 @@ class PackagesNotInstalled:
     error: Text
 
 
+ToInstaller = InstallPackages
 FromInstaller = PackagesInstalled | PackagesNotInstalled
