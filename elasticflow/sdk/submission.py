@@ -80,6 +80,8 @@ def load(target: str, arguments: Sequence[str] = (), workdir: Path | None = None
         return (Script if entry == SCRIPT else TorchrunScript)(target, *arguments), code
     if arguments:
         raise NotLoadable(target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE")
+    if workdir is not None:
+        sys.path.insert(0, str(workdir.resolve()))
     job_class = _found(target, code, "class", "train.py:Digits, or package.module:Digits")
     if not isinstance(job_class, type) or not issubclass(job_class, ElasticJob):
         raise NotLoadable(target, f"{entry} is not a subclass of ElasticJob")

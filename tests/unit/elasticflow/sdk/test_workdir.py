@@ -135,7 +135,7 @@ def test_a_socket_is_not_sent(project: Path) -> None:
 
 def test_a_job_is_loaded_with_its_workdir(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [str(project)])
-    write(project, {"jobs/job_of_workdir.py": SOURCE})
+    write(project, {"jobs/job_of_workdir.py": f"import module_of_workdir\n{SOURCE}", "module_of_workdir.py": ""})
     _, code = load(str(project / "jobs" / "job_of_workdir.py"), workdir=project)
     assert code is not None
     assert code.import_folder == "jobs"
