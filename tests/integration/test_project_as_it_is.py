@@ -106,7 +106,7 @@ class Project:
             (folder / name).write_text(text)
 
     async def submit(self, *arguments: str) -> dict:
-        """The end of the job."""
+        """The end of the job; the decision if it did not begin."""
         where = {"NATS_URL": self.pool.url, "EF_POOL": POOL, "EF_TENANT": "lab"}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
         process = await asyncio.create_subprocess_exec(
@@ -119,7 +119,8 @@ class Project:
         async with asyncio.timeout(WAIT_S):
             out, err = await process.communicate()
         assert out, err.decode()
-        return json.loads(out)["end"]
+        decision = json.loads(out)
+        return decision.get("end", decision)
 
     def log(self, job_id: str) -> str:
         return "".join(file.read_text() for file in (self.pool.data_dir / "logs" / job_id).glob("*.log"))
@@ -175,7 +176,7 @@ async def test_a_requirement_that_does_not_resolve_fails_its_job_only(
         options = ("--workdir", ".", "--env", "COLOUR=blue")
         before = pool.pids()
         failed = await project.submit("src/train.py", *options, "--requirement", "broken.txt", "--name", "broken")
-        assert failed["activity"] == "failed"
+        assert failed["decision"] == "failed", failed
         assert "its requirements cannot be installed: " in failed["error"]
         assert "No matching distribution found for ef_tiny>=9" in failed["error"]
         assert pool.pids() == before

@@ -94,8 +94,8 @@ def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy
     if composite is events.PlacedJob:
         given |= {"virtual_nodes_by_rank": st.just(()), "num_added_gpus": st.just(0)}
     if composite is JobSpec:
-        names = st.from_regex(r"\AMY_[A-Z]{1,8}\Z")  # not kept by the pool
-        variables = st.dictionaries(names, _of(VariableValue), max_size=MAX_ITEMS)
+        variable_names = st.from_regex(r"\AMY_[A-Z]{1,8}\Z")  # not kept by the pool
+        variables = st.dictionaries(variable_names, _of(VariableValue), max_size=MAX_ITEMS)
         given |= {"other_gpu_types": st.just(()), "environment": variables}
     built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
     variants = {events.PlacedJob: _with_uneven_counts, JobSpec: _with_other_types}

@@ -1,4 +1,4 @@
-"""The bytes between a process and its children: fork server, workers, runners, installers, managers. Frames of msgpack. Pure.
+"""The bytes between a process and its children, such as workers and runners. Frames of msgpack. Pure.
 
 Five kinds of stream socket, all private to one machine:
 
