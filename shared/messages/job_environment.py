@@ -52,7 +52,8 @@ def _bounded(requirements: tuple[str, ...]) -> tuple[str, ...]:
 def _refuse_above(limit: int, texts: Iterable[str]) -> None:
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > limit:
-        raise PydanticCustomError("bytes", f"must be at most {limit:,} bytes, and has {num_bytes:,}")
+        sizes = {"limit": f"{limit:,}", "num_bytes": f"{num_bytes:,}"}
+        raise PydanticCustomError("bytes", "must be at most {limit} bytes, and has {num_bytes}", sizes)
 
 
 Variables = Annotated[Mapping[VariableName, VariableValue], Len(max_length=MAX_VARIABLES), AfterValidator(_permitted)]
