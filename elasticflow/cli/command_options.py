@@ -131,6 +131,7 @@ class SubmissionOptions:
     workdir: Path | None = None
     environment: tuple[str, ...] = ()
     requirement: Path | None = None
+    secrets: tuple[str, ...] = ()
     gpus: str = ""
     gpu_type: str = ""
     gpu_memory: str = ""
@@ -168,6 +169,8 @@ class SubmissionOptions:
             words += ["--set", setting]
         for variable in self.environment:
             words += ["--env", variable]
+        for secret in self.secrets:
+            words += ["--secret", secret]
         words += self.where
         return shlex.join([*words, "--", *self.arguments] if self.arguments else words)
 

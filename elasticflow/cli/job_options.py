@@ -88,6 +88,15 @@ Environment = Annotated[
         help="A variable of the job's processes; may be given several times. Every user of the pool can read it.",
     ),
 ]
+Secret = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret",
+        metavar="NAME|NAME=@FILE",
+        rich_help_panel=_PROJECT,
+        help="A variable that only the nodes can read; its value is that of your environment, or of a file.",
+    ),
+]
 Requirement = Annotated[
     Path | None,
     typer.Option(

@@ -34,6 +34,7 @@ from elasticflow.cli.job_options import (
     GpuType,
     Mixed,
     Requirement,
+    Secret,
     Settings,
     ShardOptimizer,
     Sweep,
@@ -41,7 +42,7 @@ from elasticflow.cli.job_options import (
     Torchrun,
     Workdir,
 )
-from elasticflow.cli.option_values import duration_of, parse_sweep
+from elasticflow.cli.option_values import duration_of, parse_sweep, read_secret
 from elasticflow.cli.sweep import members_of, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
@@ -67,6 +68,7 @@ def submit(
     setting: Settings = None,
     workdir: Workdir = None,
     env: Environment = None,
+    secret: Secret = None,
     requirement: Requirement = None,
     sweep: Sweep = None,
     gpus: Gpus = "",
@@ -130,7 +132,7 @@ def submit(
       eflow submit train.py --deadline 2h --gpu-type A100,V100
       eflow submit train.py --deadline 2h --gpu-memory 40GiB
       eflow submit src/train.py --workdir . --requirement requirements.txt \\
-        --env WANDB_MODE=offline --deadline 2h
+        --env WANDB_MODE=offline --secret WANDB_API_KEY --deadline 2h
     """
     if quote_id and name:
         raise typer.BadParameter("the job gets the id of the quote; leave --name out", param_hint="--name")
@@ -151,6 +153,7 @@ def submit(
         workdir=workdir,
         environment=tuple(env or ()),
         requirement=requirement,
+        secrets=tuple(secret or ()),
         gpus=gpus,
         gpu_type=gpu_type,
         gpu_memory=gpu_memory,
@@ -165,6 +168,9 @@ def submit(
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     job, code = load(options.entry, options.arguments, workdir)
     job = options.apply(job)
+    if secret:
+        values = dict(map(read_secret, secret))
+        job.set_sealed_secrets(run(lambda client: client.seal(values), **where))
     if sweep:
         if quote_id:
             raise typer.BadParameter("a quote is for one job", param_hint="--quote")

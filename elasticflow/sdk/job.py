@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
+from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
 from elasticflow.shared.training_interface import OnStep, Stateful
 
@@ -85,6 +86,10 @@ class ElasticJob:
 
     _deadline_s: float | None = None
     _deadline_in_s: float | None = None
+
+    # --- set by set_sealed_secrets ---
+
+    _secrets: tuple[SealedSecret, ...] = ()
 
     # --- methods that run on the nodes ---
 
@@ -235,6 +240,11 @@ class ElasticJob:
         self.environment = {**self.environment, **variables}
         return self
 
+    def set_sealed_secrets(self, secrets: tuple[SealedSecret, ...]) -> Self:
+        """Set secrets that `Client.seal` has made for a pool; `submit(job, secrets=...)` does both."""
+        self._secrets = secrets
+        return self
+
     def set_requirements(self, file: str | Path) -> Self:
         """Let each node install packages for this job. file: requirements in the form of pip, or a pyproject.toml.
 
@@ -256,6 +266,7 @@ class ElasticJob:
             training_function=training_function or f"{type(self).__module__}:{type(self).__qualname__}",
             code_digest=code_digest,
             environment=dict(self.environment),
+            secrets=self._secrets,
             requirements=tuple(self.requirements),
             model_name=self.model_name,
             global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]

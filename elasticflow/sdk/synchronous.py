@@ -4,6 +4,8 @@ All functions find the pool alike: nats_url, else NATS_URL, else the pool that `
 nearest `.eflow`. All raise NoPoolHere, UnknownPool, Unavailable, BadCredentials.
 """
 
+import copy
+from collections.abc import Mapping
 from pathlib import Path
 
 from elasticflow.client.client import REPLY_TIMEOUT_S, Client
@@ -32,6 +34,7 @@ def submit(
     job: ElasticJob,
     *,
     workdir: str | Path | None = None,
+    secrets: Mapping[str, str] | None = None,
     job_id: str = "",
     timeout: Duration = REPLY_TIMEOUT_S,
     tenant: str = "",
@@ -43,10 +46,13 @@ def submit(
     counteroffers.
 
     workdir: folder of the project, sent with the job; by default only what its file imports from beside it.
-    timeout: until the first reply. Raises InvalidJob, PackagingFailed, Undecided.
+    secrets: variables of its processes that only the pool's executors can read.
+    timeout: until the first reply. Raises InvalidJob, PackagingFailed, NoSecretsKey, Undecided.
     """
-    ready = submission_of(job, workdir)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    if secrets:
+        job = copy.copy(job).set_sealed_secrets(with_client(endpoint, tenant, lambda client: client.seal(secrets)))
+    ready = submission_of(job, workdir)
     return with_client(
         endpoint,
         tenant,

@@ -1,19 +1,21 @@
-"""The environment that a job asks for: variables of its workers, and packages that they import. Pure.
+"""The environment that a job asks for: variables of its workers, secrets, and packages that they import. Pure.
 
-Both are in the ledger, which every user of a pool reads: they are no place for secrets.
+All of them are in the ledger, which every user of a pool reads; secrets only as executors can open them.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Len
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from elasticflow.shared.messages.limits import RequirementLine, VariableName, VariableValue
+from elasticflow.shared.messages.limits import RequirementLine, SealedText, VariableName, VariableValue
 
 MAX_VARIABLES = 64
 MAX_VARIABLES_BYTES = 16 * 1024  # of all names and values of a job
+MAX_SECRETS_BYTES = 32 * 1024  # sealed, of a job
 MAX_REQUIREMENTS = 256
 MAX_REQUIREMENTS_BYTES = 16 * 1024
 
@@ -35,13 +37,34 @@ def is_ours(name: str) -> bool:
     return name in _OUR_NAMES or name.startswith(_OUR_STARTS)
 
 
-def _permitted(variables: Mapping[str, str]) -> Mapping[str, str]:
-    if ours := sorted(filter(is_ours, variables)):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedSecret:
+    """A variable whose value only executors can read (docs/adr/0069).
+
+    Two with one name are equal: each sealing has other bytes, and a repeated submission is the same job.
+    """
+
+    name: VariableName
+    sealed: SealedText = field(compare=False)
+
+
+def _refuse_ours(names: Iterable[str]) -> None:
+    if ours := sorted(filter(is_ours, names)):
         raise PydanticCustomError(
             "ours", "must be without {ours}, which the pool sets for its workers", {"ours": ", ".join(ours)}
         )
+
+
+def _permitted(variables: Mapping[str, str]) -> Mapping[str, str]:
+    _refuse_ours(variables)
     _refuse_above(MAX_VARIABLES_BYTES, [*variables, *variables.values()])
     return variables
+
+
+def _permitted_secrets(secrets: tuple[SealedSecret, ...]) -> tuple[SealedSecret, ...]:
+    _refuse_ours(secret.name for secret in secrets)
+    _refuse_above(MAX_SECRETS_BYTES, [secret.sealed for secret in secrets])
+    return secrets
 
 
 def _bounded(requirements: tuple[str, ...]) -> tuple[str, ...]:
@@ -57,4 +80,5 @@ def _refuse_above(limit: int, texts: Iterable[str]) -> None:
 
 
 Variables = Annotated[Mapping[VariableName, VariableValue], Len(max_length=MAX_VARIABLES), AfterValidator(_permitted)]
+Secrets = Annotated[tuple[SealedSecret, ...], Len(max_length=MAX_VARIABLES), AfterValidator(_permitted_secrets)]
 Requirements = Annotated[tuple[RequirementLine, ...], Len(max_length=MAX_REQUIREMENTS), AfterValidator(_bounded)]

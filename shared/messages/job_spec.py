@@ -14,7 +14,7 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidato
 from pydantic_core import PydanticCustomError
 
 from elasticflow.shared.messages.gpu_limits import GpuRange
-from elasticflow.shared.messages.job_environment import Requirements, Variables
+from elasticflow.shared.messages.job_environment import Requirements, Secrets, Variables
 from elasticflow.shared.messages.limits import (
     BatchSize,
     Digest,
@@ -89,6 +89,7 @@ class JobSpec:
     code_digest: Digest = ""  # SHA-256 of the code archive in the object store; "": importable on the nodes
     import_folder: Folder = ""  # in the archive, of the training function's module; "": the archive itself
     environment: Variables = field(default_factory=dict[str, str])  # of its workers, beside those that the pool sets
+    secrets: Secrets = ()  # variables too, sealed for the executors
     requirements: Requirements = ()  # lines of a requirements file; each node installs these packages for the job
     model_name: ModelName = ""  # names the throughput profile
     global_batch_size: BatchSize

@@ -34,6 +34,7 @@ _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
 _FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
 _FOLDER_PATTERN = r"^([\w.+-]+(/[\w.+-]+)*)?$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}(==|[A-Za-z0-9+/]=))?$"
 _VALUE_PATTERN = r"^[^\x00]*$"
 PATTERNS_IN_WORDS = {
     TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
@@ -45,6 +46,7 @@ PATTERNS_IN_WORDS = {
     _FUNCTION_PATTERN: "must be like package.module:Class",
     _FOLDER_PATTERN: "must be a folder like src/jobs, of letters, digits, ., _, + and -",
     _VARIABLE_PATTERN: "must be a name of letters, digits and _",
+    _BASE64_PATTERN: "must be base64",
     _VALUE_PATTERN: "must be without null characters",
 }
 
@@ -63,6 +65,8 @@ ChainDigest = Annotated[str, StringConstraints(pattern=_CHAIN_PATTERN)]  # "": u
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
 VariableName = Annotated[str, StringConstraints(max_length=128, pattern=_VARIABLE_PATTERN)]
 VariableValue = Annotated[str, StringConstraints(max_length=16 * 1024, pattern=_VALUE_PATTERN)]
+SealedText = Annotated[str, StringConstraints(max_length=32 * 1024, pattern=_BASE64_PATTERN)]
+SealingKey = Annotated[str, StringConstraints(max_length=44, pattern=_BASE64_PATTERN)]  # "": none
 RequirementLine = Annotated[str, StringConstraints(min_length=1, max_length=2_000, pattern=_LINE_PATTERN)]
 Folder = Annotated[str, StringConstraints(max_length=300, pattern=_FOLDER_PATTERN)]  # "": the one that holds it
 

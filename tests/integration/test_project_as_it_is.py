@@ -1,6 +1,7 @@
 """A project of several files with variables and a requirement trains on a real pool as it is."""
 
 import asyncio
+import hashlib
 import json
 import os
 import sys
@@ -16,7 +17,10 @@ from tests.support.real_pool import POOL, RunningPool, running_pool
 from tests.support.wheels import make_wheel
 
 WAIT_S = 240.0
+TOKEN = "a-secret-of-the-user"
+TOKEN_SEEN = f"token {hashlib.sha256(TOKEN.encode()).hexdigest()}\n"
 TRAIN = """
+import hashlib
 import os
 from pathlib import Path
 
@@ -36,6 +40,10 @@ class Own(elasticflow.ElasticJob):
 
     def init_model(self):
         words = (HERE / "words.txt").read_text()
+        token = os.environ["TOKEN"]
+        print("token", hashlib.sha256(token.encode()).hexdigest())
+        if settings.DEPTH > 3:
+            raise ValueError(f"401 for {token}")
         print("saw", os.environ["COLOUR"], settings.DEPTH, SIZE, words, ef_tiny.VERSION, Path(ef_tiny.__file__).parent)
         try:
             (Path(ef_tiny.__file__).parent / "mark").touch()
@@ -99,6 +107,7 @@ class Project:
             "requirements.txt": f"--no-index\n--find-links {wheels}\nef_tiny>=1  # local\n",
             "broken.txt": f"--no-index\n--find-links {wheels}\nef_tiny>=9\n",
             "job.toml": 'target = "src/train.py"\nworkdir = "."\nrequirement = "requirements.txt"\n'
+            'secret = ["TOKEN"]\n'
             '[env]\nCOLOUR = "green"\n',
         }
         for name, text in files.items():
@@ -107,7 +116,7 @@ class Project:
 
     async def submit(self, *arguments: str) -> dict:
         """The end of the job; the decision if it did not begin."""
-        where = {"NATS_URL": self.pool.url, "EF_POOL": POOL, "EF_TENANT": "lab"}
+        where = {"NATS_URL": self.pool.url, "EF_POOL": POOL, "EF_TENANT": "lab", "TOKEN": TOKEN}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "elasticflow", "submit", *arguments, "--wait", "--json", "--timeout", "3m"),
@@ -144,12 +153,15 @@ async def test_a_project_with_variables_and_a_requirement_trains(
     monkeypatch.setenv("PYTHONPATH", _python_path())
     async with running_pool(tmp_path, num_nodes=2, replicas={}) as pool:
         project = Project(tmp_path / "project", wheels, pool)
-        options = ("--workdir", ".", "--requirement", "requirements.txt", "--env", "COLOUR=blue")
+        options = (
+            *("--workdir", ".", "--requirement", "requirements.txt", "--env", "COLOUR=blue", "--secret", "TOKEN"),
+        )
         by_class = await project.submit("src/train.py", *options, "--name", "by-class")
         assert by_class["activity"] == "finished", by_class
         (packages,) = (pool.data_dir / "packages" / "lab").iterdir()
         assert f"saw blue 3 4 some-words 1.5 {packages}\n" in project.log("by-class")
         assert ("packages are read-only" in project.log("by-class")) == (isolation == "required")
+        assert TOKEN_SEEN in project.log("by-class")
         (code,) = (pool.data_dir / "code" / "lab").iterdir()
         assert not (code / "secret.key").exists()
         by_file = await project.submit("job.toml", "--name", "by-file", "--env", "COLOUR=red")
@@ -161,8 +173,19 @@ async def test_a_project_with_variables_and_a_requirement_trains(
         assert "saw blue 3 1.5" in project.log("by-script")
         assert list((pool.data_dir / "packages" / "lab").iterdir()) == [packages], "installed once"
         await pool.ended(["by-class", "by-file", "by-script"])
+        (project.folder / "settings.py").write_text("DEPTH = 4\n")
+        failed = await project.submit("src/train.py", *options, "--name", "failing")
+        assert "ValueError: 401 for ***" in failed["error"], failed
         entries = await pool.ledger()
+        assert holders_of(TOKEN, tmp_path / "ledger.eflow", pool.data_dir) == []
     assert_sound(entries, pool.data_dir)
+
+
+def holders_of(text: str, *paths: Path) -> list[Path]:
+    """Files that have this text: exports, logs, the store of NATS, archives of code."""
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
+    assert len(files) > 10
+    return [file for file in files if text.encode() in file.read_bytes()]
 
 
 async def test_a_requirement_that_does_not_resolve_fails_its_job_only(
@@ -173,7 +196,7 @@ async def test_a_requirement_that_does_not_resolve_fails_its_job_only(
     monkeypatch.setenv("PYTHONPATH", _python_path())
     async with running_pool(tmp_path, num_nodes=1, replicas={}) as pool:
         project = Project(tmp_path / "project", wheels, pool)
-        options = ("--workdir", ".", "--env", "COLOUR=blue")
+        options = ("--workdir", ".", "--env", "COLOUR=blue", "--secret", "TOKEN")
         before = pool.pids()
         failed = await project.submit("src/train.py", *options, "--requirement", "broken.txt", "--name", "broken")
         assert failed["decision"] == "failed", failed

@@ -16,6 +16,7 @@ from pydantic import StringConstraints
 from elasticflow.shared.messages import commands, events
 from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import TimeS, VariableValue
 from elasticflow.shared.messages.share_schedule import ShareSchedule
@@ -96,7 +97,8 @@ def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy
     if composite is JobSpec:
         variable_names = st.from_regex(r"\AMY_[A-Z]{1,8}\Z")  # not kept by the pool
         variables = st.dictionaries(variable_names, _of(VariableValue), max_size=MAX_ITEMS)
-        given |= {"other_gpu_types": st.just(()), "environment": variables}
+        secrets = _tuples(st.builds(SealedSecret, name=variable_names, sealed=st.just("c2VhbGVk")))
+        given |= {"other_gpu_types": st.just(()), "environment": variables, "secrets": secrets}
     built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
     variants = {events.PlacedJob: _with_uneven_counts, JobSpec: _with_other_types}
     return st.one_of(built, built.map(variants[composite])) if composite in variants else built

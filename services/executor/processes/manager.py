@@ -26,6 +26,7 @@ from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEven
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, PrepareSwitch, ToWorker
+from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable
 
 
 class Launching(Protocol):
@@ -61,13 +62,14 @@ class WorkerManager:
         code: CodeArchive,
         *,
         data_dir: Path,
+        secret_keys: SecretKeys,
         gpu_left: Callable[[int], Awaitable[None]],
         make_launcher: Callable[[OnEvent], Launching],
         note: Callable[[LocalEvent], None],
         shut_down: Callable[[ShutDown], None],
         log: Any,
     ) -> None:
-        self._code, self._gpu_left = code, gpu_left
+        self._code, self._secret_keys, self._gpu_left = code, secret_keys, gpu_left
         self._launcher = make_launcher(self._on_event)
         self._packages = InstalledPackages(data_dir, self.fork, log)
         self._note, self._shut_down, self._log = note, shut_down, log
@@ -148,6 +150,7 @@ class WorkerManager:
     async def _start(self, action: StartWorker, slot: _WorkerSlot) -> None:
         worker, assignment = action.worker, action.assignment
         try:
+            secrets = self._secret_keys.open(action.tenant, assignment.spec.secrets)
             code_path = await self._code.folder(action.tenant, assignment.spec.code_digest)
             packages_path = await self._packages.folder(
                 action.tenant, assignment.spec.requirements, start_within_s=assignment.timeouts.stall_timeout_s
@@ -155,10 +158,14 @@ class WorkerManager:
             await self._gpu_left(assignment.gpu_index)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
-                assignment, code_path=code_path, packages_path=packages_path, lease_until_s=self._lease_until_s
+                assignment,
+                code_path=code_path,
+                packages_path=packages_path,
+                secrets=secrets,
+                lease_until_s=self._lease_until_s,
             )
             handle = await self._launcher.launch(assignment)
-        except (CodeUnusable, RequirementsUnusable) as error:
+        except (CodeUnusable, RequirementsUnusable, SecretsUnusable) as error:
             self._failed(worker, str(error))
         except (ElasticFlowError, OSError) as error:  # no process, no disk: another attempt may succeed
             self._ended(WorkerEnded(worker=worker, explanation=str(error)))

@@ -49,6 +49,7 @@ json = false
 arguments = ["--epochs", 3]
 workdir = "."
 requirement = "requirements.txt"
+secret = ["TOKEN", "KEY=@key.txt"]
 
 [env]
 WANDB_MODE = "offline"
@@ -115,6 +116,8 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--data-dir=state",
         "--workdir=.",
         "--requirement=requirements.txt",
+        "--secret=TOKEN",
+        "--secret=KEY=@key.txt",
         "--env=WANDB_MODE=offline",
         "--env=DEPTH=3",
         "--set=learning_rate=0.1",

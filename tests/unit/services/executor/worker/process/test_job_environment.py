@@ -2,10 +2,12 @@
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
-from elasticflow.services.executor.worker.process.job_environment import enter_environment
+from elasticflow.services.executor.worker.process import job_environment
+from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_secrets
 from elasticflow.services.executor.worker.process.users_module import import_users_module
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from tests.support.histories import spec
@@ -15,6 +17,7 @@ from tests.support.histories import spec
 def restored(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(job_environment, "_masked_values", [])
 
 
 def assignment(code_path: str, packages_path: str = "", **of_spec) -> Assignment:
@@ -56,3 +59,13 @@ def test_a_job_without_an_environment_changes_nothing():
 def test_variables_are_set():
     enter_environment(assignment("", environment={"EFTEST_COLOUR": "blue"}))
     assert os.environ["EFTEST_COLOUR"] == "blue"
+
+
+def test_secrets_are_variables_that_no_message_shows():
+    given = replace(
+        assignment("/code"), secrets={"EFTEST_TOKEN": "value-1", "EFTEST_LONG": "value-12", "EFTEST_PIN": "1"}
+    )
+    assert "value-1" not in repr(given)
+    entered = enter_environment(given)
+    assert (os.environ["EFTEST_TOKEN"], os.environ["EFTEST_PIN"], entered.secrets) == ("value-1", "1", {})
+    assert without_secrets("401: value-12 and value-1 at line 1") == "401: *** and *** at line 1"
