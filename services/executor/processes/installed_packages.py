@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -65,7 +66,7 @@ class InstalledPackages:
         self._root = data_dir.resolve() / "packages"
         self._fork, self._log = fork, log
         self._installing: dict[Path, asyncio.Task[None]] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._one_at_a_time = defaultdict[Path, asyncio.Lock](asyncio.Lock)  # of a tenant, so that none waits for another
 
     async def folder(self, tenant: str, requirements: Sequence[str], *, start_within_s: float) -> str:
         """The folder with these packages; "" without requirements. start_within_s: the job fails if it starts later.
@@ -98,7 +99,7 @@ class InstalledPackages:
             task.exception()  # its callers may be gone
 
     async def _install(self, folder: Path, requirements: Sequence[str], timeout_s: float) -> None:
-        async with self._one_at_a_time:
+        async with self._one_at_a_time[folder.parent]:
             if not await asyncio.to_thread(folder.is_dir):
                 await asyncio.to_thread(folder.parent.mkdir, parents=True, exist_ok=True)
                 unfinished = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=folder.parent, prefix=".unfinished-"))
