@@ -66,7 +66,7 @@ class InstalledPackages:
         self._root = data_dir.resolve() / "packages"
         self._fork, self._log = fork, log
         self._installing: dict[Path, asyncio.Task[None]] = {}
-        self._one_at_a_time = defaultdict[Path, asyncio.Lock](asyncio.Lock)  # of a tenant, so that none waits for another
+        self._one_at_a_time = defaultdict[Path, asyncio.Lock](asyncio.Lock)  # of each tenant
 
     async def folder(self, tenant: str, requirements: Sequence[str], *, start_within_s: float) -> str:
         """The folder with these packages; "" without requirements. start_within_s: the job fails if it starts later.
