@@ -250,6 +250,16 @@ class StartFailed(Stop):
 
 
 @dataclass(eq=False)
+class NoSecretsKey(Stop):
+    pool: str
+
+    MESSAGE: ClassVar[str] = (
+        "pool {pool} takes no secrets: its configuration has no secrets_key; `eflow keys secrets` makes one, and says "
+        "what its operator does with it"
+    )
+
+
+@dataclass(eq=False)
 class NoAdmission(Retry):
     pool: str
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from elasticflow.cli.option_values import deadline_of, parse_gpus, parse_setting, size_of
+from elasticflow.cli.option_values import deadline_of, parse_gpus, parse_setting, parse_variable, size_of
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.job import ElasticJob
@@ -128,6 +128,10 @@ class SubmissionOptions:
     batch: int | None = None
     iterations: int | None = None
     settings: tuple[str, ...] = ()
+    workdir: Path | None = None
+    environment: tuple[str, ...] = ()
+    requirement: Path | None = None
+    secrets: tuple[str, ...] = ()
     gpus: str = ""
     gpu_type: str = ""
     gpu_memory: str = ""
@@ -143,6 +147,8 @@ class SubmissionOptions:
         """The command line with these options, quoted for a shell."""
         words = ["eflow", "submit", self.target, *(["--torchrun"] if self.torchrun else [])]
         options = {
+            "--workdir": self.workdir,
+            "--requirement": self.requirement,
             "--batch-per-worker": self.batch_per_worker,
             "--deadline": self.deadline,
             "--batch": self.batch,
@@ -161,6 +167,10 @@ class SubmissionOptions:
         words += ["--shard-optimizer"] if self.shard_optimizer else []
         for setting in self.settings:
             words += ["--set", setting]
+        for variable in self.environment:
+            words += ["--env", variable]
+        for secret in self.secrets:
+            words += ["--secret", secret]
         words += self.where
         return shlex.join([*words, "--", *self.arguments] if self.arguments else words)
 
@@ -182,6 +192,9 @@ class SubmissionOptions:
         if self.batch is not None:
             settings["global_batch_size"] = self.batch
         job.set_hyperparameter(**settings)
+        job.set_environment(dict(map(parse_variable, self.environment)))
+        if self.requirement is not None:
+            job.set_requirements(self.requirement)
         if self.gpus:
             min_gpus, max_gpus = parse_gpus(self.gpus)
             job.set_gpus(min_gpus=min_gpus, max_gpus=max_gpus)

@@ -1,5 +1,6 @@
 """Options that describe a job: its code, its hyperparameters and its GPUs."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,4 +68,41 @@ Torchrun = Annotated[
 BatchPerWorker = Annotated[
     int | None,
     typer.Option("--batch-per-worker", metavar="N", help="With --torchrun: samples of each worker in a step."),
+]
+_PROJECT = "The project as it is"
+Workdir = Annotated[
+    Path | None,
+    typer.Option(
+        "--workdir",
+        metavar="DIR",
+        rich_help_panel=_PROJECT,
+        help="Send this whole folder, but for what its .eflowignore names. Default: what the file imports from beside.",
+    ),
+]
+Environment = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME=VALUE",
+        rich_help_panel=_PROJECT,
+        help="A variable of the job's processes; may be given several times. Every user of the pool can read it.",
+    ),
+]
+Secret = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret",
+        metavar="NAME|NAME=@FILE",
+        rich_help_panel=_PROJECT,
+        help="A variable that only the nodes can read; its value is that of your environment, or of a file.",
+    ),
+]
+Requirement = Annotated[
+    Path | None,
+    typer.Option(
+        "--requirement",
+        metavar="FILE",
+        rich_help_panel=_PROJECT,
+        help="Packages that each node installs once: requirements.txt, or pyproject.toml for its dependencies.",
+    ),
 ]

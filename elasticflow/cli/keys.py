@@ -12,6 +12,7 @@ from elasticflow.client.pool_endpoint import DEFAULT_POOL
 from elasticflow.local import key_store
 from elasticflow.local.key_store import KeyStore
 from elasticflow.shared.runtime.bus.nats.permissions import Role
+from elasticflow.shared.runtime.process.secret_sealing import kept_key
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -38,6 +39,7 @@ def keys() -> None:
       eflow keys add tenant alice
       eflow keys add node gpu-7
       eflow keys revoke tenant alice
+      eflow keys secrets
     """
 
 
@@ -74,6 +76,20 @@ def add(role: RoleOfKey, name: Name, folder: Folder = _FOLDER, as_json: Json = F
     note("(the first reload makes an account, the second what it imports)")
     note(f"give the {role} this file, by a way that no other person can read, and these variables:")
     say_line(f"export EF_NATS_CREDS={store.seed_file(role, name)} EF_POOL={store.pool}{own}")
+
+
+@app.command("secrets")
+def make_secrets_key(folder: Folder = _FOLDER, as_json: Json = False) -> None:
+    """Make the key with which nodes read the secrets of jobs, or show its public half."""
+    store = key_store.read(folder.absolute())
+    public_key = kept_key(store.secrets_file)
+    if as_json:
+        print_json({"secrets_key": public_key, "file": str(store.secrets_file)})
+        return
+    note("put this into the pool's configuration, then run `eflow configure`:")
+    say_line(f'secrets_key = "{public_key}"')
+    note("give each node this file, by a way that no other person can read, and this variable:")
+    say_line(f"export EF_SECRETS_KEY={store.secrets_file}")
 
 
 @app.command("list")

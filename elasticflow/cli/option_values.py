@@ -1,14 +1,18 @@
 """Values of options, from the text of a command line and, for a job file, back to it."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from elasticflow.sdk.times import Deadline, parse_deadline, seconds_of
 from elasticflow.shared.messages.job_spec import Scalar
 
+_SECRET: Any = {"param_hint": "--secret"}
 _SIZE = re.compile(r"(\d+)([KMGT]i)?B?")
 
 
@@ -56,6 +60,29 @@ def parse_setting(text: str, option: str = "--set") -> tuple[str, Scalar]:
     except ValueError:
         return name, value
     return name, parsed if isinstance(parsed, bool | int | float | str) else value
+
+
+def parse_variable(text: str) -> tuple[str, str]:
+    """NAME=VALUE of --env."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--env")
+    return name, value
+
+
+def read_secret(text: str) -> tuple[str, str]:
+    """NAME, with its value in the environment, or NAME=@FILE."""
+    name, separator, file = text.partition("=")
+    if not separator:
+        if name not in os.environ:
+            raise typer.BadParameter(f"the variable {name} is not set here; set it, or write {name}=@FILE", **_SECRET)
+        return name, os.environ[name]
+    if not file.startswith("@"):
+        raise typer.BadParameter(f"a value typed here could be read by others; write {name} or {name}=@FILE", **_SECRET)
+    try:
+        return name, Path(file[1:]).read_text().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{name}: {file[1:]} cannot be read: {error}", **_SECRET) from None
 
 
 def setting_word(name: str, value: Scalar) -> str:

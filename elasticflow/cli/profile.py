@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run
-from elasticflow.cli.job_options import Arguments, Batch, GpuMemory, Gpus, GpuType, Settings
+from elasticflow.cli.job_options import (
+    Arguments,
+    Batch,
+    Environment,
+    GpuMemory,
+    Gpus,
+    GpuType,
+    Requirement,
+    Settings,
+    Workdir,
+)
 from elasticflow.cli.profile_output import show_profile, show_types
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.client.client import Client
@@ -32,6 +42,9 @@ def profile(
     arguments: Arguments = None,
     batch: Batch = None,
     setting: Settings = None,
+    workdir: Workdir = None,
+    env: Environment = None,
+    requirement: Requirement = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
     gpu_memory: GpuMemory = "",
@@ -79,11 +92,14 @@ def profile(
             arguments=tuple(arguments or ()),
             batch=batch,
             settings=tuple(setting or ()),
+            workdir=workdir,
+            environment=tuple(env or ()),
+            requirement=requirement,
             gpus=gpus,
             gpu_type=gpu_type,
             gpu_memory=gpu_memory,
         )
-        job, code = load(target, options.arguments)
+        job, code = load(target, options.arguments, workdir)
         ready = profilable(options.apply(job), code)
         state, spec = run(lambda client: _measured(client, ready), **where)
     if by_type:

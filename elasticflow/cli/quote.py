@@ -23,12 +23,15 @@ from elasticflow.cli.job_options import (
     Arguments,
     Batch,
     BatchPerWorker,
+    Environment,
     GpuMemory,
     Gpus,
     GpuType,
+    Requirement,
     Settings,
     Target,
     Torchrun,
+    Workdir,
 )
 from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
@@ -46,6 +49,9 @@ def quote(
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
+    workdir: Workdir = None,
+    env: Environment = None,
+    requirement: Requirement = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
     gpu_memory: GpuMemory = "",
@@ -79,13 +85,16 @@ def quote(
         batch=batch,
         iterations=iterations,
         settings=tuple(setting or ()),
+        workdir=workdir,
+        environment=tuple(env or ()),
+        requirement=requirement,
         gpus=gpus,
         gpu_type=gpu_type,
         gpu_memory=gpu_memory,
         tenant=tenant,
         where=where_words(context),
     )
-    job, code = load(options.entry, options.arguments)
+    job, code = load(options.entry, options.arguments, workdir)
     ready = with_code(quotable(options.apply(job)), code)
 
     reserved_s = duration_of(reserve, "--reserve")

@@ -28,17 +28,21 @@ from elasticflow.cli.job_options import (
     Arguments,
     Batch,
     BatchPerWorker,
+    Environment,
     GpuMemory,
     Gpus,
     GpuType,
     Mixed,
+    Requirement,
+    Secret,
     Settings,
     ShardOptimizer,
     Sweep,
     Target,
     Torchrun,
+    Workdir,
 )
-from elasticflow.cli.option_values import duration_of, parse_sweep
+from elasticflow.cli.option_values import duration_of, parse_sweep, read_secret
 from elasticflow.cli.sweep import members_of, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
@@ -62,6 +66,10 @@ def submit(
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
+    workdir: Workdir = None,
+    env: Environment = None,
+    secret: Secret = None,
+    requirement: Requirement = None,
     sweep: Sweep = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
@@ -123,6 +131,8 @@ def submit(
       eflow submit train.py --deadline 2h --gpus 2..8
       eflow submit train.py --deadline 2h --gpu-type A100,V100
       eflow submit train.py --deadline 2h --gpu-memory 40GiB
+      eflow submit src/train.py --workdir . --requirement requirements.txt \\
+        --env WANDB_MODE=offline --secret WANDB_API_KEY --deadline 2h
     """
     if quote_id and name:
         raise typer.BadParameter("the job gets the id of the quote; leave --name out", param_hint="--name")
@@ -140,6 +150,10 @@ def submit(
         batch=batch,
         iterations=iterations,
         settings=tuple(setting or ()),
+        workdir=workdir,
+        environment=tuple(env or ()),
+        requirement=requirement,
+        secrets=tuple(secret or ()),
         gpus=gpus,
         gpu_type=gpu_type,
         gpu_memory=gpu_memory,
@@ -152,8 +166,11 @@ def submit(
     )
     timeout_s = duration_of(timeout, "--timeout")
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
-    job, code = load(options.entry, options.arguments)
+    job, code = load(options.entry, options.arguments, workdir)
     job = options.apply(job)
+    if secret:
+        values = dict(map(read_secret, secret))
+        job.set_sealed_secrets(run(lambda client: client.seal(values), **where))
     if sweep:
         if quote_id:
             raise typer.BadParameter("a quote is for one job", param_hint="--quote")

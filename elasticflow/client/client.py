@@ -5,7 +5,7 @@ Views come from the ledger, not from a service. The same without `await` is `ela
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import get_args
 
 from elasticflow.client.command_requests import check, fresh_job_id, fresh_message_id
@@ -13,7 +13,7 @@ from elasticflow.client.detached_loads import DetachedLoads
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
-from elasticflow.errors import NoAdmission, UnknownPool, UnknownQuote
+from elasticflow.errors import NoAdmission, NoSecretsKey, UnknownPool, UnknownQuote
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
@@ -44,6 +44,7 @@ from elasticflow.shared.messages.events import (
     QuoteRejected,
     QuoteReserved,
 )
+from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
@@ -120,6 +121,15 @@ class Client(DetachedLoads):
         command = SubmitJob(job_id=job_id or fresh_job_id(spec), tenant=self.tenant, spec=spec)
         check(command)
         return command
+
+    async def seal(self, secrets: Mapping[str, str]) -> tuple[SealedSecret, ...]:
+        """Values by name as only the pool's executors can read them, in jobs of this tenant. Raises NoSecretsKey."""
+        key = (await self.state()).config.secrets_key
+        if not key:
+            raise NoSecretsKey(self._pool)
+        from elasticflow.shared.runtime.process.secret_sealing import seal  # with a library that nothing else needs
+
+        return tuple(seal(key, self.tenant, name, value) for name, value in secrets.items())
 
     async def quote(self, spec: JobSpec, *, timeout: Duration = REPLY_TIMEOUT_S) -> DeadlineQuoted:
         """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""

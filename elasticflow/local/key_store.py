@@ -2,6 +2,7 @@
 
 keys.json            the pool's name and the public keys
 accounts.conf        what NATS servers include: accounts, users and permissions; no secret
+secrets.key          the private key for secrets of jobs; mode 0600
 <role>-<name>.seed   the secret key for one process or person; mode 0600
 """
 
@@ -34,6 +35,10 @@ class KeyStore:
     @property
     def accounts_file(self) -> Path:
         return self.folder / _ACCOUNTS_FILE
+
+    @property
+    def secrets_file(self) -> Path:
+        return self.folder / "secrets.key"
 
     def seed_file(self, role: Role, name: str) -> Path:
         return self.folder / f"{role}-{name}.seed"

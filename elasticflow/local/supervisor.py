@@ -22,6 +22,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
 from elasticflow.shared.runtime.process.run_module import module_command
+from elasticflow.shared.runtime.process.secret_sealing import kept_key
 
 HEALTHY_WITHIN_S = 60.0
 GIVE_UP_AFTER = 4  # failures before the process is first healthy
@@ -66,13 +67,14 @@ class Supervisor:
     async def _configure(self, url: str) -> PoolConfig:
         """Create and configure the pool. Raises UnusableFolder if the disk of our own NATS is too full."""
         plan = self._plan
+        own = {} if plan.nats_url else {"secrets_key": kept_key(plan.secrets_file)}
         try:
             return await configure(
                 url,
                 plan.pool,
                 plan.config,
                 self._clock,
-                changes=plan.changes,
+                changes=own | dict(plan.changes),
                 stream_replicas=plan.stream_replicas,
             )
         except StorageFull as error:

@@ -38,6 +38,11 @@ class UpPlan:
     nats_port: int = 0
     stream_replicas: int = 1
 
+    @property
+    def secrets_file(self) -> Path:
+        """The private key for secrets of jobs, of a pool with a server of its own."""
+        return self.data_dir / "secrets.key"
+
     def nodes(self) -> tuple[dict[str, str], ...]:
         """For each node of this machine, the environment that only its executor gets."""
         wanted = {"EF_DEVICE": self.device} if self.device != "auto" else {}
@@ -54,6 +59,8 @@ class UpPlan:
                 name = service if count == 1 else f"{service}-{index}"
                 yield self._process(name, service, url, {})
         for own in own_nodes:
+            if not self.nats_url:
+                own = {**own, "EF_SECRETS_KEY": str(self.secrets_file)}
             yield self._process(f"executor-{own['EF_NODE_ID']}", "executor", url, own)
 
     def _process(self, name: str, service: str, url: str, own: Mapping[str, str]) -> PlannedProcess:

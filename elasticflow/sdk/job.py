@@ -5,12 +5,14 @@ The import needs no torch: a machine without torch can describe and submit a job
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
+from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
 from elasticflow.shared.training_interface import OnStep, Stateful
 
@@ -57,6 +59,8 @@ class ElasticJob:
     gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it, or several: "A100,V100"; "": the pool decides
     gpu_memory_bytes: int = 0  # that each GPU has at least; 0: any
     mixed_gpu_types: bool = False  # idle GPUs of other types may join a bitwise job too; max_gpus is for each type
+    environment: Mapping[str, str] = {}  # variables of its processes
+    requirements: Sequence[str] = ()  # lines of a requirements file: packages that each node installs for the job
     shard_optimizer: bool = False  # each GPU holds a part of the optimizer's state: its memory divided by their number
 
     evaluate_every: ClassVar[int] = 0  # iterations between two evaluations; 0: only at the end
@@ -82,6 +86,10 @@ class ElasticJob:
 
     _deadline_s: float | None = None
     _deadline_in_s: float | None = None
+
+    # --- set by set_sealed_secrets ---
+
+    _secrets: tuple[SealedSecret, ...] = ()
 
     # --- methods that run on the nodes ---
 
@@ -224,6 +232,29 @@ class ElasticJob:
             self.gpu_memory_bytes = gpu_memory_bytes
         return self
 
+    def set_environment(self, variables: Mapping[str, str]) -> Self:
+        """Set variables of the job's processes by name and keep the others. All users of the pool can read them.
+
+        Variables of the pool, such as RANK or CUDA_VISIBLE_DEVICES, are refused.
+        """
+        self.environment = {**self.environment, **variables}
+        return self
+
+    def set_sealed_secrets(self, secrets: tuple[SealedSecret, ...]) -> Self:
+        """Set secrets that `Client.seal` has made for a pool; `submit(job, secrets=...)` does both."""
+        self._secrets = secrets
+        return self
+
+    def set_requirements(self, file: str | Path) -> Self:
+        """Let each node install packages for this job. file: requirements in the form of pip, or a pyproject.toml.
+
+        Raises InvalidJob, naming each line that nodes cannot install.
+        """
+        from elasticflow.sdk.requirements import read_requirements  # here: workers import this module
+
+        self.requirements = read_requirements(file)
+        return self
+
     def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
         """The specification that is submitted. Raises InvalidJob, naming each wrong field.
 
@@ -234,6 +265,9 @@ class ElasticJob:
         spec = JobSpec(
             training_function=training_function or f"{type(self).__module__}:{type(self).__qualname__}",
             code_digest=code_digest,
+            environment=dict(self.environment),
+            secrets=self._secrets,
+            requirements=tuple(self.requirements),
             model_name=self.model_name,
             global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]
             hyperparameters=settings,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from elasticflow.sdk.packaging_failed import PackagingFailed
 from elasticflow.shared.messages.job_spec import SCRIPT
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 
@@ -23,15 +24,13 @@ class Package(NamedTuple):
     training_function: str  # "package.module:Class", or "module:__main__" for a script
     code_digest: str  # SHA-256 of the archive
     archive: bytes  # zip
+    import_folder: str = ""  # in the archive, of the module
 
 
-class PackagingFailed(ValueError):
-    """The code cannot be sent; the message says why."""
-
-
-def package(source: type | str | Path) -> Package:
+def package(source: type | str | Path, workdir: str | Path | None = None) -> Package:
     """The code of a job: its source file or, if a package holds that, the folder of the outermost package. What this
-    code imports from beside it (modules, packages) is part of the archive.
+    code imports from beside it (modules, packages) is part of the archive. With a workdir: all files of that folder,
+    except those that its .eflowignore names.
 
     source: the class itself, "path/to/file.py:Class", or "path/to/file.py" with one subclass of ElasticJob or with a
     call of `elasticflow.elastic` or an adapter. A path is parsed, not imported. Raises PackagingFailed.
@@ -42,8 +41,29 @@ def package(source: type | str | Path) -> Package:
     if not module.replace(".", "_").isidentifier():
         raise PackagingFailed(f"{file.name} cannot be imported: {module} is no module name")
     _refuse_hidden_elasticflow(root, module)
-    archive = _archive(root, sorted(_with_local_imports(root, module.partition(".")[0])))
-    return Package(f"{module}:{class_name}", hashlib.sha256(archive).hexdigest(), archive)
+    if workdir is None:
+        folder, files = root, sorted(_with_local_imports(root, module.partition(".")[0]))
+    else:
+        folder = Path(workdir).resolve()
+        files = _all_files(folder, file, root)
+        _refuse_hidden_elasticflow(folder, module)
+    archive = _archive(folder, files)
+    import_folder = root.relative_to(folder).as_posix().removeprefix(".")
+    return Package(f"{module}:{class_name}", hashlib.sha256(archive).hexdigest(), archive, import_folder)
+
+
+def _all_files(workdir: Path, file: Path, root: Path) -> list[Path]:
+    """Of a workdir that has the file and the folder that it is imported from. Raises PackagingFailed."""
+    from elasticflow.sdk.workdir import IGNORE_FILE, files_of_workdir  # its library is needed for a workdir only
+
+    if not workdir.is_dir():
+        raise PackagingFailed(f"the workdir {workdir} is no folder")
+    if not root.is_relative_to(workdir):
+        raise PackagingFailed(f"{file} is imported from {root}, which is not within the workdir {workdir}; name {root}")
+    files = [workdir / name for name in files_of_workdir(workdir)]
+    if file not in files:
+        raise PackagingFailed(f"{file} is left out of the workdir by {workdir / IGNORE_FILE} or a default pattern")
+    return files
 
 
 def _located(source: type | str | Path) -> tuple[Path, str]:

@@ -27,16 +27,20 @@ class Submission:
     code: Package | None
 
 
-def submission_of(job: ElasticJob) -> Submission:
-    """The job with the source file or package of its class. Raises InvalidJob, PackagingFailed."""
-    return with_code(job, code_of(job))
+def submission_of(job: ElasticJob, workdir: str | Path | None = None) -> Submission:
+    """The job with its code, as `code_of`. Raises InvalidJob, PackagingFailed."""
+    return with_code(job, code_of(job, workdir))
 
 
-def code_of(job: ElasticJob) -> Package | None:
-    """The source file or package of its class. Raises PackagingFailed."""
+def code_of(job: ElasticJob, workdir: str | Path | None = None) -> Package | None:
+    """The source file or package of its class, or the whole workdir. Raises PackagingFailed."""
     if not isinstance(job, Script):
-        return package(type(job))
-    return package(job.target) if ".py" in job.target else None
+        return package(type(job), workdir)
+    if ".py" in job.target:
+        return package(job.target, workdir)
+    if workdir is not None:
+        raise PackagingFailed(_needs_file(job.target))
+    return None
 
 
 def with_code(job: ElasticJob, code: Package | None) -> Submission:
@@ -44,6 +48,8 @@ def with_code(job: ElasticJob, code: Package | None) -> Submission:
     if code is None:
         return Submission(spec=job.spec(), code=None)
     spec = job.spec(training_function=code.training_function, code_digest=code.code_digest)
+    if code.import_folder:
+        spec = replace(spec, import_folder=code.import_folder)
     return Submission(spec=spec, code=code)
 
 
@@ -61,19 +67,21 @@ def profilable(job: ElasticJob, code: Package | None) -> Submission:
     return replace(submission, spec=spec)
 
 
-def load(target: str, arguments: Sequence[str] = ()) -> tuple[ElasticJob, Package | None]:
+def load(target: str, arguments: Sequence[str] = (), workdir: Path | None = None) -> tuple[ElasticJob, Package | None]:
     """The job that a command line names: "train.py", "train.py:Digits", or "package.module:Digits".
 
-    A file is packaged; a module must be importable on the nodes. The user's module is imported in this process
-    unless it is a script. arguments: of a script. Raises NotLoadable.
+    A file is packaged, with its whole workdir if there is one; a module must be importable on the nodes. The user's
+    module is imported in this process unless it is a script. arguments: of a script. Raises NotLoadable.
     """
-    code = _packaged(target)
+    code = _packaged(target, workdir)
     training_function = code.training_function if code else target
     entry = training_function.partition(":")[2]
     if entry in (SCRIPT, TORCHRUN):
         return (Script if entry == SCRIPT else TorchrunScript)(target, *arguments), code
     if arguments:
         raise NotLoadable(target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE")
+    if workdir is not None:
+        sys.path.insert(0, str(workdir.resolve()))
     job_class = _found(target, code, "class", "train.py:Digits, or package.module:Digits")
     if not isinstance(job_class, type) or not issubclass(job_class, ElasticJob):
         raise NotLoadable(target, f"{entry} is not a subclass of ElasticJob")
@@ -95,12 +103,20 @@ def load_function(target: str) -> Callable[[Any], Any]:
     return found
 
 
-def _packaged(target: str) -> Package | None:
+def _packaged(target: str, workdir: Path | None = None) -> Package | None:
     """The code of a file; None for a module."""
+    if ".py" not in target:
+        if workdir is not None:
+            raise NotLoadable(target, _needs_file(target))
+        return None
     try:
-        return package(target) if ".py" in target else None
+        return package(target, workdir)
     except PackagingFailed as error:
         raise NotLoadable(target, str(error)) from None
+
+
+def _needs_file(target: str) -> str:
+    return f"a workdir needs a file, and {target} is a module that the nodes import; name its file"
 
 
 def _found(target: str, code: Package | None, kind: Literal["class", "function"], examples: str) -> Any:

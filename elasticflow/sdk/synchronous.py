@@ -4,6 +4,8 @@ All functions find the pool alike: nats_url, else NATS_URL, else the pool that `
 nearest `.eflow`. All raise NoPoolHere, UnknownPool, Unavailable, BadCredentials.
 """
 
+import copy
+from collections.abc import Mapping
 from pathlib import Path
 
 from elasticflow.client.client import REPLY_TIMEOUT_S, Client
@@ -31,6 +33,8 @@ from elasticflow.shared.messages.events import (
 def submit(
     job: ElasticJob,
     *,
+    workdir: str | Path | None = None,
+    secrets: Mapping[str, str] | None = None,
     job_id: str = "",
     timeout: Duration = REPLY_TIMEOUT_S,
     tenant: str = "",
@@ -41,10 +45,14 @@ def submit(
     """Submit a job with its code and wait for the decision: `JobAdmitted`, or `JobRejected` with a reason and
     counteroffers.
 
-    timeout: until the first reply. Raises InvalidJob, PackagingFailed, Undecided.
+    workdir: folder of the project, sent with the job; by default only what its file imports from beside it.
+    secrets: variables of its processes that only the pool's executors can read.
+    timeout: until the first reply. Raises InvalidJob, PackagingFailed, NoSecretsKey, Undecided.
     """
-    ready = submission_of(job)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    if secrets:
+        job = copy.copy(job).set_sealed_secrets(with_client(endpoint, tenant, lambda client: client.seal(secrets)))
+    ready = submission_of(job, workdir)
     return with_client(
         endpoint,
         tenant,
@@ -53,20 +61,32 @@ def submit(
 
 
 def quote(
-    job: ElasticJob, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+    job: ElasticJob,
+    *,
+    workdir: str | Path | None = None,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
 ) -> DeadlineQuoted:
     """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""
-    ready = submission_of(quotable(job))
+    ready = submission_of(quotable(job), workdir)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return with_client(endpoint, tenant, lambda client: client.quote(ready.spec))
 
 
 def profile(
-    job: ElasticJob, *, tenant: str = "", nats_url: str = "", pool: str = "", data_dir: Path | None = None
+    job: ElasticJob,
+    *,
+    workdir: str | Path | None = None,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
 ) -> ProfileReply:
     """The job's throughput on each number of GPUs in its range: `JobProfiled`. Unknown ones are measured in a
     profiling run. Submits no job. Raises InvalidJob, Undecided."""
-    ready = profilable(job, code_of(job))
+    ready = profilable(job, code_of(job, workdir))
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return with_client(endpoint, tenant, lambda client: client.profile(ready.spec, code=ready.code))
 
@@ -74,6 +94,7 @@ def profile(
 def reserve(
     job: ElasticJob,
     *,
+    workdir: str | Path | None = None,
     duration: Duration = "60s",
     job_id: str = "",
     tenant: str = "",
@@ -86,7 +107,7 @@ def reserve(
     To take the quote, submit the job with `set_deadline(reserved.deadline_s)` and `job_id=reserved.job_id`: it is
     admitted whatever was promised meanwhile. Raises InvalidJob, Undecided.
     """
-    ready = submission_of(quotable(job))
+    ready = submission_of(quotable(job), workdir)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return with_client(endpoint, tenant, lambda client: client.reserve(ready.spec, duration=duration, job_id=job_id))
 

@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elasticflow.services.executor.processes.installed_packages import packages_digest
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
-from elasticflow.shared.state.code_in_use import code_digests
+from elasticflow.shared.state.code_in_use import code_digests, requirements_in_use
 from elasticflow.shared.state.pool import PoolState
 
 SWEEP_EVERY_S = 3_600.0
 RESULTS_KEPT_S = 86_400.0  # of loads; clients delete what they have read
-UNPACKED_KEPT_S = 86_400.0  # since its last use: it can be unpacked again
+UNPACKED_KEPT_S = 86_400.0  # code and packages, since their last use: they can be unpacked or installed again
 _DELETED = ".deleted-"
 
 
@@ -63,6 +64,10 @@ class OldFiles:
         def is_in_use(tenant: str, digest: str) -> bool:
             return (tenant, digest) in code_digests(folded())
 
+        def is_required(tenant: str, digest: str) -> bool:
+            in_use = {lines for owner, lines in requirements_in_use(folded()) if owner == tenant}
+            return digest in map(packages_digest, in_use)
+
         kept_s = config.checkpoints_kept_s
         yield Leftovers(place=root / "checkpoints", kept_s=kept_s, is_needed=of_live_job)
         yield Leftovers(place=root / "load-logs", kept_s=config.logs_kept_s, is_needed=of_live_load)
@@ -70,6 +75,8 @@ class OldFiles:
         yield Leftovers(place=root / "results", kept_s=RESULTS_KEPT_S, is_needed=of_live_load)
         for of_tenant in (root / "code").glob("*/"):
             yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_in_use, of_tenant.name))
+        for of_tenant in (root / "packages").glob("*/"):
+            yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_required, of_tenant.name))
 
 
 def _old_folders(leftovers: Leftovers, now_s: float) -> Iterator[Path]:

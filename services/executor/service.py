@@ -30,6 +30,7 @@ from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.process.boot_clock import boot_id, boot_s
 from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 
@@ -44,13 +45,14 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     """Run this node's workers until cancelled; then stop them and leave the pool."""
     data_dir = process.settings.data_dir
     process.log.info("node specification", **{name: getattr(settings, name) for name in settings.__slots__})
+    secret_keys = SecretKeys.read(settings.secrets_key)
     isolation = await asyncio.to_thread(prepare_isolation, process.settings, settings)
     for missing in isolation.missing:
         process.log.warning("NotIsolated", missing=missing)
     specification = _node_specification(settings, data_dir, isolation)
     with _only_executor(data_dir, specification) as previous_run_id:
         default = partial(_launcher, data_dir, settings, isolation)
-        executor = Executor(process, specification, make_launcher or default, previous_run_id)
+        executor = Executor(process, specification, make_launcher or default, previous_run_id, secret_keys)
         await executor.run()
 
 
@@ -63,6 +65,7 @@ class Executor:
         node_specification: NodeSpecification,
         make_launcher: MakeLauncher,
         previous_run_id: str,
+        secret_keys: SecretKeys,
     ) -> None:
         self._process = process
         self._node_specification = node_specification
@@ -73,6 +76,8 @@ class Executor:
         code = CodeArchive(process.bus, process.settings.pool, process.settings.data_dir)
         self._worker_manager = WorkerManager(
             code,
+            data_dir=process.settings.data_dir,
+            secret_keys=secret_keys,
             gpu_left=lambda gpu_index: self._load_runners.left(gpu_index),
             make_launcher=make_launcher,
             note=self._note,

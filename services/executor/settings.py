@@ -93,6 +93,7 @@ class ExecutorSettings:
     # EF_ISOLATION: of workers: none, auto (what this machine can enforce) or required; default: auto if this node has a
     # key of its own, else none, since everyone with the token may do everything (docs/adr/0058)
     isolation: Literal["none", "auto", "required"]
+    secrets_key: Path | None  # EF_SECRETS_KEY: file with the pool's private key for secrets of jobs; None: opens none
     data_folders: tuple[str, ...]  # EF_DATA_FOLDERS: separated by colons; isolated workers may read them
 
     @classmethod
@@ -161,6 +162,7 @@ class ExecutorSettings:
             warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
             isolation=cast(Literal["none", "auto", "required"], isolation),
+            secrets_key=Path(given["EF_SECRETS_KEY"]).absolute() if given.get("EF_SECRETS_KEY") else None,
             data_folders=data_folders,
         )
         read.check()

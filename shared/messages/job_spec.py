@@ -14,11 +14,13 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidato
 from pydantic_core import PydanticCustomError
 
 from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.job_environment import Requirements, Secrets, Variables
 from elasticflow.shared.messages.limits import (
     BatchSize,
     Digest,
     FewItems,
     Finite,
+    Folder,
     FunctionPath,
     GpuType,
     Integer,
@@ -85,6 +87,10 @@ class JobSpec:
 
     training_function: FunctionPath  # "package.module:Class", or SCRIPT or TORCHRUN instead of a class
     code_digest: Digest = ""  # SHA-256 of the code archive in the object store; "": importable on the nodes
+    import_folder: Folder = ""  # in the archive, of the training function's module; "": the archive itself
+    environment: Variables = field(default_factory=dict[str, str])  # of its workers, beside those that the pool sets
+    secrets: Secrets = ()  # variables too, sealed for the executors
+    requirements: Requirements = ()  # lines of a requirements file; each node installs these packages for the job
     model_name: ModelName = ""  # names the throughput profile
     global_batch_size: BatchSize
     hyperparameters: Annotated[Mapping[str, Scalar], FewItems] = field(default_factory=dict[str, Scalar])
@@ -136,10 +142,13 @@ class JobSpec:
 
     @property
     def model_key(self) -> str:
-        """Names the model, or code and hyperparameters, and the sharding: what else decides the time of a step."""
+        """Names the model, or code, hyperparameters and environment, and the sharding: what else decides the time of a
+        step."""
         name = self.model_name
         if not name:
             settings = json.dumps(dict(self.hyperparameters), sort_keys=True)
+            if self.environment or self.requirements:
+                settings += json.dumps([sorted(self.environment.items()), self.requirements])
             digest = hashlib.sha256(f"{self.code_digest}{settings}".encode()).hexdigest()[:8]
             name = f"{self.training_function}#{digest}"
         return f"{name}#sharded" if self.shard_optimizer else name

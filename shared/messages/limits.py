@@ -12,6 +12,7 @@ from pydantic import AfterValidator, AllowInfNan, Strict, StringConstraints
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # `streams.MAX_PAYLOAD_BYTES` is the server's setting for it
 MAX_SUBMISSION_BYTES = 256 * 1024
 MAX_ARCHIVE_BYTES = 16 * 1024 * 1024  # of a job's code
+MAX_ARCHIVE_FILES = 50_000
 MAX_GPUS = 1 << 17
 MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
@@ -31,6 +32,10 @@ _LINE_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
 _FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
+_FOLDER_PATTERN = r"^([\w.+-]+(/[\w.+-]+)*)?$"
+_VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}(==|[A-Za-z0-9+/]=))?$"
+_VALUE_PATTERN = r"^[^\x00]*$"
 PATTERNS_IN_WORDS = {
     TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
     _MAYBE_TOKEN_PATTERN: "must be up to 64 letters, digits, _ and -",
@@ -39,6 +44,10 @@ PATTERNS_IN_WORDS = {
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
     _CHAIN_PATTERN: "must be 32 hexadecimal digits",
     _FUNCTION_PATTERN: "must be like package.module:Class",
+    _FOLDER_PATTERN: "must be a folder like src/jobs, of letters, digits, ., _, + and -",
+    _VARIABLE_PATTERN: "must be a name of letters, digits and _",
+    _BASE64_PATTERN: "must be base64",
+    _VALUE_PATTERN: "must be without null characters",
 }
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
@@ -54,6 +63,12 @@ Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
 ChainDigest = Annotated[str, StringConstraints(pattern=_CHAIN_PATTERN)]  # "": unknown
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
+VariableName = Annotated[str, StringConstraints(max_length=128, pattern=_VARIABLE_PATTERN)]
+VariableValue = Annotated[str, StringConstraints(max_length=16 * 1024, pattern=_VALUE_PATTERN)]
+SealedText = Annotated[str, StringConstraints(max_length=32 * 1024, pattern=_BASE64_PATTERN)]
+SealingKey = Annotated[str, StringConstraints(max_length=44, pattern=_BASE64_PATTERN)]  # "": none
+RequirementLine = Annotated[str, StringConstraints(min_length=1, max_length=2_000, pattern=_LINE_PATTERN)]
+Folder = Annotated[str, StringConstraints(max_length=300, pattern=_FOLDER_PATTERN)]  # "": the one that holds it
 
 NumSockets = Annotated[int, Strict(), Gt(0), Le(64)]
 NumGpus = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]

@@ -17,6 +17,7 @@ from elasticflow.shared.messages.limits import (
     PositiveDurationS,
     ProfileKey,
     Rate,
+    SealingKey,
     Sequence,
     Token,
 )
@@ -92,6 +93,8 @@ class PoolConfig:
     # values above 1, and racks, override what the nodes report
     sockets_per_node: NumSockets = 1
     racks: Annotated[Mapping[Token, Name], FewItems] = field(default_factory=dict[str, str])  # node -> rack
+    # public key for which clients seal the secrets of jobs (docs/adr/0069); "": the pool takes none
+    secrets_key: SealingKey = ""
     # services that know only an older version of the messages refuse to start
     minimum_reader_version: Annotated[int, Strict(), Gt(0), Le(10**6)] = 1
     # planners decide despite unreadable messages of the plan, and on a changed ledger, up to this sequence

@@ -1,4 +1,4 @@
-"""The uploaded code that live jobs, live loads and reservations of a pool may still need. Pure."""
+"""What live jobs, live loads and reservations of a pool may still need: uploaded code, installed packages. Pure."""
 # pyright: strict
 
 from collections.abc import Iterator
@@ -18,3 +18,11 @@ def code_digests(state: PoolState) -> Iterator[tuple[str, str]]:
     for reservation in state.quote_reservations.values():
         if reservation.spec.code_digest:
             yield reservation.tenant, reservation.spec.code_digest
+
+
+def requirements_in_use(state: PoolState) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Pairs of a tenant and the requirements of one of its live jobs; some occur twice."""
+    for job in state.live_jobs.values():
+        for spec in (job.spec, job.submitted_spec):
+            if spec is not None and spec.requirements:
+                yield job.tenant, spec.requirements

@@ -67,7 +67,18 @@ def test_the_metadata_of_a_wheel(distributions: tuple[Path, Path]) -> None:
     assert not re.findall(r"\]\((?!https://)[^)]*\)", description), "an index shows it without the repository"
     always = [need for need in metadata.get_all("Requires-Dist") or () if "extra ==" not in need]
     assert {need.partition(">")[0] for need in always} == {
-        *("immutables", "msgpack", "nats-py[nkeys]", "pydantic", "rich", "structlog", "typer")
+        *(
+            "immutables",
+            "msgpack",
+            "nats-py[nkeys]",
+            "packaging",
+            "pathspec",
+            "pydantic",
+            "pynacl",
+            "rich",
+            "structlog",
+            "typer",
+        )
     }
 
 

@@ -6,8 +6,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from elasticflow.services.executor.processes.code_archive import MAX_FILES
-from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
+from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES, MAX_ARCHIVE_FILES
 
 BOMB_BYTES = 8 << 20
 TOO_LARGE = bytes(MAX_ARCHIVE_BYTES + 1)
@@ -53,7 +52,7 @@ HOSTILE_ARCHIVES = {
     "damaged bzip2 stream": damaged_stream(zipfile.ZIP_BZIP2),
     "a file and a folder of one name": packed(lambda to: [to.writestr("a", ""), to.writestr("a/b", "")]),
     "a name that is too long": packed(lambda to: to.writestr("n" * 400, "")),
-    "too many files": packed(lambda to: [to.writestr(str(n), "") for n in range(MAX_FILES + 1)]),
+    "too many files": packed(lambda to: [to.writestr(str(n), "") for n in range(MAX_ARCHIVE_FILES + 1)]),
     "more entries than the end record says": many_entries(),
     "an LZMA bomb": bomb(zipfile.ZIP_LZMA),
     "a bzip2 bomb": bomb(zipfile.ZIP_BZIP2),

@@ -16,8 +16,9 @@ from pydantic import StringConstraints
 from elasticflow.shared.messages import commands, events
 from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.limits import TimeS
+from elasticflow.shared.messages.limits import TimeS, VariableValue
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 
 INT64 = {"min_value": -(1 << 63), "max_value": (1 << 63) - 1}
@@ -94,7 +95,10 @@ def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy
     if composite is events.PlacedJob:
         given |= {"virtual_nodes_by_rank": st.just(()), "num_added_gpus": st.just(0)}
     if composite is JobSpec:
-        given |= {"other_gpu_types": st.just(())}
+        variable_names = st.from_regex(r"\AMY_[A-Z]{1,8}\Z")  # not kept by the pool
+        variables = st.dictionaries(variable_names, _of(VariableValue), max_size=MAX_ITEMS)
+        secrets = _tuples(st.builds(SealedSecret, name=variable_names, sealed=st.just("c2VhbGVk")))
+        given |= {"other_gpu_types": st.just(()), "environment": variables, "secrets": secrets}
     built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
     variants = {events.PlacedJob: _with_uneven_counts, JobSpec: _with_other_types}
     return st.one_of(built, built.map(variants[composite])) if composite in variants else built

@@ -125,7 +125,7 @@ def _may_start(state: State, job: Job) -> bool:
 
 
 def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignment:
-    """All but code_path, which is known once the code is on this node."""
+    """All but secrets, code_path and packages_path, which are known once code and packages are on this node."""
     node = state.node_specification
     return Assignment(
         job_id=worker.job_id,

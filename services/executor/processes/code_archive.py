@@ -13,12 +13,11 @@ from collections import defaultdict
 from pathlib import Path
 
 from elasticflow.shared.errors import DamagedObject, NotFound, Retry
-from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
+from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES, MAX_ARCHIVE_FILES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 
 MAX_UNPACKED_BYTES = 1 << 30
-MAX_FILES = 50_000
 UPLOAD_WAIT_S = 10.0  # for code that is still being uploaded when its job is placed
 _RETRY_S = 0.2
 _BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # `zipfile` decompresses others without a bound
@@ -106,8 +105,8 @@ def _move(unfinished: Path, folder: Path) -> None:
 def _check_entries(data: bytes) -> None:
     """Before `zipfile` makes an object of each: it reads as many as there are, whatever number the end record says."""
     count = data.count(b"PK\x01\x02")
-    if count > MAX_FILES:
-        raise ValueError(f"{count:,} entries are above {MAX_FILES:,}")
+    if count > MAX_ARCHIVE_FILES:
+        raise ValueError(f"{count:,} entries are above {MAX_ARCHIVE_FILES:,}")
 
 
 def _check_bounds(archive: zipfile.ZipFile) -> None:
@@ -116,7 +115,7 @@ def _check_bounds(archive: zipfile.ZipFile) -> None:
         if file.compress_type not in _BOUNDED_METHODS:
             raise ValueError(f"{file.filename!r} has compression method {file.compress_type}; use stored or deflated")
     num_bytes = sum(file.file_size for file in files)
-    if num_bytes > MAX_UNPACKED_BYTES or len(files) > MAX_FILES:
+    if num_bytes > MAX_UNPACKED_BYTES or len(files) > MAX_ARCHIVE_FILES:
         raise ValueError(
-            f"{len(files):,} files of {num_bytes:,} bytes are above {MAX_FILES:,} and {MAX_UNPACKED_BYTES:,}"
+            f"{len(files):,} files of {num_bytes:,} bytes are above {MAX_ARCHIVE_FILES:,} and {MAX_UNPACKED_BYTES:,}"
         )

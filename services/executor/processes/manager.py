@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
@@ -20,10 +21,12 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.forked_process import ForkedProcess
+from elasticflow.services.executor.processes.installed_packages import InstalledPackages, RequirementsUnusable
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, PrepareSwitch, ToWorker
+from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable
 
 
 class Launching(Protocol):
@@ -51,21 +54,24 @@ class _WorkerSlot:
 
 
 class WorkerManager:
-    """gpu_left: returns once nothing else uses the memory of a GPU. note: receives local events. shut_down: called when
-    nothing is left to do."""
+    """data_dir: of the packages that jobs require. gpu_left: returns once nothing else uses the memory of a GPU.
+    note: receives local events. shut_down: called when nothing is left to do."""
 
     def __init__(
         self,
         code: CodeArchive,
         *,
+        data_dir: Path,
+        secret_keys: SecretKeys,
         gpu_left: Callable[[int], Awaitable[None]],
         make_launcher: Callable[[OnEvent], Launching],
         note: Callable[[LocalEvent], None],
         shut_down: Callable[[ShutDown], None],
         log: Any,
     ) -> None:
-        self._code, self._gpu_left = code, gpu_left
+        self._code, self._secret_keys, self._gpu_left = code, secret_keys, gpu_left
         self._launcher = make_launcher(self._on_event)
+        self._packages = InstalledPackages(data_dir, self.fork, log)
         self._note, self._shut_down, self._log = note, shut_down, log
         self._slots: dict[WorkerId, _WorkerSlot] = {}
         self._lease_until_s = 0.0  # 0: there was no contact yet, so there is no worker
@@ -87,6 +93,7 @@ class WorkerManager:
     async def close(self) -> None:
         """Kill all workers; return when they are gone."""
         self.kill_all()
+        await self._packages.close()
         await self._launcher.close()
 
     def act(self, action: WorkerAction) -> None:
@@ -134,7 +141,7 @@ class WorkerManager:
         if slot.handle is not None:
             slot.handle.kill()
         elif not slot.is_launching and slot.starting is not None:
-            # it waits for code; there is no process yet
+            # it waits for code or packages; there is no process yet
             slot.starting.cancel()
             self._ended(WorkerEnded(worker=worker, exit_code=ExitCode.DONE))
 
@@ -143,12 +150,22 @@ class WorkerManager:
     async def _start(self, action: StartWorker, slot: _WorkerSlot) -> None:
         worker, assignment = action.worker, action.assignment
         try:
+            secrets = self._secret_keys.open(action.tenant, assignment.spec.secrets)
             code_path = await self._code.folder(action.tenant, assignment.spec.code_digest)
+            packages_path = await self._packages.folder(
+                action.tenant, assignment.spec.requirements, start_within_s=assignment.timeouts.stall_timeout_s
+            )
             await self._gpu_left(assignment.gpu_index)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
-            assignment = replace(assignment, code_path=code_path, lease_until_s=self._lease_until_s)
+            assignment = replace(
+                assignment,
+                code_path=code_path,
+                packages_path=packages_path,
+                secrets=secrets,
+                lease_until_s=self._lease_until_s,
+            )
             handle = await self._launcher.launch(assignment)
-        except CodeUnusable as error:
+        except (CodeUnusable, RequirementsUnusable, SecretsUnusable) as error:
             self._failed(worker, str(error))
         except (ElasticFlowError, OSError) as error:  # no process, no disk: another attempt may succeed
             self._ended(WorkerEnded(worker=worker, explanation=str(error)))

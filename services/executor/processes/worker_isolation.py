@@ -18,7 +18,7 @@ _ALLOWED_NAMES = (
 )
 _ALLOWED_STARTS = (
     *("LC_", "PYTHON", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "TRITON_"),
-    *("OMP_", "OPENBLAS_", "MKL_", "KMP_", "NUMBA_", "VIRTUAL_ENV"),
+    *("OMP_", "OPENBLAS_", "MKL_", "KMP_", "NUMBA_", "VIRTUAL_ENV", "PIP_", "UV_"),
 )
 _SERVICE_STARTS = ("NATS_", "EF_")  # addresses and secrets of the bus
 
@@ -63,7 +63,7 @@ def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIs
     if sys.platform == "linux":
         set_readable_by_others(False)
     shares_memory = settings.device == "cuda" and settings.num_gpus > 1
-    secrets = (process.nats_access.credentials, process.nats_access.key)
+    secrets = (process.nats_access.credentials, process.nats_access.key, settings.secrets_key)
     isolation = Isolation(
         namespaces=not problem,
         shares_memory=shares_memory,

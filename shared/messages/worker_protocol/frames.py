@@ -1,10 +1,11 @@
-"""The bytes between a process and its children: fork server, workers, runners, managers. Frames of msgpack. Pure.
+"""The bytes between a process and its children, such as workers and runners. Frames of msgpack. Pure.
 
-Four kinds of stream socket, all private to one machine:
+Five kinds of stream socket, all private to one machine:
 
     executor <-> fork server    `forking`
     executor <-> worker         `to_worker`, `from_worker`
     executor <-> runner         `task_running`
+    executor <-> installer      `installing`
     client <-> training manager `to_worker`, `from_worker`, `training_tasks`
 
 A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
@@ -19,11 +20,22 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.shared.messages.worker_protocol.forking import FromForkServer, ToForkServer
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
+from elasticflow.shared.messages.worker_protocol.installing import FromInstaller, ToInstaller
 from elasticflow.shared.messages.worker_protocol.task_running import FromRunner, ToRunner
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
 
-ChannelMessage = ToWorker | FromWorker | FromManager | ToRunner | FromRunner | ToForkServer | FromForkServer
+ChannelMessage = (
+    ToWorker
+    | FromWorker
+    | FromManager
+    | ToRunner
+    | FromRunner
+    | ToInstaller
+    | FromInstaller
+    | ToForkServer
+    | FromForkServer
+)
 Message = TypeVar("Message")
 MAX_FRAME_BYTES = 1024 * 1024
 

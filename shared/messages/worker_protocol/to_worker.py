@@ -3,6 +3,7 @@
 The end of file on a channel means that the executor is gone: the worker ends at once.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -47,6 +48,8 @@ class Assignment:
     """All that a worker needs to train. A process serves one job only.
 
     code_path: folder (or zip) with the training function; "" if it is importable without.
+    secrets: values of variables, by name; they appear in no log.
+    packages_path: folder with the packages that the job requires; "" if it requires none.
     gpu_index: number of the GPU on this node.
     cpu_share: cores that a CPU slot may use, e.g. 0.2; 1 or more: no limit.
     rendezvous: host:port of rendezvous rank 0; "" if `JoinRendezvous` follows. Rank 0 listens on advertise_host.
@@ -69,6 +72,8 @@ class Assignment:
     checkpoint_dir: str
     purpose: Literal["train", "profile"] = "train"
     code_path: str = ""
+    packages_path: str = ""
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_index: Index = 0
     cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0

@@ -157,7 +157,8 @@ class Channel:
                         self._folders.show(writable=[str(Path(file).parent)])
                         write_output_to(Path(file))
                     case Assignment():
-                        self._folders.show(readable=[message.code_path], writable=[message.checkpoint_dir])
+                        readable = [message.code_path, message.packages_path]
+                        self._folders.show(readable=readable, writable=[message.checkpoint_dir])
                         self._folders.close()
                         self._poll_interval_s = message.timeouts.poll_interval_s
                         if message.lease_until_s:

@@ -1,12 +1,14 @@
-"""A child of the fork server: its first message says whether it becomes a worker or a runner."""
+"""A child of the fork server: its first message says whether it becomes a worker, a runner or an installer."""
 
 import contextlib
 import socket
 from typing import NoReturn, get_args
 
+from elasticflow.services.executor.worker.packages.install_packages import install_packages
 from elasticflow.services.executor.worker.process.run_worker import run_worker
 from elasticflow.services.executor.worker.tasks.run_tasks import run_tasks
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
+from elasticflow.shared.messages.worker_protocol.installing import InstallPackages
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
@@ -15,9 +17,9 @@ from elasticflow.shared.runtime.process.process_termination import kill_own_proc
 
 def run_forked(sock: socket.socket, folders: WorkerFolders) -> NoReturn:
     """Wait for the first message, without a timeout, and do what it says. sock: the channel to the executor."""
-    frames = FrameReader[ToWorker | RunTasks](*get_args(ToWorker), RunTasks)
+    frames = FrameReader[ToWorker | RunTasks | InstallPackages](*get_args(ToWorker), RunTasks, InstallPackages)
     received = b""
-    first: ToWorker | RunTasks | None = None
+    first: ToWorker | RunTasks | InstallPackages | None = None
     while first is None:
         data = _receive(sock)
         received += data
@@ -27,6 +29,8 @@ def run_forked(sock: socket.socket, folders: WorkerFolders) -> NoReturn:
             break
     if isinstance(first, RunTasks):
         run_tasks(sock, first, received, folders)
+    if isinstance(first, InstallPackages):
+        install_packages(sock, first, folders)
     run_worker(sock, received, folders)
 
 

@@ -23,6 +23,7 @@ from elasticflow.services.executor.worker.process.device import (
     use_one_heap,
     warm_up,
 )
+from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_secrets
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
@@ -59,7 +60,7 @@ def run_assignment(
     def elsewhere(work: Callable[[], None]) -> None:
         threading.Thread(target=_end_with, args=(work, channel), name="training", daemon=True).start()
 
-    _end_with(lambda: run(_limited(_assigned(channel)), channel, elsewhere), channel)
+    _end_with(lambda: run(enter_environment(_limited(_assigned(channel))), channel, elsewhere), channel)
 
 
 def _assigned(channel: Channel) -> Assignment:
@@ -103,24 +104,32 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         log.warning("superseded", reason=str(error))
         return ExitCode.SUPERSEDED
     except TrainingFailed as error:
-        log.error("training_failed", reason=str(error))
-        channel.send(Failed(error=str(error)[:_MAX_TEXT], traceback=_cause_of(error)))
+        log.error("training_failed", reason=without_secrets(str(error)))
+        channel.send(_failed(str(error), _cause_of(error)))
         return ExitCode.FAILED
     except BaseException as error:  # any error of the user's code, including SystemExit
         text = traceback.format_exc()
-        print(text, file=sys.stderr)
+        print(without_secrets(text), file=sys.stderr)
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
         if is_out_of_memory(error) and (advice := job_memory_advice()):
             notes += f"; {advice}"
-        channel.send(Failed(error=message[:_MAX_TEXT] + notes, traceback=text[-_MAX_TEXT:]))
+        channel.send(_failed(message, text, notes))
         return ExitCode.FAILED
     return ExitCode.DONE
+
+
+def _failed(error: str, traceback: str, notes: str = "") -> Failed:
+    """Masked before it is cut: a part of a secret would remain."""
+    return Failed(
+        error=without_secrets(error)[:_MAX_TEXT] + without_secrets(notes),
+        traceback=without_secrets(traceback)[-_MAX_TEXT:],
+    )
 
 
 def _cause_of(error: BaseException) -> str:
     if error.__cause__ is None:
         return ""
     text = "".join(traceback.format_exception(error.__cause__))
-    print(text, file=sys.stderr)
-    return text[-_MAX_TEXT:]
+    print(without_secrets(text), file=sys.stderr)
+    return text

@@ -10,7 +10,8 @@ from typing import ClassVar
 from elasticflow.shared.errors import Stop
 
 _WHERE_MODULES_ARE = (
-    "; install it on the nodes, or put it beside your file: modules that its imports name are sent with it"
+    "; put it beside your file (modules that its imports name are sent with it), send its folder with --workdir, or "
+    "let the nodes install it with --requirement"
 )
 
 

@@ -47,6 +47,13 @@ pool = "default"
 data_dir = "state"
 json = false
 arguments = ["--epochs", 3]
+workdir = "."
+requirement = "requirements.txt"
+secret = ["TOKEN", "KEY=@key.txt"]
+
+[env]
+WANDB_MODE = "offline"
+DEPTH = 3
 
 [set]
 learning_rate = 0.1
@@ -107,6 +114,12 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--nats-url=nats://pool:4222",
         "--pool=default",
         "--data-dir=state",
+        "--workdir=.",
+        "--requirement=requirements.txt",
+        "--secret=TOKEN",
+        "--secret=KEY=@key.txt",
+        "--env=WANDB_MODE=offline",
+        "--env=DEPTH=3",
         "--set=learning_rate=0.1",
         '--set=label="0.1"',
         "--set=nesterov=true",
@@ -127,6 +140,11 @@ def test_paths_are_relative_to_the_file() -> None:
     assert (made.target, made.words) == ("jobs/nets/train.py:Net", ("--data-dir=jobs/state",))
     assert read('target = "/home/me/train.py"', "jobs/job.toml").target == "/home/me/train.py"
     assert read('target = "package.module:Net"', "jobs/job.toml").target == "package.module:Net"
+
+
+def test_the_project_of_a_job_is_beside_its_file() -> None:
+    text = 'target = "train.py"\nworkdir = "."\nrequirement = "pyproject.toml"\n'
+    assert read(text, "jobs/job.toml").words == ("--workdir=jobs", "--requirement=jobs/pyproject.toml")
 
 
 def test_options_of_later_commands_need_no_code_here() -> None:

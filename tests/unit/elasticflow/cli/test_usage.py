@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
 from elasticflow.cli.command_options import SubmissionOptions
+from elasticflow.cli.option_values import read_secret
 from elasticflow.client.configure_pool import configure, read_config
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import BadSettings
@@ -195,6 +196,10 @@ def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
     assert status == 2
     assert "--name" in shown
     assert SubmissionOptions(target="user_q.py", quote="net-1").command() == "eflow submit user_q.py --quote net-1"
+    project = SubmissionOptions(
+        target="a.py", workdir=Path("."), requirement=Path("r.txt"), environment=("A=b c", "B=1")
+    )
+    assert project.command() == "eflow submit a.py --workdir . --requirement r.txt --env 'A=b c' --env B=1"
     assert SubmissionOptions(target="a.py", gpu_type="P100").command() == "eflow submit a.py --gpu-type P100"
 
 
@@ -288,3 +293,31 @@ def test_a_config_that_is_no_map_is_refused(nowhere: Path) -> None:
 
 def test_down_without_a_pool_reports_it() -> None:
     assert eflow("down") == (0, "no pool runs in .eflow\n")
+
+
+def test_a_secret_is_read_from_the_environment_or_a_file_and_never_typed(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "t-1")
+    (nowhere / "key.txt").write_text("k-2\n")
+    assert [read_secret("TOKEN"), read_secret("KEY=@key.txt")] == [("TOKEN", "t-1"), ("KEY", "k-2")]
+    (nowhere / "user_s.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    for option, said in (
+        ("ABSENT", "the variable ABSENT is not set here"),
+        ("KEY=typed", "a value typed here could be read by others"),
+        ("KEY=@absent.txt", "absent.txt cannot be read"),
+    ):
+        status, shown = eflow("submit", "user_s.py", "--deadline", "1h", "--secret", option)
+        assert status == 2
+        assert said in " ".join(shown.split()).replace(" │ │ ", " ")
+        assert "typed here" in said or "typed" not in shown
+
+
+def test_keys_of_secrets_are_made_once(nowhere: Path) -> None:
+    assert eflow("keys", "init", "--keys", "k")[0] == 0
+    status, shown = eflow("keys", "secrets", "--keys", "k")
+    assert status == 0
+    assert f"export EF_SECRETS_KEY={nowhere}/k/secrets.key" in shown
+    key = shown.partition('secrets_key = "')[2].partition('"')[0]
+    assert len(key) == 44
+    assert key in eflow("keys", "secrets", "--keys", "k", "--json")[1]

@@ -10,6 +10,7 @@ from immutables import Map
 
 from elasticflow.services.executor import old_files
 from elasticflow.services.executor.old_files import OldFiles
+from elasticflow.services.executor.processes.installed_packages import packages_digest
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -18,6 +19,7 @@ from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import NOW_S, pool, spec
 
 DIGEST, OLD_DIGEST = "a" * 64, "b" * 64
+REQUIREMENTS = ("tqdm", "einops")
 
 
 def live_pool(**config: Any) -> PoolState:
@@ -25,7 +27,7 @@ def live_pool(**config: Any) -> PoolState:
     admitted = JobAdmitted(
         job_id="live",
         tenant="lab",
-        spec=spec(code_digest=DIGEST),
+        spec=spec(code_digest=DIGEST, requirements=REQUIREMENTS),
         deadline_s=NOW_S + 100.0,
         minimum_satisfactory_share=(),
         gpu_seconds=100.0,
@@ -140,3 +142,13 @@ def test_results_of_loads_are_kept_for_a_day(tmp_path: Path) -> None:
 def test_an_empty_data_folder_has_nothing_to_delete(tmp_path: Path) -> None:
     sweep(tmp_path, live_pool())
     assert names(tmp_path) == []
+
+
+def test_packages_are_kept_for_live_jobs_of_their_tenant_and_for_a_day(tmp_path: Path) -> None:
+    digest, other = packages_digest(REQUIREMENTS), packages_digest(("tqdm",))
+    for name in (f"lab/{digest}", f"lab/{other}", "lab/.unfinished-1", f"thief/{digest}"):
+        folder(tmp_path / "packages", name, age_s=2 * DAY_S)
+    folder(tmp_path / "packages", f"thief/{other}", age_s=DAY_S / 2)
+    sweep(tmp_path, live_pool())
+    assert names(tmp_path / "packages" / "lab") == [digest]
+    assert names(tmp_path / "packages" / "thief") == [other]

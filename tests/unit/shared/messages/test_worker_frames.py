@@ -38,6 +38,11 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
     Switched,
 )
+from elasticflow.shared.messages.worker_protocol.installing import (
+    InstallPackages,
+    PackagesInstalled,
+    PackagesNotInstalled,
+)
 from elasticflow.shared.messages.worker_protocol.task_running import (
     RunBundle,
     RunnerFailed,
@@ -87,6 +92,9 @@ MESSAGES = (
     WorkerForked(request=0, pid=4711),
     ForkFailed(request=0, reason="no memory"),
     WorkerReaped(pid=4711, exit_code=None, signal=9),
+    InstallPackages(folder="/somewhere", requirements=("tqdm",)),
+    PackagesInstalled(),
+    PackagesNotInstalled(error="no such package"),
     RunTasks(load_id="a", function="package.module:function", log_file="/somewhere/a.log", memory_limit_bytes=1 << 30),
     RunBundle(bundle_id=7, tasks=((0, b"\x00\xff"), (3, b""))),
     RunnerReady(),

@@ -1,0 +1,84 @@
+"""The environment that a job asks for: variables of its workers, secrets, and packages that they import. Pure.
+
+All of them are in the ledger, which every user of a pool reads; secrets only as executors can open them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Len
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from elasticflow.shared.messages.limits import RequirementLine, SealedText, VariableName, VariableValue
+
+MAX_VARIABLES = 64
+MAX_VARIABLES_BYTES = 16 * 1024  # of all names and values of a job
+MAX_SECRETS_BYTES = 32 * 1024  # sealed, of a job
+MAX_REQUIREMENTS = 256
+MAX_REQUIREMENTS_BYTES = 16 * 1024
+
+# On these the pool, torchrun, CUDA, pip and the interpreter of a worker rely.
+_OUR_NAMES = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+_OUR_STARTS = (
+    *("EF_", "NATS_", "LD_", "DYLD_", "PYTHON", "PIP_", "UV_", "TORCHELASTIC_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "OPENBLAS_", "MKL_", "KMP_"),
+)
+
+
+def is_ours(name: str) -> bool:
+    """Whether the pool keeps this variable for itself."""
+    return name in _OUR_NAMES or name.startswith(_OUR_STARTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedSecret:
+    """A variable whose value only executors can read (docs/adr/0069).
+
+    Two with one name are equal: each sealing has other bytes, and a repeated submission is the same job.
+    """
+
+    name: VariableName
+    sealed: SealedText = field(compare=False)
+
+
+def _refuse_ours(names: Iterable[str]) -> None:
+    if ours := sorted(filter(is_ours, names)):
+        raise PydanticCustomError(
+            "ours", "must be without {ours}, which the pool sets for its workers", {"ours": ", ".join(ours)}
+        )
+
+
+def _permitted(variables: Mapping[str, str]) -> Mapping[str, str]:
+    _refuse_ours(variables)
+    _refuse_above(MAX_VARIABLES_BYTES, [*variables, *variables.values()])
+    return variables
+
+
+def _permitted_secrets(secrets: tuple[SealedSecret, ...]) -> tuple[SealedSecret, ...]:
+    _refuse_ours(secret.name for secret in secrets)
+    _refuse_above(MAX_SECRETS_BYTES, [secret.sealed for secret in secrets])
+    return secrets
+
+
+def _bounded(requirements: tuple[str, ...]) -> tuple[str, ...]:
+    _refuse_above(MAX_REQUIREMENTS_BYTES, requirements)
+    return requirements
+
+
+def _refuse_above(limit: int, texts: Iterable[str]) -> None:
+    num_bytes = sum(len(text.encode()) for text in texts)
+    if num_bytes > limit:
+        sizes = {"limit": f"{limit:,}", "num_bytes": f"{num_bytes:,}"}
+        raise PydanticCustomError("bytes", "must be at most {limit} bytes, and has {num_bytes}", sizes)
+
+
+Variables = Annotated[Mapping[VariableName, VariableValue], Len(max_length=MAX_VARIABLES), AfterValidator(_permitted)]
+Secrets = Annotated[tuple[SealedSecret, ...], Len(max_length=MAX_VARIABLES), AfterValidator(_permitted_secrets)]
+Requirements = Annotated[tuple[RequirementLine, ...], Len(max_length=MAX_REQUIREMENTS), AfterValidator(_bounded)]

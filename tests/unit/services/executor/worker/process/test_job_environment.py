@@ -1,0 +1,71 @@
+"""What a worker sets and imports from, for its job."""
+
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+
+from elasticflow.services.executor.worker.process import job_environment
+from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_secrets
+from elasticflow.services.executor.worker.process.users_module import import_users_module
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from tests.support.histories import spec
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(job_environment, "_masked_values", [])
+
+
+def assignment(code_path: str, packages_path: str = "", **of_spec) -> Assignment:
+    return Assignment(
+        job_id="a",
+        generation=1,
+        rank=0,
+        world_size=1,
+        spec=spec(**of_spec),
+        checkpoint_dir="/checkpoints",
+        code_path=code_path,
+        packages_path=packages_path,
+    )
+
+
+def test_code_comes_before_packages_and_packages_before_the_node(tmp_path):
+    for folder in ("code/jobs", "code", "packages"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "ef_where.py").write_text(f"FOLDER = {folder!r}")
+    (tmp_path / "code" / "ef_top.py").write_text("FOLDER = 'code'")
+    (tmp_path / "packages" / "ef_required.py").write_text("FOLDER = 'packages'")
+    before = [*sys.path]
+    entered = enter_environment(assignment(str(tmp_path / "code"), str(tmp_path / "packages"), import_folder="jobs"))
+    assert entered.code_path == str(tmp_path / "code" / "jobs")
+    found = [import_users_module(name, entered.code_path).FOLDER for name in ("ef_where", "ef_top", "ef_required")]
+    assert found == ["code/jobs", "code", "packages"]
+    assert sys.path[-len(before) :] == before
+    for name in ("ef_where", "ef_top", "ef_required"):
+        del sys.modules[name]
+
+
+def test_a_job_without_an_environment_changes_nothing():
+    path, variables = [*sys.path], {**os.environ}
+    plain = assignment("/code")
+    assert enter_environment(plain) is plain
+    assert (sys.path, {**os.environ}) == (path, variables)
+
+
+def test_variables_are_set():
+    enter_environment(assignment("", environment={"EFTEST_COLOUR": "blue"}))
+    assert os.environ["EFTEST_COLOUR"] == "blue"
+
+
+def test_secrets_are_variables_that_no_message_shows():
+    given = replace(
+        assignment("/code"), secrets={"EFTEST_TOKEN": "value-1", "EFTEST_LONG": "value-12", "EFTEST_PIN": "1"}
+    )
+    assert "value-1" not in repr(given)
+    entered = enter_environment(given)
+    assert (os.environ["EFTEST_TOKEN"], os.environ["EFTEST_PIN"], entered.secrets) == ("value-1", "1", {})
+    assert without_secrets("401: value-12 and value-1 at line 1") == "401: *** and *** at line 1"

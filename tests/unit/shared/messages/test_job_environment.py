@@ -1,0 +1,66 @@
+"""Variables and packages that a job asks for."""
+
+from dataclasses import replace
+
+import pytest
+
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.envelope.codec import decode, encode, validate
+from elasticflow.shared.messages.job_environment import MAX_VARIABLES, is_ours
+from elasticflow.shared.messages.job_spec import JobSpec
+from tests.support.histories import spec
+
+
+def problems(changed: JobSpec) -> tuple[str, ...]:
+    return validate(SubmitJob(job_id="a", tenant="lab", spec=changed))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["RANK", "WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "EF_POOL", "NATS_URL", "LD_PRELOAD", "PYTHONPATH"],
+)
+def test_a_variable_of_the_pool_is_refused_by_name(name: str) -> None:
+    (problem,) = problems(spec(environment={"MINE": "1", name: "2"}))
+    assert problem.startswith(f"spec.environment: must be without {name}, which the pool sets for its workers")
+
+
+@pytest.mark.parametrize("name", ["TORCH_HOME", "HF_HOME", "RANKS", "MY_RANK", "PATH", "WANDB_MODE"])
+def test_other_variables_are_permitted(name: str) -> None:
+    assert not is_ours(name)
+    assert problems(spec(environment={name: "a=b\nc"})) == ()
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"a b": "1"}, "must be a name of letters, digits and _"),
+        ({"A": "\0"}, "must be without null characters"),
+        ({"A": "x" * 9_000, "B": "x" * 9_000}, "must be at most 16,384 bytes, and has 18,002"),
+        ({f"A{number}": "" for number in range(MAX_VARIABLES + 1)}, "at most 64 items"),
+    ],
+)
+def test_names_and_sizes_have_limits(environment: dict[str, str], said: str) -> None:
+    assert said in problems(spec(environment=environment))[0]
+
+
+@pytest.mark.parametrize(
+    ("requirements", "said"),
+    [(("a\nb",), "control characters"), (("x" * 1_900,) * 10, "must be at most 16,384 bytes, and has 19,000")],
+)
+def test_requirements_have_limits(requirements: tuple[str, ...], said: str) -> None:
+    assert said in problems(spec(requirements=requirements))[0]
+
+
+def test_a_job_keeps_its_environment_on_the_wire_and_an_older_one_has_none() -> None:
+    job = spec(environment={"MINE": "1"}, requirements=("einops>=0.8",), import_folder="src/jobs")
+    command = SubmitJob(job_id="a", tenant="lab", spec=job)
+    assert decode(encode(command, id="1", recorded_at_s=0.0)).message == command
+    assert (spec().environment, spec().requirements, spec().import_folder) == ({}, (), "")
+
+
+def test_jobs_share_a_profile_only_in_the_same_environment() -> None:
+    job = spec(model_name="")
+    others = [replace(job, environment={"FAST": "1"}), replace(job, requirements=("einops",))]
+    assert len({each.profile_key for each in (job, *others)}) == 3
+    named = spec(model_name="net")
+    assert replace(named, environment={"FAST": "1"}).profile_key == named.profile_key
