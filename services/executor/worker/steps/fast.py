@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.backward_pass import drop_gradients
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 
@@ -107,6 +108,7 @@ class FastSteps:
         with torch.no_grad():
             for buffer, before in zip(self._bare_model.buffers(), self._buffers_before, strict=True):
                 buffer.copy_(before)
+        drop_gradients(self._bare_model.parameters())
 
     def changed_buffers(self) -> list[list[float]]:
         """No buffers are combined."""
