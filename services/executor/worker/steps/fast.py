@@ -63,6 +63,7 @@ class FastSteps:
             process_group=ReducerGroup(self._group),
             init_sync=False,
             find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=True,  # the sums need no copy into the gradients, and no memory beside them
         )
         self._take_parameters_of_rank_0(model, self._group)
         # A thread stuck in torch's own sums cannot be abandoned, and a mean of means is wrong for uneven parts.
