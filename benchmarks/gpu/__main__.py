@@ -47,12 +47,11 @@ def _device_name(device: Device) -> str:
 
 
 def _rows_of(name: PartName) -> RowsOf:
-    """Of the part, or of the reason why it has no numbers."""
+    """Of the part, or of the error for which it has no numbers."""
 
     def rows(measured: Measured) -> list[Row]:
-        for why in ("error", "not_run"):
-            if why in measured:
-                return [Row(name, f"{why.replace('_', ' ')}: {measured[why].strip().splitlines()[-1]}")]
+        if "error" in measured:
+            return [Row(name, f"error: {measured['error'].strip().splitlines()[-1]}")]
         return list(PARTS[name].rows(measured))
 
     return rows

@@ -21,7 +21,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import Started
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
-_ROUNDS = 5
+ROUNDS = 5
 _MIB = 1 << 20
 _WARM_UP_S = 15.0  # far above what a context and its libraries take
 _TIMEOUT_S = 120.0
@@ -41,7 +41,7 @@ def measure_bandwidth(device: Device, *, num_bytes: int = 1 << 30) -> Measured:
 
 def _median_s(act: Callable[[], object], device: Device) -> float:
     taken: list[float] = []
-    for _ in range(_ROUNDS + 1):
+    for _ in range(ROUNDS + 1):
         began_s = time.monotonic()
         act()
         if device == Device.CUDA:
@@ -50,9 +50,9 @@ def _median_s(act: Callable[[], object], device: Device) -> float:
     return statistics.median(taken[1:])
 
 
-def measure_checkpoint(device: Device, *, million_parameters: int = 190) -> Measured:
+def measure_checkpoint(device: Device, *, million_parameters: int = 190, rounds: int = ROUNDS) -> Measured:
     """Of 1.5 GB: the time that a checkpoint adds to the steps of two workers."""
-    return asyncio.run(measure_stalls(million_parameters, rounds=_ROUNDS, device=device))
+    return asyncio.run(measure_stalls(million_parameters, rounds=rounds, device=device))
 
 
 def measure_memory(device: Device, *, million_parameters: int = 25) -> Measured:
@@ -91,12 +91,12 @@ def _used_bytes(device: Device) -> int:
     return total - free
 
 
-def measure_warm_start(device: Device) -> Measured:
+def measure_warm_start(device: Device, *, rounds: int = ROUNDS) -> Measured:
     """Seconds from the order to the first step, of a new process and of a warm one."""
-    return asyncio.run(_warm_start(device))
+    return asyncio.run(_warm_start(device, rounds))
 
 
-async def _warm_start(device: Device) -> Measured:
+async def _warm_start(device: Device, rounds: int) -> Measured:
     started = asyncio.Queue[WorkerHandle]()
 
     def note(worker: WorkerHandle, event: WorkerEvent) -> None:
@@ -111,7 +111,7 @@ async def _warm_start(device: Device) -> Measured:
             )
             await launcher.start()
             try:
-                for number in range(_ROUNDS):
+                for number in range(rounds):
                     if warm_workers:
                         await asyncio.sleep(_WARM_UP_S if device == Device.CUDA else 1.0)
                     taken[kind].append(await _start_s(launcher, f"{kind}-{number}", Path(folder), device, started))

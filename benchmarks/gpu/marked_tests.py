@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 from benchmarks.report import Measured, Row
 
 
-def measure_tests() -> Measured:
+def measure_tests(where: str = "tests") -> Measured:
     """failed: their names and first lines."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests", f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", where, f"--junitxml={report}"]
         subprocess.run(command, check=False)
         cases = list(ElementTree.parse(report).iter("testcase"))
     failures = {

@@ -46,7 +46,6 @@ class Part:
     measure: Callable[[Device, bool], Any]
     rows: Callable[[Any], Iterable[Row]]
     limit_s: float
-    needs_nccl: bool = False
 
 
 def _measure_steady(device: Device, quick: bool) -> list[Measured]:
@@ -82,42 +81,56 @@ def _schedule_rows(measured: Measured) -> Iterable[Row]:
 
 
 PARTS: Mapping[PartName, Part] = {
-    PartName.TESTS: Part(lambda _, __: marked_tests.measure_tests(), marked_tests.rows, 600),
-    PartName.WATCHDOG: Part(lambda _, __: nccl.measure_watchdog(), nccl.watchdog_rows, 120, needs_nccl=True),
-    PartName.HASHES: Part(lambda device, _: hashes.measure_hashes(device), hashes.hash_rows, 300),
+    PartName.TESTS: Part(
+        lambda _, quick: marked_tests.measure_tests("tests/training/test_gpus.py" if quick else "tests"),
+        marked_tests.rows,
+        600,
+    ),
+    PartName.WATCHDOG: Part(lambda device, _: nccl.measure_watchdog(device), nccl.watchdog_rows, 120),
+    PartName.HASHES: Part(
+        lambda device, quick: hashes.measure_hashes(device, num_iterations=2 if quick else 20),
+        hashes.hash_rows,
+        300,
+    ),
     PartName.KILLS: Part(
         lambda device, quick: hashes.measure_kills(device, num_workers=2 if quick else 4), hashes.kill_rows, 400
     ),
     PartName.STEADY: Part(_measure_steady, _steady_rows, 300),
-    PartName.COMPILED_JOIN: Part(lambda device, _: hashes.measure_compiled_join(device), hashes.compiled_rows, 200),
+    PartName.COMPILED_JOIN: Part(
+        lambda device, quick: hashes.measure_compiled_join(device, num_iterations=200 if quick else 800),
+        hashes.compiled_rows,
+        200,
+    ),
     PartName.BANDWIDTH: Part(
         lambda device, quick: copies.measure_bandwidth(device, num_bytes=1 << (20 if quick else 30)),
         copies.bandwidth_rows,
         60,
     ),
     PartName.CHECKPOINT: Part(
-        lambda device, quick: copies.measure_checkpoint(device, million_parameters=1 if quick else 190),
+        lambda device, quick: copies.measure_checkpoint(
+            device, million_parameters=1 if quick else 190, rounds=1 if quick else copies.ROUNDS
+        ),
         copies.checkpoint_rows,
         200,
     ),
-    PartName.COMMUNICATOR: Part(
-        lambda _, __: nccl.measure_communicator(), nccl.communicator_rows, 120, needs_nccl=True
-    ),
+    PartName.COMMUNICATOR: Part(lambda device, _: nccl.measure_communicator(device), nccl.communicator_rows, 120),
     PartName.MEMORY: Part(
         lambda device, quick: copies.measure_memory(device, million_parameters=1 if quick else 25),
         copies.memory_rows,
         120,
     ),
-    PartName.WARM_START: Part(lambda device, _: copies.measure_warm_start(device), copies.warm_start_rows, 240),
+    PartName.WARM_START: Part(
+        lambda device, quick: copies.measure_warm_start(device, rounds=1 if quick else copies.ROUNDS),
+        copies.warm_start_rows,
+        240,
+    ),
     PartName.SCHEDULES: Part(lambda device, quick: asyncio.run(_schedules(device, quick)), _schedule_rows, 500),
 }
 
 
 def measured_in_a_child(name: PartName, device: Device, *, quick: bool) -> Measured:
-    """What the part measured, or why there is nothing: "error" or "not_run"."""
+    """What the part measured, or the "error" for which there is nothing."""
     part = PARTS[name]
-    if part.needs_nccl and device == Device.CPU:
-        return {"not_run": "NCCL needs a GPU"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "measured.json"
         command = [sys.executable, "-m", "benchmarks.gpu.parts", name, device, str(int(quick)), str(out)]

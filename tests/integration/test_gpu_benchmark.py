@@ -23,6 +23,27 @@ def test_weights_do_not_change_when_a_worker_dies_in_a_transfer() -> None:
     assert [row.measured for row in PARTS[PartName.KILLS].rows(measured)] == ["0"]
 
 
+NUM_ROWS = {  # of the table; all others have one
+    PartName.HASHES: 2,
+    PartName.STEADY: 2,
+    PartName.COMPILED_JOIN: 2,
+    PartName.BANDWIDTH: 2,
+    PartName.COMMUNICATOR: 2,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in PartName if name != PartName.KILLS])
+def test_each_row_can_be_measured_on_cpus(name: PartName) -> None:
+    """With little work, and gloo in NCCL's place, so that the one run on a rented GPU meets no error of the script."""
+    measured = measured_in_a_child(name, Device.CPU, quick=True)
+    assert "error" not in measured, measured
+    rows = list(PARTS[name].rows(measured))
+    assert len(rows) == NUM_ROWS.get(name, 1)
+    for row in rows:
+        assert row.measured
+        assert row.goal in ("", row.measured) or name == PartName.MEMORY, row
+
+
 def test_a_part_that_fails_is_named_and_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "gpu.json"
     only = ["--only", "bandwidth", "--only", "communicator", "--device", "cpu", "--quick", "--out", str(out)]
@@ -36,7 +57,7 @@ def test_a_part_that_fails_is_named_and_measured_again(tmp_path: Path, monkeypat
     assert again.exit_code == 0, again.output
     written = json.loads(out.read_text())
     assert written["bandwidth"]["pinned_to_host"] > 0
-    assert written["communicator"] == {"not_run": "NCCL needs a GPU"}
+    assert all(written["communicator"]["free_bytes"])
 
 
 def test_without_a_gpu_the_command_says_how_to_try_it(tmp_path: Path) -> None:

@@ -107,16 +107,23 @@ def unnoticed_due_s(state: State, job: Job | None, worker: WorkerRecord) -> floa
         return None
     timeouts = state.pool.config.timeouts
     step_s = 1.0 / worker.iterations_per_s if worker.iterations_per_s else timeouts.slowest_step_s
-    return sent_s + max(timeouts.peer_loss_notice_s, NOTICE_STEPS * step_s)
+    notice_s = max(timeouts.peer_loss_notice_s, NOTICE_STEPS * step_s)
+    # An evaluation is progress, and asks its peers for nothing. They wait twice as long as this for the rendezvous.
+    latest_s = sent_s + max(notice_s, timeouts.start_timeout_s / 2)
+    return min(max(sent_s, worker.progressed_at_s) + notice_s, latest_s)
 
 
 def wait_ends_s(state: State, job: Job, worker: WorkerRecord) -> float | None:
-    """When a running worker is given up: it never joins those that train, or no other worker confirms its lost peer."""
+    """When a running worker is given up: it never joins those that train, or no other worker confirms its lost peer.
+
+    Once its generation trains, it has joined: its own report is late by the difference to rank 0's first step at most.
+    """
+    started_at_s = job.started_at_s or 0.0
     if worker.interrupted_at_s is not None:
         ordered_at_s = 0.0 if worker.switch is None else worker.switch.ordered_at_s
-        return max(worker.interrupted_at_s, ordered_at_s) + _survivor_wait_s(state, job, worker)
+        return max(worker.interrupted_at_s, ordered_at_s, started_at_s) + _survivor_wait_s(state, job, worker)
     if worker.is_joining and not worker.trains:
-        return worker.start_ordered_at_s + state.pool.config.stall_timeout_s
+        return max(worker.start_ordered_at_s, started_at_s) + state.pool.config.stall_timeout_s
     return None
 
 
@@ -126,7 +133,7 @@ def _survivor_wait_s(state: State, job: Job, worker: WorkerRecord) -> float:
     Joining workers come to the rendezvous only when they have built their models.
     """
     config, before = state.pool.config, job.previous_generation
-    if before is None or not worker.is_switching_to(job.generation):
+    if not worker.is_switching_to(job.generation):
         return config.timeouts.loss_confirmation_s
-    only_survivors = set(job.gpus) <= set(before.surviving)
-    return config.timeouts.start_timeout_s if only_survivors else config.stall_timeout_s
+    is_joined = before is not None and not set(job.gpus) <= set(before.surviving)
+    return config.stall_timeout_s if is_joined else config.timeouts.start_timeout_s

@@ -181,8 +181,8 @@ def _receive_bytes(source: socket.socket, num_bytes: int) -> bytearray:
 
 
 def _receive_into(source: socket.socket, memory: memoryview) -> None:
-    while memory:
-        num_bytes = source.recv_into(memory)
+    while memory:  # a signal may end a call early
+        num_bytes = source.recv_into(memory, 0, socket.MSG_WAITALL)
         if num_bytes == 0:
             raise EOFError("the other end is closed")
         memory = memory[num_bytes:]

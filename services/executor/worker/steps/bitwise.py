@@ -17,7 +17,12 @@ from torch import nn
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, Snapshot
-from elasticflow.services.executor.worker.steps.backward_pass import dense_gradient, each_written_to, weighted_roots
+from elasticflow.services.executor.worker.steps.backward_pass import (
+    dense_gradient,
+    drop_gradients,
+    each_written_to,
+    weighted_roots,
+)
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, SharedGradients
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.shared_sum import Tensors
@@ -100,6 +105,7 @@ class BitwiseSteps:
         self._buffers.roll_back()
         self._shared.clear()
         self._gradients_before = []
+        drop_gradients(self._all_parameters)
 
     def changed_buffers(self) -> list[list[float]]:
         """For each micro-batch computed here and each buffer of the model: 1 if it was changed, else 0."""

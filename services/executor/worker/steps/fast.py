@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.backward_pass import drop_gradients
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 
@@ -62,6 +63,7 @@ class FastSteps:
             process_group=ReducerGroup(self._group),
             init_sync=False,
             find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=True,  # the sums need no copy into the gradients, and no memory beside them
         )
         self._take_parameters_of_rank_0(model, self._group)
         # A thread stuck in torch's own sums cannot be abandoned, and a mean of means is wrong for uneven parts.
@@ -107,6 +109,7 @@ class FastSteps:
         with torch.no_grad():
             for buffer, before in zip(self._bare_model.buffers(), self._buffers_before, strict=True):
                 buffer.copy_(before)
+        drop_gradients(self._bare_model.parameters())
 
     def changed_buffers(self) -> list[list[float]]:
         """No buffers are combined."""

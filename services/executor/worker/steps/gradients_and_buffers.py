@@ -42,7 +42,7 @@ class SharedGradients:
             earlier if gradient is None else gradient for earlier, gradient in zip(before, gradients, strict=True)
         ]
         if num_calls > 1:
-            self._untouched = [None if g is None else g.detach().clone() for g in self._gradients]
+            self._untouched = _copies(self._gradients)
         self._versions = [0 if g is None else g._version for g in self._gradients]
 
     def restore(self) -> None:
@@ -126,8 +126,8 @@ class Buffers:
             flags = self._statistics.flags(indices, self._changed)
             for micro_batch, changed, mine in zip(self._computed, self._changed, flags, strict=True):
                 summed.begin_last(micro_batch, like)
-                weighted = [_weighted(changed.get(i, self._common[i]), micro_batch) for i in indices]
-                summed.push(micro_batch, [*weighted, *mine])
+                values = [changed.get(i, self._common[i]) for i in indices]
+                summed.push(micro_batch, [*_weighted(values, micro_batch), *mine])
             sums = [value for value in summed.finish(like) if value is not None]
             summed.check_received()
             values = sums[: len(common)]
@@ -184,8 +184,21 @@ def _owned_buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]
     return list(found.values())
 
 
-def _weighted(value: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
-    if value.is_floating_point() or value.is_complex():
-        return value * micro_batch.weight
-    is_first = micro_batch.virtual_node == micro_batch.index == 0
-    return value.clone() if is_first else torch.zeros_like(value)
+def _weighted(values: Sequence[torch.Tensor], micro_batch: MicroBatch) -> list[torch.Tensor]:
+    """Terms of the sums over all micro-batches; with as many kernels for many values as for one."""
+    floats = {i: value for i, value in enumerate(values) if value.is_floating_point() or value.is_complex()}
+    others = {i: torch.empty_like(value) for i, value in enumerate(values) if i not in floats}
+    terms = dict(others)
+    if floats:
+        terms |= zip(floats, torch._foreach_mul(list(floats.values()), micro_batch.weight), strict=True)
+    if micro_batch.virtual_node == micro_batch.index == 0:
+        _copy_all(list(others.values()), [values[i] for i in others])
+    elif others:
+        torch._foreach_zero_(list(others.values()))
+    return [terms[i] for i in range(len(values))]
+
+
+def _copies(values: Tensors) -> Tensors:
+    made = {i: torch.empty_like(value) for i, value in enumerate(values) if value is not None}
+    _copy_all(list(made.values()), [value for value in values if value is not None])
+    return [made.get(i) for i in range(len(values))]

@@ -150,3 +150,32 @@ def test_a_step_begins_with_the_buffers_of_rank_0() -> None:
             step.result(WAIT_S)
         assert [model.get_buffer("running_mean").tolist() for model in models] == [[5.0] * 3] * 2
         assert torch.equal(*(model.get_parameter("bias").grad for model in models))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("find_unused_parameters", [False, True])
+def test_gradients_lie_in_the_memory_that_is_summed(find_unused_parameters: bool) -> None:
+    """A copy out of it would double the memory of the gradients."""
+    models = [nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)) for _ in range(2)]
+    with (
+        ThreadPoolExecutor(2) as threads,
+        group_of_workers(*models, find_unused_parameters=find_unused_parameters) as workers,
+    ):
+        for _ in range(2):  # the wrapper rebuilds its buckets after the first step
+            for step in [threads.submit(worker.step) for worker in workers]:
+                step.result(WAIT_S)
+        for model in models:
+            gradients = [parameter.grad for parameter in model.parameters()]
+            assert len({each.untyped_storage().data_ptr() for each in gradients if each is not None}) == 1
+
+
+def test_a_wrapper_of_the_next_generation_takes_gradients_that_lie_in_the_old_ones_memory() -> None:
+    models = [nn.Linear(3, 1) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):
+            with group_of_workers(*models) as workers:
+                for step in [threads.submit(worker.step) for worker in workers]:
+                    step.result(WAIT_S)
+                one, other = (model.weight.grad for model in models)
+                assert one is not None
+                assert other is not None
+                assert one.equal(other)
