@@ -51,6 +51,7 @@ class ElasticJob:
     job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"] = JobClass.SLO
     seed: int = 0  # of the initial model, the data order and the random numbers in each step
     model_name: str = ""  # jobs with one name, global batch and sharding share one measured throughput profile
+    share_profile: bool = False  # of that profile: with jobs of other tenants that set this too
     description: str = ""
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
@@ -235,6 +236,7 @@ class ElasticJob:
             training_function=training_function or f"{type(self).__module__}:{type(self).__qualname__}",
             code_digest=code_digest,
             model_name=self.model_name,
+            share_profile=self.share_profile,
             global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]
             hyperparameters=settings,
             max_iterations=self.max_iterations,  # pyright: ignore[reportArgumentType]
