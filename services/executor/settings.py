@@ -93,6 +93,9 @@ class ExecutorSettings:
     # EF_ISOLATION: of workers: none, auto (what this machine can enforce) or required; default: auto if this node has a
     # key of its own, else none, since everyone with the token may do everything (docs/adr/0058)
     isolation: Literal["none", "auto", "required"]
+    # EF_WORKERS_SECRET_FILE: the same secret on all nodes, with which workers of a job know each other (docs/adr/0068);
+    # "": they trust each connection
+    workers_secret_file: str
     data_folders: tuple[str, ...]  # EF_DATA_FOLDERS: separated by colons; isolated workers may read them
 
     @classmethod
@@ -161,6 +164,7 @@ class ExecutorSettings:
             warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
             isolation=cast(Literal["none", "auto", "required"], isolation),
+            workers_secret_file=str(Path(file).absolute()) if (file := given.get("EF_WORKERS_SECRET_FILE")) else "",
             data_folders=data_folders,
         )
         read.check()

@@ -20,6 +20,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.forked_process import ForkedProcess
+from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
@@ -63,7 +64,9 @@ class WorkerManager:
         note: Callable[[LocalEvent], None],
         shut_down: Callable[[ShutDown], None],
         log: Any,
+        secrets: GenerationSecrets,
     ) -> None:
+        self._secrets = secrets
         self._code, self._gpu_left = code, gpu_left
         self._launcher = make_launcher(self._on_event)
         self._note, self._shut_down, self._log = note, shut_down, log
@@ -121,6 +124,7 @@ class WorkerManager:
             return  # an earlier action of the same decision killed it before it had a process
         if isinstance(message, PrepareSwitch):
             slot.switches.add((message.generation, message.rendezvous_rank))
+            message = replace(message, secret=self._secrets.of(worker.job_id, message.generation))
         if slot.handle is not None:
             slot.handle.send(message)
         else:
@@ -146,7 +150,8 @@ class WorkerManager:
             code_path = await self._code.folder(action.tenant, assignment.spec.code_digest)
             await self._gpu_left(assignment.gpu_index)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
-            assignment = replace(assignment, code_path=code_path, lease_until_s=self._lease_until_s)
+            secret = self._secrets.of(worker.job_id, worker.generation)
+            assignment = replace(assignment, code_path=code_path, secret=secret, lease_until_s=self._lease_until_s)
             handle = await self._launcher.launch(assignment)
         except CodeUnusable as error:
             self._failed(worker, str(error))

@@ -63,7 +63,7 @@ def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIs
     if sys.platform == "linux":
         set_readable_by_others(False)
     shares_memory = settings.device == "cuda" and settings.num_gpus > 1
-    secrets = (process.nats_access.credentials, process.nats_access.key)
+    secrets = (process.nats_access.credentials, process.nats_access.key, settings.workers_secret_file or None)
     isolation = Isolation(
         namespaces=not problem,
         shares_memory=shares_memory,
