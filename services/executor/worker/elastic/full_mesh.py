@@ -88,7 +88,7 @@ def connect_all(
                 recording.set("outcome", _CONNECTED.decode())
             if recording.get("outcome") == _CONNECTED:
                 gloo._set_default_timeout(timedelta(seconds=timeout_s))
-                close_to_others(recording.values_written)  # gloo ends the process after some bytes of a stranger
+                close_to_others(recording.values_written)  # gloo keeps strangers' connections until it aborts
                 return Mesh(gloo, connections_at(recording.values_read))
         attempt_s *= _GROWTH
 

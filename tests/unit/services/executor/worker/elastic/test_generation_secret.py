@@ -155,6 +155,20 @@ def test_behind_an_address_translation_it_listens_everywhere(monkeypatch: pytest
     assert server.get("key") == b"value"
 
 
+def test_the_ports_of_a_connected_group_take_no_connection() -> None:
+    store, before = dist.HashStore(), set(listening_ports(os.getpid()))
+
+    def joined(rank: int) -> Group:
+        return Group(store, generation=1, rank=rank, size=2, device=None, timeout_s=WAIT_S)
+
+    groups = in_threads(partial(joined, 0), partial(joined, 1))
+    ports = set(listening_ports(os.getpid())) - before
+    assert len(ports) == len(groups) == 2
+    for port in ports:
+        with pytest.raises(TimeoutError):
+            socket.create_connection((HOST, port), timeout=0.5)
+
+
 def test_a_hostile_process_on_the_ports_disturbs_no_group() -> None:
     server = listening_store(HOST, wait_s=WAIT_S)
 
