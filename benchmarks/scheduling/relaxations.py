@@ -28,7 +28,7 @@ from elasticflow.shared.scheduling.availability.earliest_completion import (
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.generator import Recipe, generate
@@ -120,7 +120,7 @@ def _requests(
     for _ in range(count):
         state, _, now_s = instants.seen[chance.integers(len(instants.seen))]
         spec = instants.seen[chance.integers(len(instants.seen))][1]
-        state = with_range(state, spec)
+        state = with_profile(state, spec)
         curve = known_curve(state, spec)
         if curve is None:
             continue

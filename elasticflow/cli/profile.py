@@ -30,6 +30,7 @@ from elasticflow.sdk.submission import Submission, load, profilable
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.state.fold.owned_profiles import with_own_curves
 from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.pool import PoolState
 
@@ -102,6 +103,7 @@ def profile(
         job, code = load(target, options.arguments, workdir)
         ready = profilable(options.apply(job), code)
         state, spec = run(lambda client: _measured(client, ready), **where)
+    state = with_own_curves(state, spec)
     if by_type:
         types = types_view(state, spec, num_gpus)
         print_json(types) if as_json else show_types(types)
@@ -130,7 +132,7 @@ async def _measured(client: Client, ready: Submission) -> tuple[PoolState, JobSp
     )
     if not isinstance(answer, JobProfiled) or not answer.iterations_per_s:
         raise InvalidJob(_why_not(answer))
-    return await client.state(), ready.spec
+    return await client.state(), replace(ready.spec, owner=client.tenant)
 
 
 def _why_not(answer: ProfileReply) -> str:

@@ -128,7 +128,7 @@ def _type_view(state: PoolState, spec: JobSpec, recorded: str, num_gpus: int, ti
     known = None if times is None else times.by_type.get(recorded)
     predicted = None
     if times is not None and known is None and not failure:
-        predicted = unmeasured_step_times(state, times, recorded)
+        predicted = unmeasured_step_times(state, spec.profile_owner, times, recorded)
     base, steps = ("", known) if predicted is None else (type_name(state, predicted[0]), predicted[1])
     communication = CommunicationTimes() if times is None or known is None else times.communication[recorded]
     return TypeView(

@@ -53,6 +53,7 @@ class ElasticJob:
     job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"] = JobClass.SLO
     seed: int = 0  # of the initial model, the data order and the random numbers in each step
     model_name: str = ""  # jobs with one name, global batch and sharding share one measured throughput profile
+    share_profile: bool = False  # of that profile: with jobs of other tenants that set this too
     description: str = ""
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
@@ -269,6 +270,7 @@ class ElasticJob:
             secrets=self._secrets,
             requirements=tuple(self.requirements),
             model_name=self.model_name,
+            share_profile=self.share_profile,
             global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]
             hyperparameters=settings,
             max_iterations=self.max_iterations,  # pyright: ignore[reportArgumentType]

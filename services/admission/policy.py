@@ -17,12 +17,14 @@ from elasticflow.services.admission.commands.submit import decide_waiting, in_or
 from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import (
     Command,
+    JobDescription,
     ProfileJob,
     SubmitJob,
     id_of,
 )
 from elasticflow.shared.messages.events import AdmissionEvent, Event, PlanEvent
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.owned_profiles import with_own_curves
 from elasticflow.shared.state.idempotent_replies import (
     ANSWERS,
     idempotent_reply,
@@ -43,6 +45,9 @@ def decide(
     Before, jobs whose GPU type no longer suffices move.
     """
     cache = PlanningCache() if cache is None else cache
+    for described in commands:
+        if isinstance(described, JobDescription):
+            state = with_own_curves(state, described.spec)
     expired, waiting = expired_gpu_limits(state, now_s), cache.last(profiling_jobs, state.live_jobs)
     due = jobs_due(state, now_s)
     if not (commands or expired or waiting or due):

@@ -9,7 +9,7 @@ from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.events import AdmissionEvent
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import part_after, parts, spec_on
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -41,7 +41,7 @@ class SessionsByType:
     def ready(self, gpu_type: str, spec: JobSpec) -> AdmissionSession:
         """The session of the type, with a curve for the GPU range of a submitted spec."""
         session = self.by_type[gpu_type]
-        return fast_replace(session, state=with_range(session.state, spec_on(self.state, spec, gpu_type)))
+        return fast_replace(session, state=with_profile(session.state, spec_on(self.state, spec, gpu_type)))
 
     def on_job(self, job_id: str, decide: Callable[[AdmissionSession], AdmissionSession]) -> "SessionsByType":
         """Decide in the session that plans the job; in that of the whole pool, which plans nothing, if it is not

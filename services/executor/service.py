@@ -23,6 +23,7 @@ from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.code_archive import CodeArchive
+from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
 from elasticflow.services.executor.processes.manager import Launching, WorkerManager
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
@@ -49,10 +50,13 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     isolation = await asyncio.to_thread(prepare_isolation, process.settings, settings)
     for missing in isolation.missing:
         process.log.warning("NotIsolated", missing=missing)
+    generation_secrets = GenerationSecrets.read(settings.workers_secret_file)
     specification = _node_specification(settings, data_dir, isolation)
     with _only_executor(data_dir, specification) as previous_run_id:
         default = partial(_launcher, data_dir, settings, isolation)
-        executor = Executor(process, specification, make_launcher or default, previous_run_id, secret_keys)
+        executor = Executor(
+            process, specification, make_launcher or default, previous_run_id, secret_keys, generation_secrets
+        )
         await executor.run()
 
 
@@ -66,6 +70,7 @@ class Executor:
         make_launcher: MakeLauncher,
         previous_run_id: str,
         secret_keys: SecretKeys,
+        generation_secrets: GenerationSecrets,
     ) -> None:
         self._process = process
         self._node_specification = node_specification
@@ -83,6 +88,7 @@ class Executor:
             note=self._note,
             shut_down=self._shut_down,
             log=process.log,
+            generation_secrets=generation_secrets,
         )
         self._load_runners = LoadRunners(
             process.bus,

@@ -94,6 +94,9 @@ class ExecutorSettings:
     # key of its own, else none, since everyone with the token may do everything (docs/adr/0058)
     isolation: Literal["none", "auto", "required"]
     secrets_key: Path | None  # EF_SECRETS_KEY: file with the pool's private key for secrets of jobs; None: opens none
+    # EF_WORKERS_SECRET_FILE: the same secret on all nodes, with which workers of a job know each other (docs/adr/0070);
+    # None: they trust each connection
+    workers_secret_file: Path | None
     data_folders: tuple[str, ...]  # EF_DATA_FOLDERS: separated by colons; isolated workers may read them
 
     @classmethod
@@ -162,8 +165,13 @@ class ExecutorSettings:
             warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
             isolation=cast(Literal["none", "auto", "required"], isolation),
-            secrets_key=Path(given["EF_SECRETS_KEY"]).absolute() if given.get("EF_SECRETS_KEY") else None,
+            secrets_key=_path(given.get("EF_SECRETS_KEY")),
+            workers_secret_file=_path(given.get("EF_WORKERS_SECRET_FILE")),
             data_folders=data_folders,
         )
         read.check()
         return settings
+
+
+def _path(name: str | None) -> Path | None:
+    return Path(name).absolute() if name else None

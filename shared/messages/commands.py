@@ -3,8 +3,8 @@
 Admission may reject a command. A command may arrive twice or late.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
@@ -156,8 +156,19 @@ class CancelLoad:
 
 
 JobCommand = SubmitJob | CancelJob | ReserveQuote | AmendJob | SetGpuLimits | ProfileJob | RequestCheckpoint
+JobDescription = SubmitJob | ReserveQuote | ProfileJob | QuoteDeadline
 LoadCommand = OpenLoad | SealLoad | CancelLoad
 Command = JobCommand | LoadCommand
+
+
+Sent = TypeVar("Sent", bound=Command | QuoteDeadline)
+
+
+def owned(command: Sent) -> Sent:
+    """A command of a known sender: the job that it describes, if any, belongs to the tenant of the command."""
+    if isinstance(command, JobDescription):
+        return replace(command, spec=replace(command.spec, owner=command.tenant))
+    return command
 
 
 def id_of(message: object) -> str:

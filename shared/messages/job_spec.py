@@ -24,6 +24,7 @@ from elasticflow.shared.messages.limits import (
     FunctionPath,
     GpuType,
     Integer,
+    MaybeToken,
     ModelName,
     Name,
     NamedGpuType,
@@ -49,6 +50,8 @@ def _in_one_sentence(value: Any, validated: ValidatorFunctionWrapHandler) -> Any
 
 SCRIPT = "__main__"  # instead of a class: a script whose loop is elastic
 TORCHRUN = "__torchrun__"  # or an unchanged script, started as under torchrun; each resize restarts it
+
+SHARED = "*"  # owns the profiles that tenants share; no tenant can have this name
 
 Scalar = Annotated[bool | Integer | Finite | Annotated[str, FewItems], WrapValidator(_in_one_sentence)]
 
@@ -108,6 +111,9 @@ class JobSpec:
     gpu_memory_bytes: NumBytes = 0  # that each GPU has at least; 0: any
     mixed_gpu_types: bool = False  # other types may join a bitwise job too, with other bits; max_gpus is for each type
     shard_optimizer: bool = False  # each worker holds a part of the optimizer's state only
+    share_profile: bool = False  # measures and reads one profile with all tenants that share theirs
+    # its tenant, whatever its sender wrote: see `commands.owned`; "": an older job. No part of what a user describes
+    owner: MaybeToken = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.other_gpu_types and not self.gpu_type:
@@ -136,9 +142,24 @@ class JobSpec:
 
     @property
     def measured_key(self) -> str:
-        """Names the measured curve. Jobs with the same model key, global batch and GPU type share it."""
-        gpu_type = f"@{self.gpu_type}" if self.gpu_type else ""
-        return f"{self.model_key}/b{self.global_batch_size}{gpu_type}"
+        """Names the measured curve. Jobs with the same owner, model key, global batch and GPU type share it."""
+        owner = self.profile_owner
+        return f"{owner}/{self.configured_key}" if owner else self.configured_key
+
+    @property
+    def configured_key(self) -> str:
+        """Names the curve without an owner: that of the pool's configuration, and that of older jobs."""
+        return f"{self.profile_family}@{self.gpu_type}" if self.gpu_type else self.profile_family
+
+    @property
+    def profile_family(self) -> str:
+        """Names the curves of all owners and GPU types."""
+        return f"{self.model_key}/b{self.global_batch_size}"
+
+    @property
+    def profile_owner(self) -> str:
+        """Whose jobs measure its profile; "": all older ones."""
+        return SHARED if self.owner and self.share_profile else self.owner
 
     @property
     def model_key(self) -> str:

@@ -94,6 +94,7 @@ _NO_JOBS = cast("Map[str, Job]", Map())
 _NO_LOADS = cast("Map[str, Load]", Map())
 _NO_NODES = cast("Map[str, NodeState]", Map())
 _NO_CURVES = cast("Map[str, MeasuredCurve]", Map())
+_NO_OWNERS = cast("Map[str, tuple[str, ...]]", Map())
 _NO_QUOTES = cast("Map[str, QuoteReservation]", Map())
 _NO_GPU_LIMITS = cast("Map[str, GpuLimits]", Map())
 _NO_SIZES = cast("Map[str, int]", Map())
@@ -125,6 +126,7 @@ class PoolState:
     quote_reservations: Map[str, QuoteReservation] = _NO_QUOTES
     gpu_limits: Map[str, GpuLimits] = _NO_GPU_LIMITS  # set by operators, by job
     curves: Map[str, MeasuredCurve] = _NO_CURVES
+    profile_owners: Map[str, tuple[str, ...]] = _NO_OWNERS  # of the curves, by `JobSpec.profile_family`
     micro_batch_sizes: Map[str, int] = _NO_SIZES  # by profile, of jobs whose virtual nodes did not fit
     usage: Map[str, tuple[Usage, ...]] = _NO_USAGE  # by tenant, the last 24 hours, oldest first
     rejected_demand: Map[str, tuple[Usage, ...]] = _NO_USAGE  # of tenants with a quota: no promise came of it

@@ -14,7 +14,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     resize_cost,
 )
 from elasticflow.shared.state.fold import ledger_fold
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.shared.state.pool import PoolState, spec_of
@@ -125,7 +125,7 @@ class PoolView:
     def _curve(self, spec: JobSpec) -> ScalingCurve | None:
         profile_key = spec.profile_key
         if profile_key not in self._curves:
-            self._curves[profile_key] = known_curve(with_range(self._accounting.pool, spec), spec)
+            self._curves[profile_key] = known_curve(with_profile(self._accounting.pool, spec), spec)
         return self._curves[profile_key]
 
 

@@ -48,7 +48,7 @@ class TrueSpeeds:
 
     def _curve(self, spec: JobSpec, gpu_type: str) -> Mapping[int, float]:
         on_type = replace(spec, gpu_type=self._recorded.get(gpu_type, spec.gpu_type))
-        return self._timing.true_curves[on_type.measured_key]
+        return self._timing.true_curves[on_type.configured_key]
 
     def _one_gpu_s(self, spec: JobSpec, gpu_type: str, count: int) -> float:
         """A worker without virtual nodes computes one of another worker again."""

@@ -116,7 +116,7 @@ class Runs:
         run.from_iteration = iteration
         run.started_at_s = self._loop.now_s
         if run.purpose == "profile":
-            takes_s = self._timing.slow_profiles_s.get(run.spec.measured_key, self._timing.profile_s)
+            takes_s = self._timing.slow_profiles_s.get(run.spec.configured_key, self._timing.profile_s)
             if takes_s < math.inf:
                 self._loop.after(takes_s, lambda: self._profiled(run))
             return

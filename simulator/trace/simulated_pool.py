@@ -127,7 +127,7 @@ def _curve(job: TraceJob, gpu_type: str, first: str) -> tuple[str, Mapping[int, 
     spec = replace(spec_of(job), gpu_type="" if gpu_type == first else gpu_type)  # specs do not name the first type
     curve, others = job.measured_on(gpu_type), job.measured_by_type.values()
     elsewhere = sorted({level for other in others for level in other.num_gpus_L})
-    return spec.measured_key, dict.fromkeys(elsewhere, 0.0) | (dict(curve.rate_by_num_gpus) if curve else {})
+    return spec.configured_key, dict.fromkeys(elsewhere, 0.0) | (dict(curve.rate_by_num_gpus) if curve else {})
 
 
 def single_gpu_profiles(

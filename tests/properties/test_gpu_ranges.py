@@ -9,7 +9,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, profile_known
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.snapshot_encoding import dump, load
 from tests.support.histories import LINEAR, NOW_S, History, spec
@@ -81,8 +81,8 @@ def test_the_curve_of_a_range_is_its_part_of_the_whole(happenings: list[Any]) ->
 @given(st.lists(HAPPENINGS, max_size=12), RANGES)
 def test_to_judge_a_range_changes_nothing_else(happenings: list[Any], asked: JobSpec) -> None:
     before = history_of(happenings)
-    state = with_range(before, asked)
-    assert with_range(state, asked) is state
+    state = with_profile(before, asked)
+    assert with_profile(state, asked) is state
     others = {key: curve for key, curve in state.curves.items() if key in before.curves and not curve.parts}
     assert all(before.curves[key] == curve for key, curve in others.items())
     assert load(dump(state)) == state

@@ -65,10 +65,10 @@ def test_a_job_is_profiled_on_both_types_and_trains_on_the_slower_one(min_gpus: 
     assert admitted.gpu_type == "P100"
     measured = {key: curve.iterations_per_s for key, curve in cluster.state.curves.items()}
     part = "[2..]" if min_gpus == 2 else ""
-    assert {f"new/b256{part}", f"new/b256@P100{part}"} <= set(measured)
+    assert {f"lab/new/b256{part}", f"lab/new/b256@P100{part}"} <= set(measured)
     assert [event.profile_key for event in decided(cluster, ProfileCompleted)] == [
-        f"new/b256{part}",
-        f"new/b256@P100{part}",
+        f"lab/new/b256{part}",
+        f"lab/new/b256@P100{part}",
     ]
     job = cluster.state.ended_jobs["job-0"]
     assert (job.phase, job.spec and job.spec.gpu_type) == (Phase.FINISHED, "P100")

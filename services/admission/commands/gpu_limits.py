@@ -23,7 +23,7 @@ from elasticflow.shared.scheduling.jobs.planned_pool import flat, planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
 from elasticflow.shared.state.fold.job_changes import submitted_range, with_gpu_range
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import shown_type
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, spec_of
@@ -99,7 +99,7 @@ class _Request:
         if gpu_range.is_empty:
             return f"it runs on {own_sizes} GPUs only, as its user says"
         spec = with_gpu_range(self.job, gpu_range)
-        curve = known_curve(with_range(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
+        curve = known_curve(with_profile(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
         if curve is None:
             return f"it was not measured to run on {gpu_range} GPUs; the pool has {self.session.state.num_gpus}"
         if self.job.promised:

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 from elasticflow.services.admission.rejection.text import no_deadline, problems_of, why_no_type, why_unquotable
 from elasticflow.services.admission.session import AdmissionSession
-from elasticflow.shared.messages.commands import QuoteDeadline
+from elasticflow.shared.messages.commands import QuoteDeadline, owned
 from elasticflow.shared.messages.events import DeadlineQuoted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.job_table import gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, promised_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.owned_profiles import with_own_curves
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import part_of_type, possible_types, shown_type, spec_on, type_name
 from elasticflow.shared.state.pool import PoolState
 
@@ -20,7 +21,8 @@ def quote(
     state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache | None = None
 ) -> DeadlineQuoted:
     """The earliest deadline that this job would be promised now, on any GPU type, or why there is none."""
-    cache = PlanningCache() if cache is None else cache
+    question, cache = owned(question), PlanningCache() if cache is None else cache
+    state = with_own_curves(state, question.spec)
     possible = possible_types(state, question.spec)
     if state.num_gpus and not possible:
         return DeadlineQuoted(earliest_deadline_s=None, explanation=why_no_type(state, question.spec), at_s=now_s)
@@ -41,7 +43,7 @@ def quote(
 
 
 def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cache: PlanningCache) -> DeadlineQuoted:
-    spec, state = question.spec, with_range(state, question.spec)
+    spec, state = question.spec, with_profile(state, question.spec)
     session = AdmissionSession.start(state, now_s, cache)
     problems = problems_of(state, replace(spec, job_class=JobClass.BEST_EFFORT), now_s)
     curve = known_curve(state, spec, curves=session.cache.curves)

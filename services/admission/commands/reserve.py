@@ -33,7 +33,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     known_curve,
     promised_deadline_s,
 )
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import accepts, possible_types, shown_type, spec_on, type_name
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
@@ -83,7 +83,7 @@ def _is_reserved(state: PoolState, command: ReserveQuote, now_s: float) -> bool:
 
 def _reserve_on_type(session: AdmissionSession, command: ReserveQuote) -> AdmissionSession:
     spec, now_s = command.spec, session.now_s
-    state, until_s = with_range(session.state, spec), now_s + command.reserve_s
+    state, until_s = with_profile(session.state, spec), now_s + command.reserve_s
     curve = known_curve(state, spec, curves=session.cache.curves)
     if curve is None:
         return _rejected(session, command, why_unquotable(state, spec))
@@ -170,7 +170,7 @@ def _promised_as_quoted(
 ) -> AdmissionSession | None:
     now_s, gpu_type = session.now_s, quote.spec.gpu_type
     spec = spec_on(session.state, command.spec, gpu_type)
-    deadline_s, state = spec.resolved_deadline_s(now_s), with_range(session.state, spec)
+    deadline_s, state = spec.resolved_deadline_s(now_s), with_profile(session.state, spec)
     curve = known_curve(state, spec, curves=session.cache.curves)
     if deadline_s is None or curve is None or spec.job_class is not JobClass.SLO:
         return None

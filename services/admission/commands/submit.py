@@ -24,7 +24,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.admission_pricing import Submitted, submitted
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, profile_known
 from elasticflow.shared.state.fold.admission import is_resubmission
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import accepted_types, large_enough_types, possible_types, spec_on
 from elasticflow.shared.state.idempotent_replies import is_submission_of
 from elasticflow.shared.state.job import Job
@@ -57,7 +57,7 @@ def _demand_of(session: AdmissionSession, command: SubmitJob) -> Submitted:
     """0 GPU-seconds without a deadline, while the job's speed is unknown, for a known job, and beyond a quota."""
     submission = submission_of(command, session.now_s)
     spec, deadline_s = submission.spec, submission.deadline_s
-    state = with_range(session.state, spec)
+    state = with_profile(session.state, spec)
     curve = known_curve(state, spec, curves=session.cache.curves) if spec.job_class is JobClass.SLO else None
     if curve is None or deadline_s is None or session.pool.job(command.job_id) is not None:
         return 0.0, 0.0

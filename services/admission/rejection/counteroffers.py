@@ -18,7 +18,8 @@ from elasticflow.shared.scheduling.availability.earliest_completion import (
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, promised_deadline_s
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
+from elasticflow.shared.state.pool import PoolState
 
 FEWEST_OFFERS = 3  # with each rejection, where any deadline is possible
 
@@ -189,17 +190,22 @@ def _affordable(session: AdmissionSession, job: SchedulableJob, iterations: int)
 def _other_batch_sizes(session: AdmissionSession, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
     if not spec.model_name:
         return []
-    prefix, state = f"{spec.model_key}/b", session.planned_state
-    found = list[tuple[int, ScalingCurve]]()
-    for key in state.curves:
-        size = key.removeprefix(prefix)
-        if key.startswith(prefix) and size.isdigit() and int(size) != spec.global_batch_size:
-            other = replace(spec, global_batch_size=int(size))
-            curve = known_curve(with_range(state, other), other, curves=session.cache.curves)
-            if curve is not None:
-                found.append((int(size), curve))
+    state, found = session.planned_state, list[tuple[int, ScalingCurve]]()
+    for size in _known_batch_sizes(state, spec) - {spec.global_batch_size}:
+        other = replace(spec, global_batch_size=size)
+        curve = known_curve(with_profile(state, other), other, curves=session.cache.curves)
+        if curve is not None:
+            found.append((size, curve))
     by_likeness = sorted(found, key=lambda known: (abs(math.log(known[0] / spec.global_batch_size)), known[0]))
     return by_likeness[:2]  # of two equally far the smaller, because the map has no order
+
+
+def _known_batch_sizes(state: PoolState, spec: JobSpec) -> set[int]:
+    """Those at which the model has curves, of the spec's owner or configured for all."""
+    prefix, own = f"{spec.model_key}/b", f"{spec.profile_owner}/"
+    keys = (key.removeprefix(own) for key in state.curves)
+    sizes = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+    return {int(size) for size in sizes if size.isdigit()}
 
 
 def _offer(

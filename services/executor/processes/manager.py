@@ -21,6 +21,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.forked_process import ForkedProcess
+from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
 from elasticflow.services.executor.processes.installed_packages import InstalledPackages, RequirementsUnusable
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
 from elasticflow.shared.errors import ElasticFlowError
@@ -68,8 +69,10 @@ class WorkerManager:
         note: Callable[[LocalEvent], None],
         shut_down: Callable[[ShutDown], None],
         log: Any,
+        generation_secrets: GenerationSecrets,
     ) -> None:
-        self._code, self._secret_keys, self._gpu_left = code, secret_keys, gpu_left
+        self._generation_secrets, self._secret_keys = generation_secrets, secret_keys
+        self._code, self._gpu_left = code, gpu_left
         self._launcher = make_launcher(self._on_event)
         self._packages = InstalledPackages(data_dir, self.fork, log)
         self._note, self._shut_down, self._log = note, shut_down, log
@@ -128,6 +131,7 @@ class WorkerManager:
             return  # an earlier action of the same decision killed it before it had a process
         if isinstance(message, PrepareSwitch):
             slot.switches.add((message.generation, message.rendezvous_rank))
+            message = replace(message, generation_secret=self._generation_secrets.of(worker.job_id, message.generation))
         if slot.handle is not None:
             slot.handle.send(message)
         else:
@@ -162,6 +166,7 @@ class WorkerManager:
                 code_path=code_path,
                 packages_path=packages_path,
                 secrets=secrets,
+                generation_secret=self._generation_secrets.of(worker.job_id, worker.generation),
                 lease_until_s=self._lease_until_s,
             )
             handle = await self._launcher.launch(assignment)

@@ -63,23 +63,33 @@ def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIs
     if sys.platform == "linux":
         set_readable_by_others(False)
     shares_memory = settings.device == "cuda" and settings.num_gpus > 1
-    secrets = (process.nats_access.credentials, process.nats_access.key, settings.secrets_key)
+    access = process.nats_access
+    secrets = (access.credentials, access.key, settings.secrets_key, settings.workers_secret_file)
     isolation = Isolation(
         namespaces=not problem,
         shares_memory=shares_memory,
         readable=(*python_folders(), *settings.data_folders),
         hidden=(str(process.data_dir), *(str(file) for file in secrets if file is not None)),
     )
-    return WorkerIsolation(isolation, tuple(_missing(problem, shares_memory=shares_memory)))
+    return WorkerIsolation(isolation, tuple(_missing(problem, settings, shares_memory=shares_memory)))
 
 
-def _missing(problem: str, *, shares_memory: bool) -> list[str]:
-    missing = ["no limit for the main memory of a job: the kernel kills workers first when it is short"]
+def _missing(problem: str, settings: ExecutorSettings, *, shares_memory: bool) -> list[str]:
+    missing = [_missing_of_memory(settings)]
     if problem:
         missing.insert(0, f"jobs see the processes and files of their executor's user: {problem}")
     elif shares_memory:
         missing.insert(0, "jobs share /dev/shm, with which NCCL connects the node's GPUs")
     return missing
+
+
+def _missing_of_memory(settings: ExecutorSettings) -> str:
+    kills = "the kernel kills workers first when it is short"
+    if settings.device == "cuda":
+        return f"no limit for the main memory of a job on GPUs: {kills}"
+    if not settings.job_memory_bytes:
+        return f"no limit for the main memory of a job: {kills}; set EF_JOB_MEMORY_BYTES"
+    return f"a limit of main memory for each process of a job only, not for all of them together: {kills}"
 
 
 NOT_ISOLATED = WorkerIsolation()

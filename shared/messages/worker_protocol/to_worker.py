@@ -12,6 +12,7 @@ from pydantic import Strict
 
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
+    Digest,
     DurationS,
     Generation,
     GpuType,
@@ -61,6 +62,7 @@ class Assignment:
     gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
     measures_step_times: a profiling run also measures steps with fewer virtual nodes.
     memory_limit_bytes: what a CPU slot's worker may allocate beyond the preloaded libraries; 0: no limit.
+    generation_secret: that the workers of the generation prove to each other; "": they prove nothing.
     lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
 
@@ -85,6 +87,7 @@ class Assignment:
     virtual_nodes_by_rank: VirtualNodesByRank = ()
     gpu_types_by_rank: tuple[GpuType, ...] = ()
     memory_limit_bytes: NumBytes = 0
+    generation_secret: Digest = field(default="", repr=False)
     lease_until_s: DurationS = 0.0
     timeouts: FailureTimeouts = field(default_factory=FailureTimeouts)
     checkpoint_every_s: PositiveDurationS = 30.0
@@ -102,6 +105,7 @@ class PrepareSwitch:
     rendezvous_size: staying, joining and leaving workers.
     rendezvous: host:port of rendezvous rank 0, which listens as rank 0 of a start does; "" if `JoinRendezvous` follows.
     micro_batch_size, virtual_nodes_by_rank, gpu_types_by_rank: as in `Assignment`, from the switch on.
+    generation_secret: as in `Assignment`, of the new generation.
     """
 
     generation: Generation
@@ -112,6 +116,7 @@ class PrepareSwitch:
     micro_batch_size: NumSamples = 0
     virtual_nodes_by_rank: VirtualNodesByRank = ()
     gpu_types_by_rank: tuple[GpuType, ...] = ()
+    generation_secret: Digest = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command, SubmitJob
+from elasticflow.shared.messages.commands import Command, SubmitJob, owned
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
 from elasticflow.shared.messages.events import MessageRejected, QueuePosition
@@ -214,7 +214,7 @@ class CommandQueue:
         tenant = subjects.sender(item.subject)
         if command.tenant != tenant:
             raise Undecodable(f"tenant: {command.tenant!r} may not publish on the subject of {tenant!r}")
-        return command
+        return owned(command)
 
     async def dead_letter(self, item: WorkItem, *problems: str) -> None:
         """Store the bytes on the dead-letter subject with the reason, and reply to the sender."""

@@ -5,7 +5,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.state.fold.job_changes import with_replanned, without_share
 from elasticflow.shared.state.fold.jobs import all_stopping, ended, scheduling_event, with_job
-from elasticflow.shared.state.fold.profiles import configured_curves, with_range
+from elasticflow.shared.state.fold.profiles import configured_curves, with_profile
 from elasticflow.shared.state.fold.profiling_runs import with_another_attempt
 from elasticflow.shared.state.fold.usage_and_demand import with_demand, with_rejected_demand, with_usage
 from elasticflow.shared.state.gpu_types import spec_on
@@ -68,7 +68,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         state = fast_replace(state, ended_jobs=state.ended_jobs.delete(event.job_id))
     if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
         state = without_share(state, event.job_id)
-    return scheduling_event(with_job(with_range(state, spec), job), sequence)
+    return scheduling_event(with_job(with_profile(state, spec), job), sequence)
 
 
 def is_resubmission(
@@ -95,7 +95,7 @@ def quote_reserved(state: PoolState, event: events.QuoteReserved, sequence: int)
     quotes = state.quote_reservations
     for job_id in [other.job_id for other in quotes.values() if other.until_s <= event.at_s]:
         quotes = quotes.delete(job_id)
-    state = with_range(with_replanned(state, event), event.spec)
+    state = with_profile(with_replanned(state, event), event.spec)
     state = fast_replace(state, quote_reservations=quotes.set(event.job_id, quote))
     return scheduling_event(state, sequence)
 

@@ -10,7 +10,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuLimits, GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job
-from elasticflow.shared.state.fold.profiles import with_range
+from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.fold.usage_and_demand import with_usage
 from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
@@ -92,7 +92,7 @@ def gpu_limits_set(state: PoolState, job: Job, event: events.GpuLimitsSet, seque
     )
     used = Usage.on(spec_of(job).gpu_type, event.gpu_seconds, event.at_s, num_jobs=0)
     state = with_usage(with_replanned(state, event), job.tenant, used)
-    state = fast_replace(with_range(state, spec_of(job)), gpu_limits=state.gpu_limits.set(job.job_id, limits))
+    state = fast_replace(with_profile(state, spec_of(job)), gpu_limits=state.gpu_limits.set(job.job_id, limits))
     return scheduling_event(with_job(state, job), sequence)
 
 
@@ -108,7 +108,7 @@ def gpu_limits_cleared(state: PoolState, job: Job, sequence: int) -> PoolState:
         earliest_deadline_s=None,
     )
     state = fast_replace(state, gpu_limits=state.gpu_limits.delete(job.job_id))
-    return scheduling_event(with_job(with_range(state, spec_of(job)), job), sequence)
+    return scheduling_event(with_job(with_profile(state, spec_of(job)), job), sequence)
 
 
 # --- GPU types ------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def _moved(state: PoolState, job: Job, gpu_type: str, sequence: int) -> tuple[Po
         gpu_type_kept_at_s=None,
         gpu_type_kept_sequence=0,
     )
-    return without_share(with_range(state, spec), job.job_id), moved
+    return without_share(with_profile(state, spec), job.job_id), moved
 
 
 def gpu_type_kept(state: PoolState, job: Job, event: events.GpuTypeKept, sequence: int) -> PoolState:

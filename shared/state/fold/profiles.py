@@ -12,6 +12,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.state.fold.owned_profiles import configured_keys, with_own_curves
 from elasticflow.shared.state.job import Job, has_workers_on
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
@@ -20,12 +21,13 @@ NO_CURVE = MeasuredCurve(iterations_per_s={})
 
 
 def configured_curves(state: PoolState, event: events.PoolConfigured) -> PoolState:
-    for profile_key, table in event.config.curves.items():
-        known = state.curves.get(profile_key, NO_CURVE)
-        at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
-        at_s = {**known.measured_at_s, **at_s}
-        curve = replace(known, iterations_per_s=table, measured_at_s=at_s, failure="", probed_to=math.inf)
-        state = with_curve(state, profile_key, curve)
+    for configured, table in event.config.curves.items():
+        for profile_key in configured_keys(state, event.config, configured):
+            known = state.curves.get(profile_key, NO_CURVE)
+            at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
+            at_s = {**known.measured_at_s, **at_s}
+            curve = replace(known, iterations_per_s=table, measured_at_s=at_s, failure="", probed_to=math.inf)
+            state = with_curve(state, profile_key, curve)
     return state
 
 
@@ -83,8 +85,12 @@ def with_speed(state: PoolState, job: Job) -> PoolState:
     return with_curve(state, job.spec.measured_key, replace(curve, speed=curve.speed.with_log_ratio(job.speed.mean)))
 
 
-def with_range(state: PoolState, spec: JobSpec) -> PoolState:
-    """The state with a curve for the spec's GPU range, if it has one. Admission needs it before its decision, too."""
+def with_profile(state: PoolState, spec: JobSpec) -> PoolState:
+    """The state with the curves of the spec's owner, and with one for its GPU range, if it has one.
+
+    Admission needs them before its decision, too.
+    """
+    state = with_own_curves(state, spec)
     if spec.profile_key in state.curves or spec.profile_key == spec.measured_key:
         return state
     whole = state.curves.get(spec.measured_key, NO_CURVE)

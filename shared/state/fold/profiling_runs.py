@@ -11,7 +11,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.fold.jobs import MAX_EXPLANATION, scheduling_event, with_job
-from elasticflow.shared.state.fold.profiles import NO_CURVE, with_curve, with_range
+from elasticflow.shared.state.fold.profiles import NO_CURVE, with_curve, with_profile
 from elasticflow.shared.state.gpu_types import (
     large_enough_types,
     possible_types,
@@ -32,7 +32,7 @@ def with_profiling_on(state: PoolState, profiled_on: Mapping[str, str]) -> PoolS
             moved = fast_replace(
                 job, spec=spec, submitted_spec=submitted_spec(job), broken=job.broken or bool(job.gpus)
             )
-            state = fast_replace(with_range(state, spec), live_jobs=state.live_jobs.set(job_id, moved))
+            state = fast_replace(with_profile(state, spec), live_jobs=state.live_jobs.set(job_id, moved))
     return state
 
 

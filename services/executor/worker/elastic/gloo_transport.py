@@ -21,14 +21,23 @@ _NO_LIMIT = timedelta(days=7)
 class GlooTransport:
     """The constructor blocks until all workers are connected. Raises RendezvousAborted once `aborted` is set."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        *,
+        timeout_s: float,
+        aborted: threading.Event,
+        secret: str = "",
+    ) -> None:
         self._rank, self._size = rank, size
         self._timeout = timedelta(seconds=timeout_s)
         self._state = threading.Lock()
         self._is_aborted = False
         self._unfinished: dict[torch.futures.Future[torch.Tensor], torch.Tensor] = {}  # sums
         self.process_group = dist.ProcessGroup(store, rank, size)
-        gloo, self._connections = connect_all(store, rank, size, timeout_s=timeout_s, aborted=aborted)
+        gloo, self._connections = connect_all(store, rank, size, timeout_s=timeout_s, aborted=aborted, secret=secret)
         self.process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self.process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 

@@ -37,6 +37,7 @@ class Group:
     device: of the tensors that the workers exchange beside those on the host; None: there are none. The constructor
     blocks until all are connected. Raises RendezvousAborted once `aborted` is set. may_connect_later: the device may be
     busy with another group now, and NCCL may wait for that one; if so, `connect_device` at a step boundary ends it.
+    secret: that the workers prove to each other; "": nothing.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Group:
         timeout_s: float,
         aborted: threading.Event | None = None,
         may_connect_later: bool = False,
+        secret: str = "",
     ) -> None:
         self.generation, self.rank, self.size = generation, rank, size
         self._state = threading.Lock()
@@ -57,7 +59,7 @@ class Group:
         self._unchecked = threading.Event()  # the device receives data
         self._device = device
         aborted = aborted or threading.Event()
-        self._host = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
+        self._host = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted, secret=secret)
         if aborted.is_set():
             raise RendezvousAborted
         with raising_peer_lost():

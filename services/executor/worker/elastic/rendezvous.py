@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from elasticflow.services.executor.worker.elastic.compatibility_digest import (
     require_compatible,
 )
 from elasticflow.services.executor.worker.elastic.data_interface import bind_to_host
+from elasticflow.services.executor.worker.elastic.generation_secret import derived
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.release import release_later
@@ -30,6 +30,7 @@ from elasticflow.services.executor.worker.elastic.rendezvous_store import (
     RendezvousAborted,
     RendezvousStore,
     connect_store,
+    listening_store,
 )
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.shared.messages.timeouts import FailureTimeouts
@@ -56,6 +57,7 @@ class RendezvousSpecification:
     gpu_types_by_rank: tuple[str, ...]  # of the new generation; empty: all have one type
     wait_s: float
     timeouts: FailureTimeouts
+    secret: str = field(default="", repr=False)
 
     @property
     def stays(self) -> bool:
@@ -102,6 +104,7 @@ def rendezvous_specification(assignment: Assignment, device: torch.device) -> Re
         gpu_types_by_rank=assignment.gpu_types_by_rank,
         wait_s=assignment.timeouts.start_timeout_s,
         timeouts=assignment.timeouts,
+        secret=assignment.generation_secret,
     )
 
 
@@ -118,6 +121,7 @@ def switch_specification(specification: RendezvousSpecification, command: Prepar
         virtual_nodes_by_rank=command.virtual_nodes_by_rank,
         gpu_types_by_rank=command.gpu_types_by_rank,
         wait_s=specification.timeouts.collective_timeout_s,
+        secret=command.generation_secret,
     )
 
 
@@ -125,13 +129,7 @@ def open_rendezvous(specification: RendezvousSpecification, channel: Channel) ->
     """Open the store on rendezvous rank 0, early: forwarding its address takes time. None on other ranks."""
     if specification.rendezvous_rank > 0 or specification.size == 1:
         return None
-    store = dist.TCPStore(
-        specification.advertise_host,
-        port=0,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=specification.wait_s),
-    )
+    store = listening_store(specification.advertise_host, wait_s=specification.wait_s)
     channel.send(RendezvousListening(generation=specification.generation, port=store.port))
     return store
 
@@ -161,9 +159,9 @@ def join_rendezvous(
             f"{specification.job_id}/{specification.generation}",
             store or connect(specification, channel, aborted),
         )
+        abortable = RendezvousStore(store, aborted, wait_s=specification.wait_s, secret=specification.secret)
         if specification.rendezvous_rank == 0:
-            store.set("compatibility digest", json.dumps(digest))
-        abortable = RendezvousStore(store, aborted, wait_s=specification.wait_s)
+            abortable.set("compatibility digest", json.dumps(digest))
         _wait_for_all(specification, abortable)
         require_compatible(digest, json.loads(abortable.get("compatibility digest")))
         transfer_group = (
@@ -177,7 +175,7 @@ def join_rendezvous(
             else None
         )
         if switch_iteration is not None:
-            store.set("switch iteration", str(switch_iteration()))
+            abortable.set("switch iteration", str(switch_iteration()))
         iteration = int(abortable.get("switch iteration")) if transfer_state else 0
     except (RuntimeError, queue.Empty) as error:
         raise PeerLost(f"the rendezvous of generation {specification.generation} failed: {error}") from error
@@ -211,7 +209,7 @@ def _wait_for_all(specification: RendezvousSpecification, store: dist.Store) -> 
     """With the timeout of a start; that of a group is longer."""
     if store.add("arrived", 1) == specification.size:
         store.set("complete", "")
-    store.wait(["complete"], timedelta(seconds=specification.wait_s))
+    store.get("complete")
 
 
 def _group(
@@ -233,4 +231,5 @@ def _group(
         timeout_s=specification.timeouts.collective_timeout_s,
         aborted=aborted,
         may_connect_later=may_connect_later,
+        secret=derived(specification.secret, name),
     )

@@ -7,6 +7,7 @@ reply from another thread, because the library waits for it before it exposes th
 """
 # pyright: reportPrivateImportUsage=false
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from elasticflow.services.executor.worker.elastic.generation_secret import opened, sealed
 from elasticflow.services.executor.worker.elastic.tcp_connections import (
     Connection,
     connections_to,
@@ -24,6 +26,7 @@ from elasticflow.services.executor.worker.elastic.tcp_connections import (
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.001, 0.02  # for a key
 _ATTEMPT_S = 1.0  # to connect; the abort is checked between attempts
+_BACKLOG = 4096  # all workers connect at once
 _WATCH_S = 0.1  # for an abort while the library connects
 
 
@@ -35,14 +38,19 @@ class RendezvousAborted(RuntimeError):
 
 
 class RendezvousStore(dist.Store):
-    """Wraps a store, as far as gloo uses one. aborted: ends every wait. wait_s: the default timeout of a wait."""
+    """Wraps a store, as far as gloo uses one. aborted: ends every wait. wait_s: the default timeout of a wait.
 
-    def __init__(self, store: dist.Store, aborted: threading.Event, *, wait_s: float) -> None:
+    secret: of all values but counts; without it, anyone who reaches the store's port could name other addresses. `get`
+    raises NotAuthentic for a value of another.
+    """
+
+    def __init__(self, store: dist.Store, aborted: threading.Event, *, wait_s: float, secret: str = "") -> None:
         super().__init__()
-        self._store, self._aborted, self._wait_s = store, aborted, wait_s
+        self._store, self._aborted, self._wait_s, self._secret = store, aborted, wait_s, secret
 
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
+    def set(self, key: str, value: str | bytes) -> None:
+        content = value.encode() if isinstance(value, str) else value
+        self._store.set(key, sealed(self._secret, key, content))  # pyright: ignore[reportArgumentType]
 
     def add(self, key: str, value: int) -> int:
         return self._store.add(key, value)
@@ -52,7 +60,7 @@ class RendezvousStore(dist.Store):
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self._store.get(key)
+        return opened(self._secret, key, self._store.get(key))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Raises RendezvousAborted, or RuntimeError on timeout."""
@@ -64,6 +72,28 @@ class RendezvousStore(dist.Store):
             if self._aborted.wait(poll_interval_s):
                 raise RendezvousAborted
             poll_interval_s = min(2 * poll_interval_s, _LAST_POLL_S)
+
+
+def listening_store(host: str, *, wait_s: float) -> dist.TCPStore:
+    """A new store at this address of the machine, on a port that the system chooses.
+
+    torch would listen on all addresses. Behind an address translation, the host is none of this machine's.
+    """
+    timeout = timedelta(seconds=wait_s)
+    try:
+        (family, *_, address), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError:
+        return dist.TCPStore(host, port=0, is_master=True, wait_for_workers=False, timeout=timeout)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        host,
+        port=port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),  # the store closes it
+    )
 
 
 def connect_store(

@@ -4,6 +4,7 @@ When gloo closes a descriptor in its thread, the next socket may receive the sam
 duplicate of the descriptor, after a check that it is still the same socket.
 """
 
+import ctypes
 import os
 import socket
 import stat
@@ -11,6 +12,9 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+
+_SO_ATTACH_FILTER = 26  # Linux
+_DROP_ALL = struct.pack("@HBBI", 0x06, 0, 0, 0)  # a socket filter: return 0 bytes of each segment
 
 
 class Connection(NamedTuple):
@@ -53,6 +57,28 @@ def shut_down(connection: Connection) -> None:
     """For both ends; no effect if it was closed meanwhile."""
     with suppress(OSError), _copied(connection) as copy:
         copy.shutdown(socket.SHUT_RDWR)
+
+
+def close_to_others(addresses: bytes) -> None:
+    """Let the kernel drop all later connections to listening sockets of this process at these addresses.
+
+    The sockets stay open, because their library polls them; connections that they have accepted go on.
+    """
+    program = ctypes.create_string_buffer(_DROP_ALL)
+    filter_program = struct.pack("@HP", 1, ctypes.addressof(program))
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # closed by another thread
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with _copied(Connection(int(name), status.st_ino)) as copy:
+                if _listens(copy) and _end(copy.family, copy.getsockname()).as_written in addresses:
+                    copy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_program)
+
+
+def _listens(sock: socket.socket) -> bool:
+    is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
+    return is_tcp and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _is_tcp(connection: Connection) -> bool:

@@ -108,7 +108,9 @@ def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
         try:
             store = open_rendezvous(specification, channel) or connect(specification, channel, threading.Event())
             address = f"{store.host}:{store.port}"
-            abortable = RendezvousStore(store, threading.Event(), wait_s=specification.wait_s)
+            abortable = RendezvousStore(
+                store, threading.Event(), wait_s=specification.wait_s, secret=specification.secret
+            )
             done, slots = _exchange(assignment, abortable, slot)
         except (RuntimeError, queue.Empty) as error:
             raise PeerLost(f"the rendezvous of generation {assignment.generation} failed: {error}") from error

@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 
 from elasticflow.history.profile_views import profile_view
+from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.commands import CancelJob, ProfileJob
+from elasticflow.shared.messages.commands import CancelJob, ProfileJob, QuoteDeadline, owned
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from elasticflow.shared.state.job import Phase
-from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, submit
+from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
 from tests.support.worker_events import throughput
 
 
@@ -102,3 +103,17 @@ def test_a_name_belongs_to_a_job_or_to_a_profile_request() -> None:
     known = profile_view(history.state, best_effort())
     assert known is not None
     assert {point.num_gpus: point.iterations_per_s for point in known.points} == LINEAR
+
+
+def test_a_quote_rests_on_the_profile_of_the_tenant_that_asks() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, owned(submit("a", "alice")))
+    history.then(events.ProfileCompleted(profile_key="alice/linear/b64", iterations_per_s={1: 50.0}, at_s=NOW_S))
+
+    def quoted_s(tenant: str) -> float:
+        question = QuoteDeadline(tenant=tenant, spec=spec(owner="alice"))  # whatever it claims
+        quoted = quote(history.state, question, NOW_S).earliest_deadline_s
+        assert quoted is not None
+        return quoted
+
+    assert quoted_s("alice") < quoted_s("bob") == quoted_s("mallory")

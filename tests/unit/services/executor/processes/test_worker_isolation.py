@@ -23,10 +23,11 @@ INHERITED = {
 }
 
 
-def prepared(monkeypatch: pytest.MonkeyPatch, mode: str, problem: str = "") -> WorkerIsolation:
+def prepared(monkeypatch: pytest.MonkeyPatch, mode: str, problem: str = "", **more: str) -> WorkerIsolation:
     monkeypatch.setattr(worker_isolation, "namespaces_problem", lambda: problem)
     monkeypatch.setattr(worker_isolation, "set_readable_by_others", lambda _: None)
     environment = {"EF_DEVICE": "cpu", "EF_ISOLATION": mode, "EF_DATA_DIR": "/data/dir", "EF_DATA_FOLDERS": "/sets"}
+    environment |= more
     settings = Settings.from_environment(environment)
     return prepare_isolation(settings, ExecutorSettings.from_environment(settings.nats_url, environment))
 
@@ -46,6 +47,14 @@ def test_workers_see_the_pools_data_and_not_the_folder_of_the_node(monkeypatch: 
     assert found.isolation is not None
     assert "/sets" in found.isolation.readable
     assert "/data/dir" in found.isolation.hidden
+
+
+@pytest.mark.parametrize(
+    ("limit", "missing"), [("0", "set EF_JOB_MEMORY_BYTES"), ("1000000000", "for each process of a job only")]
+)
+def test_what_limits_the_memory_of_a_job_is_named(monkeypatch: pytest.MonkeyPatch, limit: str, missing: str) -> None:
+    found = prepared(monkeypatch, "required", EF_JOB_MEMORY_BYTES=limit)
+    assert [missing in each for each in found.missing] == [True]
 
 
 def test_workers_inherit_named_variables_only() -> None:

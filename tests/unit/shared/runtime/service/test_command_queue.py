@@ -150,3 +150,11 @@ async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_le
         await news.wait()
     assert [pending.command.job_id for pending in inbox.take(3)] == ["unfolded", "new"]
     running.cancel()
+
+
+@pytest.mark.parametrize("claimed", ["", "alice"])
+async def test_a_job_belongs_to_the_tenant_on_whose_subject_it_came(claimed: str) -> None:
+    async with queue_with(submit("a", "mallory", owner=claimed)) as queue:
+        (pending,) = queue.take(1)
+        assert isinstance(pending.command, SubmitJob)
+        assert pending.command.spec.owner == "mallory"

@@ -2,12 +2,15 @@
 
 import os
 import socket
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from elasticflow.services.executor.worker.elastic.tcp_connections import (
+    close_to_others,
     connections,
     connections_at,
     connections_to,
@@ -82,3 +85,19 @@ def test_the_next_socket_with_the_same_descriptor_is_untouched() -> None:
             with socket.create_connection(server.getsockname(), timeout=10.0), server.accept()[0]:
                 pass
         assert connection not in connections()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_a_listener_that_is_closed_to_others_keeps_its_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as another:
+        host, port = server.getsockname()
+        ours = socket.create_connection((host, port))
+        theirs, _ = server.accept()
+        close_to_others(struct.pack("!H", port) + socket.inet_aton(host))
+        with ours, theirs:
+            with pytest.raises(TimeoutError):
+                socket.create_connection((host, port), timeout=0.5)
+            ours.sendall(b"on")
+            theirs.sendall(b"back")
+            assert (theirs.recv(9), ours.recv(9)) == (b"on", b"back")
+        socket.create_connection(another.getsockname(), timeout=5.0).close()

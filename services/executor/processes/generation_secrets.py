@@ -1,0 +1,41 @@
+"""The secrets of generations, which their workers prove to each other.
+
+Each executor derives them from a secret of the pool, so they are in no message of the ledger.
+"""
+
+import hmac
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.runtime.process.nats_access import readable_by_others
+
+_LEAST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSecrets:
+    """pool_secret: known to executors only; empty: workers prove nothing."""
+
+    pool_secret: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def read(cls, file: Path | None) -> "GenerationSecrets":
+        """None: no file. Raises BadSettings."""
+        if file is None:
+            return cls()
+        try:
+            secret = file.read_bytes().strip()
+        except OSError as error:
+            raise BadSettings((f"EF_WORKERS_SECRET_FILE={file}: cannot be read ({error})",)) from None
+        if problem := readable_by_others(file):
+            raise BadSettings((f"EF_WORKERS_SECRET_FILE={file}: {problem}",))
+        if len(secret) < _LEAST_BYTES:
+            advice = f"`(umask 077; openssl rand -hex 32 > {file})` makes a secret"
+            raise BadSettings((f"EF_WORKERS_SECRET_FILE={file}: shorter than {_LEAST_BYTES} bytes; {advice}",))
+        return cls(secret)
+
+    def of(self, job_id: str, generation: int) -> str:
+        """64 hexadecimal digits; "" without a secret of the pool."""
+        message = f"rendezvous/{job_id}/{generation}".encode()
+        return hmac.digest(self.pool_secret, message, "sha256").hex() if self.pool_secret else ""
