@@ -172,8 +172,8 @@ def test_a_record_has_a_title_a_status_and_a_line_in_the_index(record: Path) -> 
     title = re.match(r"# (\d+)\. (.+)", text)
     assert title is not None
     assert int(title[1]) == int(record.name[:4])
-    status = re.search(r"\*\*Status:\*\* (accepted|superseded by \[record \d+\])", text)
-    assert status is not None, "a record says that it is accepted, or which record supersedes it"
+    status = re.search(r"\*\*Status:\*\* (accepted|proposed|superseded by \[record \d+\])", text)
+    assert status is not None, "a record says that it is accepted or proposed, or which record supersedes it"
     parts = ("## Context", "## Decision", "## Consequences")
     assert [part for part in parts if part not in text] == []
     assert (
