@@ -9,6 +9,7 @@ import typer
 
 from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run_at
+from elasticflow.cli.decision_output import show_last_lines
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
@@ -30,7 +31,7 @@ def logs(
     """Show the logs of a job's workers, each line with its generation and rank.
 
     The files are in the pool's data folder. If that is on another machine, the
-    traceback of a failed job still comes from the ledger. With --json --follow
+    last lines of a failed worker still come from the ledger. With --json --follow
     one JSON value a line; the last one says how the job ended.
 
     \b
@@ -61,7 +62,7 @@ def logs(
 
 
 def _end(job: Job) -> dict[str, str]:
-    return {"job_id": job.job_id, "error": job.explanation, "traceback": job.traceback}
+    return {"job_id": job.job_id, "error": job.explanation, "traceback": job.traceback, "last_lines": job.last_lines}
 
 
 def _show_as_json(line: str) -> None:
@@ -93,5 +94,4 @@ def _print_new(reader: LogReader, show: Callable[[str], None], *, to_the_end: bo
 def _explain_silence(job: Job, folder: Path | None) -> None:
     where = f"no log files in {folder}" if folder else "the pool's data folder is not known here (--data-dir)"
     note(f"eflow: {where}; job {job.job_id} is {job.phase.value}")
-    if job.traceback:
-        say_line(job.traceback.rstrip())
+    show_last_lines(job.last_lines or job.traceback)

@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from typing import get_args
 
+from elasticflow.client.artifacts import ArtifactReader
 from elasticflow.client.command_requests import check, fresh_job_id, fresh_message_id
 from elasticflow.client.detached_loads import DetachedLoads
 from elasticflow.client.ledger import with_retry
@@ -55,7 +56,7 @@ REPLY_TIMEOUT_S = 30.0
 CHECKPOINT_TIMEOUT_S = 300.0  # a large checkpoint takes minutes
 
 
-class Client(DetachedLoads):
+class Client(ArtifactReader, DetachedLoads):
     """One pool, over one connection; made by `Client.connect`."""
 
     @classmethod

@@ -5,13 +5,16 @@ The import needs no torch: a machine without torch can describe and submit a job
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_VARIABLE
 from elasticflow.shared.training_interface import OnStep, Stateful
 
 if TYPE_CHECKING:
@@ -82,6 +85,15 @@ class ElasticJob:
 
     _deadline_s: float | None = None
     _deadline_in_s: float | None = None
+
+    @property
+    def artifacts_folder(self) -> Path:
+        """On the nodes: the folder whose files `eflow fetch` brings back. Only the files of rank 0's node count, where
+        `on_step` and `evaluate` are called. Code without the job finds it in the variable EF_ARTIFACTS."""
+        folder = os.environ.get(ARTIFACT_VARIABLE)
+        if folder is None:
+            raise RuntimeError(f"artifacts_folder: only workers of a job have one ({ARTIFACT_VARIABLE} is not set)")
+        return Path(folder)
 
     # --- methods that run on the nodes ---
 

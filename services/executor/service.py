@@ -14,6 +14,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     LocalEvent,
     ShutDown,
     ShutDownRequested,
+    StoreArtifacts,
     UsePaddingSlots,
 )
 from elasticflow.services.executor.decisions.policy import executor_policy
@@ -22,6 +23,7 @@ from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
 from elasticflow.services.executor.old_files import OldFiles
+from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
 from elasticflow.services.executor.processes.code_archive import CodeArchive
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
 from elasticflow.services.executor.processes.manager import Launching, WorkerManager
@@ -55,7 +57,7 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
 
 
 class Executor:
-    """Host, worker manager and heartbeat of one node, and how they end together."""
+    """Host, worker manager, uploads and heartbeat of one node, and how they end together."""
 
     def __init__(
         self,
@@ -77,6 +79,14 @@ class Executor:
             make_launcher=make_launcher,
             note=self._note,
             shut_down=self._shut_down,
+            log=process.log,
+        )
+        self._artifact_uploads = ArtifactUploads(
+            process.bus,
+            process.settings.pool,
+            process.settings.data_dir.resolve(),
+            node_specification.node_id,
+            note=self._note,
             log=process.log,
         )
         self._load_runners = LoadRunners(
@@ -147,6 +157,7 @@ class Executor:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._worker_manager.run(), name="worker_manager")
                 tasks.create_task(self._execute_loads(), name="load_runners")
+                tasks.create_task(self._artifact_uploads.run(), name="artifacts")
                 tasks.create_task(heartbeat.run(), name="heartbeat")
                 tasks.create_task(self._delete_old_files(host), name="old files")
         except* BadSettings as refusal:
@@ -170,6 +181,8 @@ class Executor:
     def _act(self, action: Action) -> None:
         if isinstance(action, UsePaddingSlots):
             self._load_runners.use(action)
+        elif isinstance(action, StoreArtifacts):
+            self._artifact_uploads.act(action)
         else:
             self._worker_manager.act(action)
 
@@ -218,6 +231,7 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path, isolation: W
         gpu_memory_bytes=settings.gpu_memory_bytes,
         cpu_share=settings.cpu_share,
         data_dir=str(data_dir),
+        stores_artifacts=True,
         stop_grace_s=settings.stop_grace_s,
         memory_limit_bytes=settings.job_memory_bytes,
         isolation=isolation.kind,

@@ -17,8 +17,10 @@ MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
 MAX_TEXT_LENGTH = 20_000
 MAX_RANGES = 2_000
+MAX_PATH_LENGTH = 300
+MAX_LAST_LINES = 20  # of a failed worker's log
 MAX_NAME_LENGTH = 200
-MAX_METRICS = 256
+MAX_FEW_ITEMS = 256
 MAX_METRICS_BYTES = 16 * 1024  # of the names and numbers of one worker
 MAX_GPU_TYPE_LENGTH = 64
 MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
@@ -30,6 +32,9 @@ _MAYBE_TOKEN_PATTERN = r"^[A-Za-z0-9_-]{0,64}$"
 _LINE_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
+# below a folder, and never out of it: no part is empty, "." or ".."; no control characters
+_PART = r"([^./\\\x00-\x1f\x7f-\x9f]|\.[^./\\\x00-\x1f\x7f-\x9f]|\.\.[^/\\\x00-\x1f\x7f-\x9f])[^/\\\x00-\x1f\x7f-\x9f]*"
+FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
 _FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
 PATTERNS_IN_WORDS = {
     TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
@@ -39,6 +44,7 @@ PATTERNS_IN_WORDS = {
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
     _CHAIN_PATTERN: "must be 32 hexadecimal digits",
     _FUNCTION_PATTERN: "must be like package.module:Class",
+    FILE_PATH_PATTERN: "must be a path below a folder",
 }
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
@@ -53,6 +59,7 @@ NamedGpuType = Annotated[GpuType, Len(min_length=1)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
 ChainDigest = Annotated[str, StringConstraints(pattern=_CHAIN_PATTERN)]  # "": unknown
+FilePath = Annotated[str, StringConstraints(max_length=MAX_PATH_LENGTH, pattern=FILE_PATH_PATTERN)]
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
 
 NumSockets = Annotated[int, Strict(), Gt(0), Le(64)]
@@ -81,7 +88,7 @@ Rate = Annotated[float, Strict(), Ge(0), Le(1e12), AllowInfNan(False)]  # iterat
 Finite = Annotated[float, Strict(), AllowInfNan(False)]
 Fraction = Annotated[float, Strict(), Ge(0), Le(1), AllowInfNan(False)]
 
-FewItems = Len(max_length=MAX_METRICS)
+FewItems = Len(max_length=MAX_FEW_ITEMS)
 
 
 def metrics_bytes(names: Iterable[str]) -> int:

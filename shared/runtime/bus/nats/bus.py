@@ -84,6 +84,9 @@ class NatsBus(Bus):
             try:
                 replicas[name] = await jetstream_api.ensure_stream(self._connection, config, needed_bytes)
             except ServerTooSmall as error:
+                if name in streams.optional_streams(pool):
+                    log.warning("no_space_for_artifacts", stream=name, error=str(error))
+                    continue
                 if not (exists and name in streams.padding_streams(pool)):
                     raise
                 log.warning("no_space_for_padding_loads", stream=name, error=str(error))  # jobs need none of it
