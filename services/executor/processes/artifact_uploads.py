@@ -20,6 +20,7 @@ from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
 from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.regular_file import open_regular_file
 
 MAX_NAMED = 20  # of the files that are not stored
 _RETRY_S = 1.0
@@ -141,10 +142,8 @@ class ArtifactUploads:
         if num_unstored > len(named):
             lines.append(f"eflow: and {num_unstored - len(named)} more files are not stored")
         log_file = self._logs / order.job_id / f"g{order.generation}-r0.log"
-        with suppress(OSError):
-            flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            with os.fdopen(os.open(log_file, flags), "ab") as log:
-                log.write("".join(f"{line}\n" for line in lines).encode(errors="replace"))
+        with suppress(OSError), open_regular_file(log_file, os.O_WRONLY | os.O_APPEND) as log:
+            os.write(log, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
 
 
 def _digest(file: int, num_bytes: int) -> str:

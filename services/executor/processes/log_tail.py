@@ -2,10 +2,10 @@
 
 import os
 import re
-import stat
 from pathlib import Path
 
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
+from elasticflow.shared.runtime.process.regular_file import open_regular_file
 
 MAX_BYTES = 4_000
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")  # colors, and movements of the cursor
@@ -17,19 +17,11 @@ def last_lines(log_file: Path) -> str:
     A worker can put a link or a pipe in place of its log file: neither is read.
     """
     try:
-        file = os.open(log_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_regular_file(log_file) as file:
+            start = max(os.fstat(file).st_size - MAX_BYTES, 0)
+            data = os.pread(file, MAX_BYTES, start)
     except OSError:
         return ""
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            return ""
-        start = max(status.st_size - MAX_BYTES, 0)
-        data = os.pread(file, MAX_BYTES, start)
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
     lines = data.decode(errors="replace").split("\n")
     if start and len(lines) > 2:
         del lines[0]  # its beginning is missing
