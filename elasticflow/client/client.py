@@ -14,6 +14,7 @@ from elasticflow.client.detached_loads import DetachedLoads
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
+from elasticflow.client.stored_logs import StoredLogs
 from elasticflow.errors import NoAdmission, UnknownPool, UnknownQuote
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
@@ -50,6 +51,7 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
+from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import QuoteReservation
 
 REPLY_TIMEOUT_S = 30.0
@@ -76,6 +78,10 @@ class Client(ArtifactReader, DetachedLoads):
             yield cls(bus, endpoint, tenant or DEFAULT_TENANT, clock or SystemClock())
         finally:
             await bus.close()
+
+    def stored_logs(self, job: Job, rank: int | None = None) -> StoredLogs:
+        """What the workers of a job have written, from the bus. rank: None for all workers."""
+        return StoredLogs(self._bus, self._pool, job, rank)
 
     async def submit(
         self,

@@ -14,6 +14,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     LocalEvent,
     ShutDown,
     ShutDownRequested,
+    StartWorker,
     StoreArtifacts,
     UsePaddingSlots,
 )
@@ -26,6 +27,7 @@ from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
 from elasticflow.services.executor.processes.code_archive import CodeArchive
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
+from elasticflow.services.executor.processes.log_publisher import LogPublisher
 from elasticflow.services.executor.processes.manager import Launching, WorkerManager
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
@@ -88,6 +90,13 @@ class Executor:
             node_specification.node_id,
             note=self._note,
             log=process.log,
+        )
+        self._log_publisher = LogPublisher(
+            process.bus,
+            process.settings.pool,
+            process.settings.data_dir.resolve(),
+            node_specification.node_id,
+            process.log,
         )
         self._load_runners = LoadRunners(
             process.bus,
@@ -158,6 +167,7 @@ class Executor:
                 tasks.create_task(self._worker_manager.run(), name="worker_manager")
                 tasks.create_task(self._execute_loads(), name="load_runners")
                 tasks.create_task(self._artifact_uploads.run(), name="artifacts")
+                tasks.create_task(self._publish_logs(host), name="logs")
                 tasks.create_task(heartbeat.run(), name="heartbeat")
                 tasks.create_task(self._delete_old_files(host), name="old files")
         except* BadSettings as refusal:
@@ -168,6 +178,10 @@ class Executor:
         await host.ready.wait()
         process = self._process
         await OldFiles(process.settings.data_dir, process.clock, lambda: host.folded, process.log).run()
+
+    async def _publish_logs(self, host: Host[State]) -> None:
+        await host.ready.wait()
+        await self._log_publisher.run(lambda: host.folded)
 
     async def _execute_loads(self) -> None:
         """No error of padding loads ends the workers of jobs."""
@@ -184,6 +198,8 @@ class Executor:
         elif isinstance(action, StoreArtifacts):
             self._artifact_uploads.act(action)
         else:
+            if isinstance(action, StartWorker):
+                self._log_publisher.follow(action)
             self._worker_manager.act(action)
 
     def _note(self, note: LocalEvent) -> None:

@@ -23,7 +23,7 @@ from tests.support.real_pool import eventually
 from tests.support.secured_pool import POOL, SecuredPool, secured_pool
 
 LEDGER, CODE, NODES = streams.ledger_stream(POOL), streams.code_bucket(POOL), streams.node_bucket(POOL)
-ARTIFACTS = streams.artifact_bucket(POOL)
+ARTIFACTS, LOGS = streams.artifact_bucket(POOL), streams.log_bucket(POOL)
 STATE, SNAPSHOT = streams.state_bucket(POOL), streams.snapshot_bucket(POOL)
 TASKS, RESULTS = streams.padding_streams(POOL)
 SUBMIT = streams.submit_stream(POOL)
@@ -60,6 +60,8 @@ PUBLISH = {
     f"$O.{ARTIFACTS}.M.alice.n1.x": "ON",
     f"$O.{ARTIFACTS}.C.alice.n1.x": "ON",
     f"$O.{ARTIFACTS}.M.alice.n2.x": "O",
+    f"$KV.{LOGS}.alice.n1.x.x": "ON",
+    f"$KV.{LOGS}.alice.n2.x.x": "O",
     f"$O.{SNAPSHOT}.M.x": "OS",
     "$JS.API.INFO": "OS",
     "$JS.API.STREAM.NAMES": "O",
@@ -86,6 +88,10 @@ PUBLISH = {
     f"$JS.API.DIRECT.GET.OBJ_{ARTIFACTS}.$O.{ARTIFACTS}.M.alice.n1.x": "ONA",
     f"$JS.API.DIRECT.GET.OBJ_{ARTIFACTS}.$O.{ARTIFACTS}.C.alice.n1.x": "OA",
     f"$JS.API.DIRECT.GET.OBJ_{ARTIFACTS}.$O.{ARTIFACTS}.C.bob.n1.x": "O",
+    f"$JS.API.DIRECT.GET.KV_{LOGS}": "O",
+    f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.alice.n1.x.x": "ONA",
+    f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.alice.n2.x.x": "OA",
+    f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.bob.n1.x.x": "ON",
     f"$JS.API.CONSUMER.CREATE.{LEDGER}": "OS",
     f"$JS.API.CONSUMER.CREATE.{SUBMIT}.admission": "OS",
     f"$JS.API.CONSUMER.CREATE.{TASKS}.load-1": "OS",

@@ -17,6 +17,7 @@ from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION
 LEDGER_PREFIX = "EF_LEDGER_"
 NODE_PREFIX = "EF_NODES_"
 ARTIFACT_PREFIX = "EF_ARTIFACTS_"
+LOG_PREFIX = "EF_LOGS_"
 EVERY_LEDGER = "ef.ledger.>"
 # What a server must accept; NATS counts headers too. The embedded server and deploy/nats/common.conf set it.
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
@@ -36,9 +37,9 @@ class StreamLimits:
     """replicas: copies of each stream: 1, or 3 or 5 in a cluster.
 
     Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
-    snapshots, values) takes what the disk has. Tasks and results of padding loads, and artifacts, are bounded, because
-    a full disk stops all jobs. The oldest artifacts make room for new ones. No tenant may fill the stream of commands
-    alone.
+    snapshots, values) takes what the disk has. Tasks and results of padding loads, artifacts and logs are bounded,
+    because a full disk stops all jobs. The oldest artifacts and logs make room for new ones. No tenant may fill the
+    stream of commands alone.
     """
 
     replicas: int = 1
@@ -50,10 +51,12 @@ class StreamLimits:
     result_bytes: int = 128 * _MIB
     result_age_s: int = 7 * _DAY_S
     artifact_bytes: int = 4096 * _MIB
+    log_bytes: int = 512 * _MIB
+    log_age_s: int = 30 * _DAY_S
 
     @property
     def reserved_bytes(self) -> int:
-        """What a new pool takes of the server's storage at least: it may be without artifacts."""
+        """What a new pool takes of the server's storage at least: it may be without artifacts and logs."""
         return self.submit_bytes + self.dead_letter_bytes + self.task_bytes + self.result_bytes
 
 
@@ -130,7 +133,7 @@ def padding_streams(pool: str) -> tuple[str, ...]:
 
 def optional_streams(pool: str) -> tuple[str, ...]:
     """What jobs train without: a server may be too small for it."""
-    return (f"OBJ_{artifact_bucket(pool)}",)
+    return f"OBJ_{artifact_bucket(pool)}", f"KV_{log_bucket(pool)}"
 
 
 def code_bucket(pool: str) -> str:
@@ -158,9 +161,19 @@ def num_pieces(num_bytes: int) -> int:
     return -(-num_bytes // ARTIFACT_PIECE_BYTES)
 
 
+def log_bucket(pool: str) -> str:
+    """Keys and values: what jobs write, in rings of chunks."""
+    return f"{LOG_PREFIX}{pool}"
+
+
+def log_key(tenant: str, node_id: str, job_id: str, name: str) -> str:
+    """name: of a slot of the ring, or of the key beside it. Only its node writes it, and only its tenant reads it."""
+    return f"{tenant}.{node_id}.{job_id}.{name}"
+
+
 def is_read_by_subject(bucket: str) -> bool:
-    """Whether readers may name single objects only: each is one message, found by its subject."""
-    return bucket.startswith(ARTIFACT_PREFIX)
+    """Whether readers may name single objects or keys only: each is one message, found by its subject."""
+    return bucket.startswith((ARTIFACT_PREFIX, LOG_PREFIX))
 
 
 def snapshot_bucket(pool: str) -> str:
@@ -277,6 +290,15 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             limits,
             discard="old",
             max_bytes=limits.artifact_bytes,
+        ),
+        _stream(
+            f"KV_{log_bucket(pool)}",
+            [value_subject(log_bucket(pool), ">")],
+            limits,
+            discard="old",
+            max_msgs_per_subject=1,
+            max_bytes=limits.log_bytes,
+            max_age=limits.log_age_s * _NS,
         ),
         _stream(
             ledger_stream(pool),

@@ -77,7 +77,7 @@ class MemoryBroker:
             self._streams.setdefault(name, kept)
         for bucket in (streams.code_bucket(pool), streams.snapshot_bucket(pool), streams.artifact_bucket(pool)):
             self.objects.setdefault(bucket, {})
-        for bucket in (streams.state_bucket(pool), streams.node_bucket(pool)):
+        for bucket in (streams.state_bucket(pool), streams.node_bucket(pool), streams.log_bucket(pool)):
             self._values.setdefault(bucket, {})
 
     def pools(self) -> tuple[str, ...]:
