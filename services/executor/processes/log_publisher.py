@@ -34,18 +34,20 @@ from elasticflow.shared.state.pool import PoolState
 EVERY_S, RETRY_S = 1.0, 5.0
 MAX_BYTES, MAX_LINES = 256 * 1024, 2_000  # of one job each time
 QUIET_TURNS = 3  # without a line, after the end of a job: its workers have ended
+_NO_CHUNK = LogChunk()
 _FILE = re.compile(r"g\d+-r\d+")
 
 
 @dataclass(slots=True)
 class _JobLog:
-    """chunk: the newest on the bus; None: not read so far. files: what workers write here, by generation and rank.
-    newest: the number that the bus has beside the ring."""
+    """chunk: the newest on the bus, if is_known; after a failure, the bus may have another one. newest: the number that
+    the bus has beside the ring. files: what workers write here, by generation and rank."""
 
     tenant: str
-    chunk: LogChunk | None = None
-    files: set[str] = field(default_factory=set[str])
+    chunk: LogChunk = _NO_CHUNK
+    is_known: bool = False
     newest: int = -1
+    files: set[str] = field(default_factory=set[str])
     num_quiet_turns: int = 0
 
 
@@ -83,6 +85,7 @@ class LogPublisher:
             try:
                 await self._publish_job(job_id, job, is_live=job_id in live_jobs)
             except ElasticFlowError as error:
+                job.is_known = False
                 if not self._has_failed:
                     self._log.warning("LogsNotPublished", job_id=job_id, error=str(error))
                 self._has_failed = True
@@ -93,9 +96,8 @@ class LogPublisher:
         self._has_failed = False
 
     async def _publish_job(self, job_id: str, job: _JobLog, *, is_live: bool) -> None:
-        if job.chunk is None:
+        if not job.is_known:
             await self._read_newest(job_id, job)
-        assert job.chunk is not None
         lines = await asyncio.to_thread(self._new_lines, job_id, job, to_the_end=not is_live)
         if lines:
             job.num_quiet_turns = 0
@@ -103,14 +105,16 @@ class LogPublisher:
                 await self._store(job_id, job, chunk)
         elif not is_live:
             job.num_quiet_turns += 1
-            if job.num_quiet_turns == QUIET_TURNS:
-                if job.chunk.text:
-                    await self._store(job_id, job, replace(job.chunk, complete=True))
-                del self._jobs[job_id]
+            if job.num_quiet_turns >= QUIET_TURNS and job.chunk.text:
+                await self._store(job_id, job, replace(job.chunk, complete=True))
+        if job.chunk.text and job.chunk.number != job.newest:
+            await self._bus.put_value(self._bucket, self._key(job_id, job, NEWEST), str(job.chunk.number).encode())
+            job.newest = job.chunk.number
+        if job.num_quiet_turns >= QUIET_TURNS:
+            del self._jobs[job_id]
 
     def _new_lines(self, job_id: str, job: _JobLog, *, to_the_end: bool) -> list[LogLine]:
         """Blocking. Of all its files, each with a part of the bound."""
-        assert job.chunk is not None
         known = sorted(job.files | {name for name in job.chunk.up_to if _FILE.fullmatch(name)})
         offsets = {self._logs / job_id / f"{name}.log": job.chunk.up_to.get(name, 0) for name in known}
         changed = {path: offset for path, offset in offsets.items() if _size(path) != offset}
@@ -123,20 +127,17 @@ class LogPublisher:
         return lines
 
     async def _store(self, job_id: str, job: _JobLog, chunk: LogChunk) -> None:
-        """The chunk first: its number leads readers to it."""
         await self._bus.put_value(self._bucket, self._key(job_id, job, slot(chunk.number)), encode_chunk(chunk))
         job.chunk = chunk
-        if chunk.number != job.newest:
-            await self._bus.put_value(self._bucket, self._key(job_id, job, NEWEST), str(chunk.number).encode())
-            job.newest = chunk.number
 
     async def _read_newest(self, job_id: str, job: _JobLog) -> None:
-        """Where an earlier executor of this node has stopped; it may have been killed before it wrote the number."""
+        """Where an earlier executor of this node, or a failed turn, has stopped: maybe behind the stored number."""
         newest = await self._bus.get_value(self._bucket, self._key(job_id, job, NEWEST))
-        chunk = LogChunk()
+        chunk = job.chunk
         try:
-            number = 0 if newest is None else decode_number(newest.data)
-            chunk = LogChunk(number=number)  # if the bus has dropped it
+            number = chunk.number if newest is None else max(decode_number(newest.data), chunk.number)
+            if number > chunk.number:
+                chunk = LogChunk(number=number)  # if the bus has dropped it
             while (stored := await self._bus.get_value(self._bucket, self._key(job_id, job, slot(number)))) is not None:
                 found = decode_chunk(stored.data)
                 if found.number < number:
@@ -144,7 +145,7 @@ class LogPublisher:
                 chunk, number = found, found.number + 1
         except Undecodable as error:
             self._log.error("LogUnreadable", job_id=job_id, error=str(error))
-        job.chunk = replace(chunk, complete=False)
+        job.chunk, job.is_known = replace(chunk, complete=False), True
 
     def _key(self, job_id: str, job: _JobLog, name: str) -> str:
         return streams.log_key(job.tenant, self._node_id, job_id, name)

@@ -239,3 +239,33 @@ async def test_a_bucket_that_is_full_or_forbidden_stops_no_job(node: Node) -> No
     for _ in range(3):
         await node.publisher.publish(LIVE)
     assert await node.read() == ["g1-r0 | one"]
+
+
+async def test_a_reader_sees_whole_lines_when_a_stored_part_of_a_flood_is_not_acknowledged(node: Node) -> None:
+    node.runs()
+    for turn in range(4):
+        node.writes("".join(f"{number:099d}\n" for number in range(100_000)))
+        node.bus.faults = [MaybeStored("$KV.x", "id")] if turn % 2 == 0 else []
+        await node.publisher.publish(LIVE)
+        lines = await node.read()
+        texts = [line.removeprefix("g1-r0 | ") for line in lines]
+        assert all(len(text) == 99 or "lines left out" in text for text in texts)
+        assert all(line.startswith("g1-r0 | ") for line in lines)
+
+
+async def test_the_first_lines_are_found_although_their_number_was_not_stored(node: Node) -> None:
+    node.runs()
+    node.writes("one\n")
+    put, keys = node.bus.put_value, list[str]()
+
+    async def put_value(bucket: str, key: str, data: bytes) -> int:
+        keys.append(key)
+        if len(keys) == 2:
+            raise Unavailable("nats://n", "no leader")
+        return await put(bucket, key, data)
+
+    node.bus.put_value = put_value  # type: ignore[method-assign]
+    for _ in range(2):
+        await node.publisher.publish(LIVE)
+    assert await node.read() == ["g1-r0 | one"]
+    assert len(keys) == 3
