@@ -28,13 +28,19 @@ if TYPE_CHECKING:
     from elasticflow.client.replies import ProfileReply as ProfileReply
     from elasticflow.client.training_load import TrainingOptions as TrainingOptions
     from elasticflow.client.training_load import TrainingProgress as TrainingProgress
+    from elasticflow.errors import ArtifactGone as ArtifactGone
     from elasticflow.errors import LoadNotOpened as LoadNotOpened
     from elasticflow.errors import LoadWasCancelled as LoadWasCancelled
     from elasticflow.errors import ManagerEnded as ManagerEnded
     from elasticflow.errors import MissingExtra as MissingExtra
     from elasticflow.errors import NoAdmission as NoAdmission
+    from elasticflow.errors import NoModel as NoModel
     from elasticflow.errors import NoPoolHere as NoPoolHere
+    from elasticflow.errors import NotConvertible as NotConvertible
     from elasticflow.errors import NotEnded as NotEnded
+    from elasticflow.errors import NothingStored as NothingStored
+    from elasticflow.errors import NotStoredYet as NotStoredYet
+    from elasticflow.errors import OutsideOfFolder as OutsideOfFolder
     from elasticflow.errors import TaskError as TaskError
     from elasticflow.errors import TrainingRefused as TrainingRefused
     from elasticflow.errors import Undecided as Undecided
@@ -42,6 +48,9 @@ if TYPE_CHECKING:
     from elasticflow.errors import UnknownPool as UnknownPool
     from elasticflow.errors import UnknownQuote as UnknownQuote
     from elasticflow.history.pool_views import JobView as JobView
+    from elasticflow.sdk.fetching import Fetched as Fetched
+    from elasticflow.sdk.fetching import fetch as fetch
+    from elasticflow.sdk.fetching import load as load
     from elasticflow.sdk.job import Condition as Condition
     from elasticflow.sdk.job import ElasticJob as ElasticJob
     from elasticflow.sdk.job import InvalidJob as InvalidJob
@@ -105,6 +114,7 @@ __version__ = "0.1.0"
 
 _NAMES_BY_MODULE = {
     "sdk.job": "Condition ElasticJob InvalidJob",
+    "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
     "sdk.joblib_registration": "register_joblib",
     "sdk.packaging": "PackagingFailed",
@@ -118,8 +128,9 @@ _NAMES_BY_MODULE = {
     "client.replies": "CheckpointReply Decision ProfileReply",
     "client.training_load": "TrainingOptions TrainingProgress",
     "errors": (
-        "LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra NoAdmission NoPoolHere NotEnded TaskError "
-        "TrainingRefused Undecided UnknownJob UnknownPool UnknownQuote"
+        "ArtifactGone LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra NoAdmission NoModel NoPoolHere "
+        "NotConvertible NotEnded NotStoredYet NothingStored OutsideOfFolder TaskError TrainingRefused Undecided "
+        "UnknownJob UnknownPool UnknownQuote"
     ),
     "history.pool_views": "JobView",
     "shared.errors": "BadCredentials ElasticFlowError PermanentFailure Retry Stop Unavailable",

@@ -64,6 +64,66 @@ class UnknownQuote(PermanentFailure):
 
 
 @dataclass(eq=False)
+class NothingStored(PermanentFailure):
+    job_id: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "nothing of job {job_id!r} is stored: {reason}"
+
+
+@dataclass(eq=False)
+class NoModel(PermanentFailure):
+    job_id: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "no model of job {job_id!r} is stored: {reason}"
+
+
+@dataclass(eq=False)
+class NotStoredYet(Retry):
+    """node_id: which must store them."""
+
+    job_id: str
+    node_id: str
+    timeout_s: float
+
+    MESSAGE: ClassVar[str] = (
+        "node {node_id} has not stored the files of {job_id!r} within {timeout_s:g} s; it does so once it runs and "
+        "reaches NATS (`eflow nodes`), then repeat the command"
+    )
+
+
+@dataclass(eq=False)
+class ArtifactGone(PermanentFailure):
+    job_id: str
+    path: str
+    node_id: str
+
+    MESSAGE: ClassVar[str] = (
+        "{path} of job {job_id!r} is not stored any more: newer files took its place, or it is older than "
+        "artifacts_kept_s; node {node_id} may still have it, in the folder checkpoints/{job_id} of its data folder"
+    )
+
+
+@dataclass(eq=False)
+class OutsideOfFolder(PermanentFailure):
+    target: str
+    folder: str
+
+    MESSAGE: ClassVar[str] = "{target} is not written: it leads out of {folder}; choose another folder with --to"
+
+
+@dataclass(eq=False)
+class NotConvertible(PermanentFailure):
+    names: str
+
+    MESSAGE: ClassVar[str] = (
+        "the model's state dict has values that are no tensors, which safetensors cannot hold: {names}; "
+        "leave out --as safetensors"
+    )
+
+
+@dataclass(eq=False)
 class NotLoadable(PermanentFailure):
     """target: as the user typed it."""
 

@@ -16,6 +16,7 @@ _EXTRAS = {
     "examples": ("sklearn",),
     "adapters": ("transformers", "accelerate", "pytorch_lightning"),
     "tensorboard": ("tensorboard",),
+    "safetensors": ("torch", "safetensors"),
     "web": ("starlette", "uvicorn"),
 }
 

@@ -11,6 +11,7 @@ from elasticflow import __version__
 from elasticflow.cli import (
     doctor,
     events,
+    fetch,
     gpu_limits,
     job_commands,
     jobs_and_nodes,
@@ -35,9 +36,13 @@ from elasticflow.cli.command_options import AS_JSON
 from elasticflow.cli.job_file_command import JobFileCommand
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.errors import (
+    ArtifactGone,
     LoadInUse,
     LoadNotOpened,
     LoadWasCancelled,
+    NoModel,
+    NotConvertible,
+    NothingStored,
     NotPrintable,
     ResultsGone,
     TaskError,
@@ -59,6 +64,7 @@ INTERRUPTED = 130  # as shells report Ctrl-C
 
 _NEGATIVE_ERRORS = (
     *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad),
+    *(ArtifactGone, NothingStored, NoModel, NotConvertible),
     *(LoadInUse, LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
 )
 _EXPECTED = (ElasticFlowError, InvalidJob, PackagingFailed, BadExport, Undecodable)
@@ -139,7 +145,7 @@ def _add_group(panel: str, group: typer.Typer, callback: Callable[..., None]) ->
 _JOBS, _POOL, _IDLE, _LEDGER = "Jobs", "Pool", "Tasks on idle GPUs", "Ledger and simulations"
 _add(_JOBS, submit.submit, quote.quote, profile.profile, cls=JobFileCommand)
 _add(_JOBS, jobs_and_nodes.jobs, logs.logs, job_commands.explain, job_commands.cancel, job_commands.amend)
-_add(_JOBS, job_commands.checkpoint, gpu_limits.scale_out, gpu_limits.scale_in)
+_add(_JOBS, job_commands.checkpoint, fetch.fetch, gpu_limits.scale_out, gpu_limits.scale_in)
 _add(_POOL, up.up, pool.down, watch.watch, ui.ui, jobs_and_nodes.nodes, report.report, pool.configure, doctor.doctor)
 _add_group(_POOL, keys.app, keys.keys)
 _add(_IDLE, map_function.map, results.results, loads.loads, suits.suits, train.train)

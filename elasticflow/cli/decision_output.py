@@ -20,6 +20,7 @@ from elasticflow.shared.messages.events import (
     QuoteReserved,
 )
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.limits import MAX_LAST_LINES
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
@@ -36,6 +37,7 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
             say_line(f"cancelled {decision.job_id} {decision.reason}".rstrip(), "yellow")
         case JobFailed():
             say_line(f"failed    {decision.job_id}: {decision.error}", "red")
+            show_last_lines(decision.last_lines or decision.traceback)
             say_line(f"  log     eflow logs {decision.job_id}")
 
 
@@ -121,6 +123,13 @@ def show_end(job: Job) -> None:
     say_line(end.rstrip(), style)
     if job.explanation:
         say_line(f"  {job.explanation}")
+    show_last_lines(job.last_lines or job.traceback)
+
+
+def show_last_lines(text: str) -> None:
+    """Of a failed worker's log, or of its traceback; nothing if there is neither."""
+    for line in text.rstrip().splitlines()[-MAX_LAST_LINES:]:
+        say_line(f"  | {line}")
 
 
 # --- JSON --------------------------------------------------------------------------------------------

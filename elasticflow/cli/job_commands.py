@@ -195,6 +195,7 @@ def explain(
 ) -> None:
     """Explain each decision about a job: the promise and its numbers, each
     change of its GPUs with the cause, crashes, risks, and the end with its margin.
+    A crash or failure is followed by the last lines of that worker's log.
 
     Of a padding load: its opening with the prediction, or why it was rejected,
     its newest progress, and its end.
@@ -219,6 +220,8 @@ def explain(
         return
     for entry in history:
         say_line(history_line(entry))
+        for line in entry.lines:
+            say_line(f"    | {line}")
 
 
 async def _ledger(client: Client) -> tuple[LedgerEntry, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +10,17 @@ import typer
 
 from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run_at
+from elasticflow.cli.decision_output import show_last_lines
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
-from elasticflow.client.worker_logs import LogReader
+from elasticflow.client.pool_endpoint import find_endpoint
+from elasticflow.client.stored_logs import StoredLogs
+from elasticflow.client.worker_logs import FileLogs, LogReader
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState
 
 _POLL_S = 0.3
+_COMPLETE_S = 15.0  # after the end of a job, its nodes publish its last lines
 
 
 def logs(
@@ -29,9 +34,9 @@ def logs(
 ) -> None:
     """Show the logs of a job's workers, each line with its generation and rank.
 
-    The files are in the pool's data folder. If that is on another machine, the
-    traceback of a failed job still comes from the ledger. With --json --follow
-    one JSON value a line; the last one says how the job ended.
+    The lines are in the pool's data folder. If that is on another machine, they
+    come through NATS: the newest 2 MB of the job on each node. With --json
+    --follow one JSON value a line; the last one says how the job ended.
 
     \b
     Examples:
@@ -40,58 +45,77 @@ def logs(
       eflow logs digits-3f9a1c --rank 0 | grep loss
     """
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    job = run_at(endpoint, lambda client: client.job(job_id))
     folder = endpoint.data_dir / "logs" / job_id if endpoint.data_dir else None
     reader = LogReader(folder, rank)
-    if as_json and not follow:
-        print_json(_end(job) | {"lines": list(reader.new_lines(to_the_end=True))})
-        return
-    show = _show_as_json if as_json else say_line
-    goes_on = follow and job.live
-    _print_new(reader, show, to_the_end=not goes_on)
-    if goes_on:
-        job = _follow(endpoint, job_id, reader, show)
+    collected: list[str] = []
+    show: Callable[[str], None] = say_line
     if as_json:
-        print_json(_end(job))
+        show = _show_as_json if follow else collected.append
+
+    async def printing(client: Client) -> tuple[Job, bool]:
+        job = await client.job(job_id)
+        lines = FileLogs(reader, job_id, follow=follow) if reader.has_files else client.stored_logs(job, rank)
+        return await _print(client, lines, job, show, follow=follow), lines.silent
+
+    job, is_silent = run_at(endpoint, printing)
+    if as_json:
+        print_json(_end(job) | ({} if follow else {"lines": collected}))
         return
-    if reader.silent:
+    if is_silent:
         _explain_silence(job, folder)
     if job.explanation:  # the logs do not say that a job stalled or was cancelled
         note(f"eflow: job {job_id} {job.phase.value}: {job.explanation}")
 
 
 def _end(job: Job) -> dict[str, str]:
-    return {"job_id": job.job_id, "error": job.explanation, "traceback": job.traceback}
+    return {"job_id": job.job_id, "error": job.explanation, "traceback": job.traceback, "last_lines": job.last_lines}
 
 
 def _show_as_json(line: str) -> None:
     print_json({"line": line})
 
 
-def _follow(endpoint: Endpoint, job_id: str, reader: LogReader, show: Callable[[str], None]) -> Job:
-    """Print new lines until the job has ended, then the rest. Returns the ended job."""
+async def _print(
+    client: Client, lines: FileLogs | StoredLogs, job: Job, show: Callable[[str], None], *, follow: bool
+) -> Job:
+    """Print what there is; with follow, new lines until the job has ended. Returns the job as it is then."""
+    newest = await client.state()
+    await _print_new(lines, newest, show)
+    if not (follow and job.live):
+        return job
 
-    async def printing(client: Client) -> Job:
-        ended = asyncio.create_task(client.wait(job_id))
-        try:
-            while not ended.done():
-                _print_new(reader, show, to_the_end=False)
-                await asyncio.wait([ended], timeout=_POLL_S)
-            _print_new(reader, show, to_the_end=True)
-            return await ended
-        finally:
-            ended.cancel()
+    async def until_ended() -> Job:
+        nonlocal newest
+        async with aclosing(client.states()) as states:
+            async for newest in states:
+                now = newest.job(job.job_id)
+                if now is not None and not now.live:
+                    return now
+        raise AssertionError("states() never ends")
 
-    return run_at(endpoint, printing)
+    ended = asyncio.create_task(until_ended())
+    try:
+        while not ended.done():
+            await _print_new(lines, newest, show)
+            await asyncio.wait([ended], timeout=_POLL_S)
+        job = await ended
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_COMPLETE_S):
+                await _print_new(lines, newest, show)
+                while not lines.complete:
+                    await asyncio.sleep(_POLL_S)
+                    await _print_new(lines, newest, show)
+        return job
+    finally:
+        ended.cancel()
 
 
-def _print_new(reader: LogReader, show: Callable[[str], None], *, to_the_end: bool) -> None:
-    for line in reader.new_lines(to_the_end=to_the_end):
+async def _print_new(lines: FileLogs | StoredLogs, state: PoolState, show: Callable[[str], None]) -> None:
+    async for line in lines.new_lines(state):
         show(line)
 
 
 def _explain_silence(job: Job, folder: Path | None) -> None:
     where = f"no log files in {folder}" if folder else "the pool's data folder is not known here (--data-dir)"
-    note(f"eflow: {where}; job {job.job_id} is {job.phase.value}")
-    if job.traceback:
-        say_line(job.traceback.rstrip())
+    note(f"eflow: {where}, and no lines in NATS; job {job.job_id} is {job.phase.value}")
+    show_last_lines(job.last_lines or job.traceback)

@@ -8,11 +8,13 @@ import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import get_args
 
+from elasticflow.client.artifacts import ArtifactReader
 from elasticflow.client.command_requests import check, fresh_job_id, fresh_message_id
 from elasticflow.client.detached_loads import DetachedLoads
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
+from elasticflow.client.stored_logs import StoredLogs
 from elasticflow.errors import NoAdmission, NoSecretsKey, UnknownPool, UnknownQuote
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
@@ -50,13 +52,14 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
+from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import QuoteReservation
 
 REPLY_TIMEOUT_S = 30.0
 CHECKPOINT_TIMEOUT_S = 300.0  # a large checkpoint takes minutes
 
 
-class Client(DetachedLoads):
+class Client(ArtifactReader, DetachedLoads):
     """One pool, over one connection; made by `Client.connect`."""
 
     @classmethod
@@ -76,6 +79,10 @@ class Client(DetachedLoads):
             yield cls(bus, endpoint, tenant or DEFAULT_TENANT, clock or SystemClock())
         finally:
             await bus.close()
+
+    def stored_logs(self, job: Job, rank: int | None = None) -> StoredLogs:
+        """What the workers of a job have written, from the bus. rank: None for all workers."""
+        return StoredLogs(self._bus, self._pool, job, rank)
 
     async def submit(
         self,

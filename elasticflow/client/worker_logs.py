@@ -1,16 +1,20 @@
 """The log files of a job's workers in the pool's data folder."""
 
+import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
 from pathlib import Path
 
 from elasticflow.shared.runtime.process.regular_file import NotRegularFile, open_regular_file
+from elasticflow.shared.state.pool import PoolState
 
 _NAME = re.compile(r"g(\d+)-r(\d+)\.log")
 
 _PART_BYTES = 1 << 16
+_BATCH = 1_000  # lines that are read at once
 
 
 class LogReader:
@@ -22,6 +26,11 @@ class LogReader:
     def __init__(self, folder: Path | None, rank: int | None) -> None:
         self._folder, self._rank = folder, rank
         self._read_up_to: dict[Path, int] = {}
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there is a log file now."""
+        return bool(self._files())
 
     @property
     def silent(self) -> bool:
@@ -55,3 +64,24 @@ class LogReader:
             if named and self._rank in (None, int(named[2])):
                 found.append((int(named[1]), int(named[2]), path))
         return [path for _, _, path in sorted(found)]
+
+
+class FileLogs:
+    """The lines of a `LogReader` for an event loop, as `StoredLogs` has those of the bus."""
+
+    complete = True  # what is in the files is there at once
+
+    def __init__(self, reader: LogReader, job_id: str, *, follow: bool) -> None:
+        self._reader, self._job_id, self._follow = reader, job_id, follow
+
+    @property
+    def silent(self) -> bool:
+        return self._reader.silent
+
+    async def new_lines(self, state: PoolState) -> AsyncIterator[str]:
+        """state: of the pool now. With follow, an unfinished line counts once the job has ended."""
+        job = state.job(self._job_id)
+        lines = self._reader.new_lines(to_the_end=not self._follow or job is None or not job.live)
+        while batch := await asyncio.to_thread(lambda: list(islice(lines, _BATCH))):
+            for line in batch:
+                yield line

@@ -1,6 +1,7 @@
 """Each event of a job as a sentence with numbers. Pure."""
 
 from elasticflow.history.formatting import (
+    artifacts_in_words,
     bytes_in_words,
     deadline_in_words,
     gpus_counted,
@@ -64,7 +65,9 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.GpuTypeKept():
             return f"it stays on GPUs of its type: {event.explanation}"
         case events.CheckpointRequested():
-            return "a checkpoint was requested"
+            return "a checkpoint was requested" + (", to be stored with the job's files" if event.store else "")
+        case events.ArtifactsStored():
+            return artifacts_in_words(event)
         case events.CheckpointWritten():
             return f"checkpoint of iteration {event.iteration} written, {bytes_in_words(event.num_bytes)}: {event.file}"
         case events.CheckpointFailed():

@@ -61,6 +61,18 @@ def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
     return f"{offer.max_iterations} iterations{batches} by {moment_in_words(offer.deadline_s, now_s)}"
 
 
+def artifacts_in_words(event: events.ArtifactsStored) -> str:
+    """What `eflow fetch` gets, and what it does not."""
+    model = "" if event.model is None else f"the model of iteration {event.iteration}"
+    files = f"{len(event.files)} file{'' if len(event.files) == 1 else 's'}" if event.files else ""
+    stored = " and ".join(filter(None, (model, files)))
+    kept = f"stored for `eflow fetch`: {stored}, {bytes_in_words(event.num_bytes)}" if stored else ""
+    if not event.num_unstored:
+        return kept or "it left no model and no files to store"
+    named = "; ".join(f"{file.path}: {file.reason}" for file in event.unstored[:3])
+    return f"{f'{kept}; ' if kept else ''}{event.num_unstored} not stored, on node {event.node_id}: {named}"
+
+
 def bytes_in_words(count: int) -> str:
     """As "1.2 MB"."""
     size = float(count)

@@ -15,6 +15,7 @@ from elasticflow.history.pool_views import gpu_type_of
 from elasticflow.history.type_views import predicted_steps
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
+from elasticflow.shared.messages.limits import MAX_LAST_LINES
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
@@ -30,12 +31,13 @@ Entry = tuple[int, float, LedgerMessage]  # sequence, stored at, message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """One entry of the history. type: name of the event."""
+    """One entry of the history. type: name of the event. lines: the last ones of a failed worker's log."""
 
     sequence: int
     at_s: float
     type: str
     text: str
+    lines: tuple[str, ...] = ()
 
     @property
     def is_report(self) -> bool:
@@ -88,9 +90,8 @@ class EventsInWords:
         for event in message.events if isinstance(message, PlanDecided) else (message,):
             for name in self._names(event, before):
                 if text := self._sentence(event, name, before, based_on):
-                    said.append(
-                        (name, HistoryEntry(sequence=sequence, at_s=at_s, type=type(event).__name__, text=text))
-                    )
+                    kind, lines = type(event).__name__, _last_lines(event)
+                    said.append((name, HistoryEntry(sequence=sequence, at_s=at_s, type=kind, text=text, lines=lines)))
             if self.state.scheduling_event_sequence == sequence:
                 self._causes.append((sequence, event))
         if isinstance(message, PlanDecided) and message.service == "allocator":
@@ -141,6 +142,17 @@ class EventsInWords:
         """The events that the allocator first considered in this decision; "" if there is none."""
         causes = (cause_in_words(event, name) for at, event in self._causes if at <= based_on)
         return "; ".join(list(dict.fromkeys(filter(None, causes)))[-3:])
+
+
+def _last_lines(event: Event) -> tuple[str, ...]:
+    """What the failed worker wrote last; without its log, the end of its traceback."""
+    match event:
+        case events.JobFailed():
+            return tuple((event.last_lines or event.traceback.rstrip()).splitlines()[-MAX_LAST_LINES:])
+        case events.WorkerCrashed():
+            return tuple(event.last_lines.splitlines()[-MAX_LAST_LINES:])
+        case _:
+            return ()
 
 
 def _allocated(old: int, new: int, because: str) -> str:

@@ -44,8 +44,11 @@ class JobView:
     restarts: int
     metrics: Mapping[str, float]
     explanation: str
+    last_lines: str  # of a failed worker's log
     earliest_deadline_s: float | None
     offers: tuple[Offer, ...]  # with a rejection
+    model_iteration: int | None = None  # of the model that `eflow fetch` gets; None: no model is stored
+    artifact_bytes: int = 0  # stored for `eflow fetch`
 
     @property
     def progress(self) -> float:
@@ -112,8 +115,11 @@ def job_view(
         restarts=job.restarts,
         metrics=dict(job.metrics),
         explanation=job.explanation,
+        last_lines=job.last_lines,
         earliest_deadline_s=job.earliest_deadline_s,
         offers=job.offers,
+        model_iteration=job.artifacts.model_iteration,
+        artifact_bytes=job.artifacts.num_bytes,
     )
 
 

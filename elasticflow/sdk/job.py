@@ -5,6 +5,7 @@ The import needs no torch: a machine without torch can describe and submit a job
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_type
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_VARIABLE
 from elasticflow.shared.training_interface import OnStep, Stateful
 
 if TYPE_CHECKING:
@@ -91,6 +93,15 @@ class ElasticJob:
     # --- set by set_sealed_secrets ---
 
     _secrets: tuple[SealedSecret, ...] = ()
+
+    @property
+    def artifacts_folder(self) -> Path:
+        """On the nodes: the folder whose files `eflow fetch` brings back. Only the files of rank 0's node count, where
+        `on_step` and `evaluate` are called. Code without the job finds it in the variable EF_ARTIFACTS."""
+        folder = os.environ.get(ARTIFACT_VARIABLE)
+        if folder is None:
+            raise RuntimeError(f"artifacts_folder: only workers of a job have one ({ARTIFACT_VARIABLE} is not set)")
+        return Path(folder)
 
     # --- methods that run on the nodes ---
 

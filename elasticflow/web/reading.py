@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from elasticflow.client.client import Client
-from elasticflow.client.worker_logs import LogReader
+from elasticflow.client.worker_logs import FileLogs, LogReader
 from elasticflow.history.event_rows import event_rows
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
@@ -110,12 +110,18 @@ async def job(request: Request) -> Response:
 
 
 async def logs(request: Request) -> Response:
+    """From the files of the pool's data folder; without them, from NATS."""
     page = page_of(request)
-    job_id = known_job(request, page.source(request).history.state).job_id
-    if page.data_dir is None:
-        raise HTTPException(HTTPStatus.NOT_FOUND, "the pool's data folder is not known here (--data-dir)")
-    reader = LogReader(page.data_dir / "logs" / job_id, None)
-    return StreamingResponse(log_events(reader), media_type=_EVENT_STREAM)
+    source = page.source(request)
+    job = known_job(request, source.history.state)
+    if page.data_dir is None and page.client is None:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "a ledger's file has no logs: open the page of its pool")
+    reader = LogReader(page.data_dir / "logs" / job.job_id if page.data_dir else None, None)
+    if reader.has_files or page.client is None:
+        logs = FileLogs(reader, job.job_id, follow=True)
+    else:
+        logs = page.client.stored_logs(job)
+    return StreamingResponse(log_events(logs, lambda: source.history.state), media_type=_EVENT_STREAM)
 
 
 async def events(request: Request) -> Response:

@@ -3,12 +3,15 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict
 from itertools import islice
 from typing import Any, cast
 
-from elasticflow.client.worker_logs import LogReader
+from elasticflow.client.stored_logs import StoredLogs
+from elasticflow.client.worker_logs import FileLogs
+from elasticflow.shared.errors import NotPermitted, Unavailable
+from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import pool_update
 from elasticflow.web.sources import Source
 
@@ -75,20 +78,18 @@ class PoolStream:
         return self._encoded[key]
 
 
-def _read_newest(reader: LogReader, lines: deque[str]) -> int:
-    """Blocking; into a queue with a bound. Returns the number of new lines."""
-    count = 0
-    for line in reader.new_lines(to_the_end=False):
-        lines.append(line)
-        count += 1
-    return count
-
-
-async def log_events(reader: LogReader) -> AsyncGenerator[bytes, None]:
+async def log_events(logs: FileLogs | StoredLogs, state: Callable[[], PoolState]) -> AsyncGenerator[bytes, None]:
     """New lines of all workers, without end. Of a flood, the newest lines and the number of the others."""
     while True:
         lines: deque[str] = deque(maxlen=_MAX_LINES)
-        count = await asyncio.to_thread(_read_newest, reader, lines)
+        count = 0
+        try:
+            async for line in logs.new_lines(state()):
+                lines.append(line)
+                count += 1
+        except (NotPermitted, Unavailable) as error:
+            yield event({"lines": [f"eflow: {error}"], "skipped": 0})
+            return
         if count:
             yield event({"lines": list(lines), "skipped": count - len(lines)})
         else:

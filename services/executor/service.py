@@ -14,6 +14,8 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     LocalEvent,
     ShutDown,
     ShutDownRequested,
+    StartWorker,
+    StoreArtifacts,
     UsePaddingSlots,
 )
 from elasticflow.services.executor.decisions.policy import executor_policy
@@ -22,9 +24,11 @@ from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
 from elasticflow.services.executor.old_files import OldFiles
+from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
 from elasticflow.services.executor.processes.code_archive import CodeArchive
 from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
+from elasticflow.services.executor.processes.log_publisher import LogPublisher
 from elasticflow.services.executor.processes.manager import Launching, WorkerManager
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
@@ -61,7 +65,7 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
 
 
 class Executor:
-    """Host, worker manager and heartbeat of one node, and how they end together."""
+    """Host, worker manager, uploads and heartbeat of one node, and how they end together."""
 
     def __init__(
         self,
@@ -89,6 +93,21 @@ class Executor:
             shut_down=self._shut_down,
             log=process.log,
             generation_secrets=generation_secrets,
+        )
+        self._artifact_uploads = ArtifactUploads(
+            process.bus,
+            process.settings.pool,
+            process.settings.data_dir.resolve(),
+            node_specification.node_id,
+            note=self._note,
+            log=process.log,
+        )
+        self._log_publisher = LogPublisher(
+            process.bus,
+            process.settings.pool,
+            process.settings.data_dir.resolve(),
+            node_specification.node_id,
+            process.log,
         )
         self._load_runners = LoadRunners(
             process.bus,
@@ -158,6 +177,8 @@ class Executor:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._worker_manager.run(), name="worker_manager")
                 tasks.create_task(self._execute_loads(), name="load_runners")
+                tasks.create_task(self._artifact_uploads.run(), name="artifacts")
+                tasks.create_task(self._publish_logs(host), name="logs")
                 tasks.create_task(heartbeat.run(), name="heartbeat")
                 tasks.create_task(self._delete_old_files(host), name="old files")
         except* BadSettings as refusal:
@@ -168,6 +189,10 @@ class Executor:
         await host.ready.wait()
         process = self._process
         await OldFiles(process.settings.data_dir, process.clock, lambda: host.folded, process.log).run()
+
+    async def _publish_logs(self, host: Host[State]) -> None:
+        await host.ready.wait()
+        await self._log_publisher.run(lambda: host.folded)
 
     async def _execute_loads(self) -> None:
         """No error of padding loads ends the workers of jobs."""
@@ -181,7 +206,11 @@ class Executor:
     def _act(self, action: Action) -> None:
         if isinstance(action, UsePaddingSlots):
             self._load_runners.use(action)
+        elif isinstance(action, StoreArtifacts):
+            self._artifact_uploads.act(action)
         else:
+            if isinstance(action, StartWorker):
+                self._log_publisher.follow(action)
             self._worker_manager.act(action)
 
     def _note(self, note: LocalEvent) -> None:
@@ -229,6 +258,7 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path, isolation: W
         gpu_memory_bytes=settings.gpu_memory_bytes,
         cpu_share=settings.cpu_share,
         data_dir=str(data_dir),
+        stores_artifacts=True,
         stop_grace_s=settings.stop_grace_s,
         memory_limit_bytes=settings.job_memory_bytes,
         isolation=isolation.kind,

@@ -1,6 +1,8 @@
-"""Deletes uploaded code that no job needs any more, and snapshots of versions that no longer run (docs/adr/0062)."""
+"""Deletes what is old in the pool's buckets: code that no job needs any more, snapshots of versions that no longer run,
+and what jobs have produced (docs/adr/0062, 0065)."""
 
 import asyncio
+from collections.abc import Callable
 
 from elasticflow.services.monitor.model import State
 from elasticflow.services.monitor.webhook import TOLD
@@ -12,6 +14,7 @@ from elasticflow.shared.runtime.service.run_service import Process
 from elasticflow.shared.state.code_in_use import code_digests
 
 SWEEP_EVERY_S = 3_600.0
+_NEEDED = (snapshot_store.NAME, TOLD)  # of the snapshot bucket
 
 
 class OldObjects:
@@ -32,17 +35,19 @@ class OldObjects:
 
     async def sweep(self) -> None:
         """Delete what is old now, by the clock of NATS. Raises ElasticFlowError."""
-        kept_s = self._host.folded.config.code_kept_s
-        if kept_s is None:
-            return
-        before_s = (await self._bus.ledger_end(self._pool)).at_s - kept_s
-        code, snapshots = streams.code_bucket(self._pool), streams.snapshot_bucket(self._pool)
-        num_deleted = await self._bus.delete_old_objects(code, before_s=before_s, is_needed=self._is_code_in_use)
-        num_deleted += await self._bus.delete_old_objects(
-            snapshots, before_s=before_s, is_needed=lambda name: name in (snapshot_store.NAME, TOLD)
-        )
+        config, now_s = self._host.folded.config, (await self._bus.ledger_end(self._pool)).at_s
+        num_deleted = 0
+        if (kept_s := config.code_kept_s) is not None:
+            num_deleted += await self._delete(streams.code_bucket(self._pool), now_s - kept_s, self._is_code_in_use)
+            snapshots = streams.snapshot_bucket(self._pool)
+            num_deleted += await self._delete(snapshots, now_s - kept_s, _NEEDED.__contains__)
+        if (kept_s := config.artifacts_kept_s) is not None:
+            num_deleted += await self._delete(streams.artifact_bucket(self._pool), now_s - kept_s, lambda _: False)
         if num_deleted:
             self._log.info("ObjectsDeleted", num_objects=num_deleted)
+
+    async def _delete(self, bucket: str, before_s: float, is_needed: Callable[[str], bool]) -> int:
+        return await self._bus.delete_old_objects(bucket, before_s=before_s, is_needed=is_needed)
 
     def _is_code_in_use(self, name: str) -> bool:
         return any(name == streams.code_name(*used) for used in code_digests(self._host.folded))

@@ -114,12 +114,13 @@ class RequestCheckpoint:
     """Write a checkpoint of a job now: `CheckpointRequested`, then `CheckpointWritten` or `CheckpointFailed`.
 
     If the job does not train, admission replies at once: `CheckpointUpToDate` or `CheckpointRejected`.
-    (Amoeba, Table 1: checkpoint.)
+    (Amoeba, Table 1: checkpoint.) store: `ArtifactsStored` follows `CheckpointWritten`.
     """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
     tenant: Token
+    store: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import fields
 from itertools import islice
 from typing import Any, cast
 
-from elasticflow.shared.messages.events import PlacedJob
+from elasticflow.shared.messages.events import PlacedJob, StoredFile, UnstoredFile
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
@@ -76,6 +76,10 @@ def _short(value: Any) -> Any:
         return {name: known for name in names if (known := getattr(value, name))}
     if isinstance(value, PlacedJob):
         return f"{value.job_id} g{value.generation} on {gpus_in_words(value.gpus) or 'nothing'}"
+    if isinstance(value, StoredFile):
+        return f"{value.path} of {value.num_bytes} bytes, {value.digest:.12}"
+    if isinstance(value, UnstoredFile):
+        return f"{value.path}: {value.reason}"
     if isinstance(value, ResizeTimeline):
         return summary(value)
     if isinstance(value, tuple):

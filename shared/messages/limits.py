@@ -18,8 +18,10 @@ MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
 MAX_TEXT_LENGTH = 20_000
 MAX_RANGES = 2_000
+MAX_PATH_LENGTH = 300
+MAX_LAST_LINES = 20  # of a failed worker's log
 MAX_NAME_LENGTH = 200
-MAX_METRICS = 256
+MAX_FEW_ITEMS = 256
 MAX_METRICS_BYTES = 16 * 1024  # of the names and numbers of one worker
 MAX_GPU_TYPE_LENGTH = 64
 MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
@@ -31,6 +33,9 @@ _MAYBE_TOKEN_PATTERN = r"^[A-Za-z0-9_-]{0,64}$"
 _LINE_PATTERN = r"^[^\x00-\x1f]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
+# below a folder, and never out of it: no part is empty, "." or ".."; no control characters
+_PART = r"([^./\\\x00-\x1f\x7f-\x9f]|\.[^./\\\x00-\x1f\x7f-\x9f]|\.\.[^/\\\x00-\x1f\x7f-\x9f])[^/\\\x00-\x1f\x7f-\x9f]*"
+FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
 _FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
 _FOLDER_PATTERN = r"^([\w.+-]+(/[\w.+-]+)*)?$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -48,6 +53,7 @@ PATTERNS_IN_WORDS = {
     _VARIABLE_PATTERN: "must be a name of letters, digits and _",
     _BASE64_PATTERN: "must be base64",
     _VALUE_PATTERN: "must be without null characters",
+    FILE_PATH_PATTERN: "must be a path below a folder",
 }
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
@@ -62,6 +68,7 @@ NamedGpuType = Annotated[GpuType, Len(min_length=1)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
 ChainDigest = Annotated[str, StringConstraints(pattern=_CHAIN_PATTERN)]  # "": unknown
+FilePath = Annotated[str, StringConstraints(max_length=MAX_PATH_LENGTH, pattern=FILE_PATH_PATTERN)]
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
 VariableName = Annotated[str, StringConstraints(max_length=128, pattern=_VARIABLE_PATTERN)]
 VariableValue = Annotated[str, StringConstraints(max_length=16 * 1024, pattern=_VALUE_PATTERN)]
@@ -96,7 +103,7 @@ Rate = Annotated[float, Strict(), Ge(0), Le(1e12), AllowInfNan(False)]  # iterat
 Finite = Annotated[float, Strict(), AllowInfNan(False)]
 Fraction = Annotated[float, Strict(), Ge(0), Le(1), AllowInfNan(False)]
 
-FewItems = Len(max_length=MAX_METRICS)
+FewItems = Len(max_length=MAX_FEW_ITEMS)
 
 
 def metrics_bytes(names: Iterable[str]) -> int:

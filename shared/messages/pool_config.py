@@ -12,6 +12,7 @@ from elasticflow.shared.messages.limits import (
     FewItems,
     Fraction,
     Name,
+    NumBytes,
     NumGpus,
     NumSockets,
     PositiveDurationS,
@@ -86,6 +87,9 @@ class PoolConfig:
     code_kept_s: KeptS | None = 30 * DAY_S
     logs_kept_s: KeptS | None = 30 * DAY_S
     checkpoints_kept_s: KeptS | None = None  # the last one of a finished job is its trained model
+    artifacts_kept_s: KeptS | None = 30 * DAY_S
+    # of a job's model and artifact folder, that are stored for `eflow fetch`; larger ones stay on their node
+    max_artifact_bytes: NumBytes = 1 << 30
     stop_free: bool = False  # running workers switch to the next generation without a stop if they can
     default_quota: TenantQuota = TenantQuota()
     quotas: Mapping[Token, TenantQuota] = field(default_factory=dict[str, TenantQuota])

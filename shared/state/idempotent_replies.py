@@ -155,6 +155,7 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
                 generation=job.generation,
                 error=job.explanation,
                 traceback=job.traceback,
+                last_lines=job.last_lines,
                 at_s=job.ended_at_s or job.decided_at_s,
             )
         case Phase.PROFILED:

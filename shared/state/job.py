@@ -83,6 +83,25 @@ class SpeedStatistics:
 NO_SPEEDS = SpeedStatistics()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobArtifacts:
+    """What is stored of a job's model and files, and what is due.
+
+    due: sequence of the message after which node_id must store them; 0: nothing is due.
+    sequence: of the newest `ArtifactsStored`, which names the files; 0: there is none. model_iteration: of the stored
+    model; None without one.
+    """
+
+    due: int = 0
+    node_id: str = ""
+    sequence: int = 0
+    model_iteration: int | None = None
+    num_bytes: int = 0
+
+
+NO_ARTIFACTS = JobArtifacts()
+
+
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`
 class Job:
     """One job, from its first decision to its end."""
@@ -101,6 +120,7 @@ class Job:
     planned_share: ShareSchedule = ()  # the newest schedule that keeps the promise
     explanation: str = ""  # of a rejection, failure or cancellation
     traceback: str = ""
+    last_lines: str = ""  # of the failed worker's log
     rejection: RejectionReason | None = None
     earliest_deadline_s: float | None = None  # offered with a rejection, or while the job is at risk
     offers: tuple[Offer, ...] = ()
@@ -126,6 +146,8 @@ class Job:
     iteration: int = 0
     checkpoint_iteration: int = 0
     checkpoint_request: int = 0  # sequence of the newest unanswered request; 0: none
+    stores_checkpoint: bool = False  # once the requested one is written
+    artifacts: JobArtifacts = NO_ARTIFACTS
     iterations_per_s: float | None = None
     progressed_at_s: float = 0.0
     speed: SpeedStatistics = NO_SPEEDS  # kept only in pools that promise with a confidence
@@ -184,6 +206,12 @@ class Job:
     def promised(self) -> bool:
         """Its deadline is guaranteed."""
         return self.phase is Phase.ADMITTED and self.spec is not None and self.spec.job_class is JobClass.SLO
+
+    @property
+    def rank_0_node(self) -> str:
+        """Of the generation that trains, or trained last; "" if none is placed."""
+        gpus = self.gpus if self.previous_generation is None else self.previous_generation.gpus
+        return gpus[0].node_id if gpus else ""
 
     @property
     def nodes(self) -> tuple[str, ...]:

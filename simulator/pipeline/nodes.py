@@ -9,6 +9,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     SendToWorker,
     ShutDown,
     StartWorker,
+    StoreArtifacts,
     UsePaddingSlots,
 )
 from elasticflow.services.executor.decisions.policy import executor_policy
@@ -123,8 +124,8 @@ class VirtualNode:
                 self._environment.send(action.worker, action.message)
             case KillWorker():
                 self._environment.kill(action.worker)
-            case UsePaddingSlots():
-                pass  # simulated nodes execute no tasks
+            case UsePaddingSlots() | StoreArtifacts():
+                pass  # simulated nodes execute no tasks and have no files
             case ShutDown():
                 self._loop.after(0.0, lambda: self.crash(REBOOT_S))
             case _:

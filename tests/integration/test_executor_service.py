@@ -53,6 +53,7 @@ class FakeWorker:
 
     def __init__(self, assignment: Assignment, launcher: "FakeLauncher") -> None:
         self.assignment, self.pid, self.exited = assignment, 1, False
+        self.log_file: Path | None = None
         self.order: PrepareSwitch | None = None
         self._launcher = launcher
         if assignment.rank == 0 and assignment.world_size > 1:

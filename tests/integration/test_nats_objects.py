@@ -160,3 +160,23 @@ async def test_a_deletion_that_is_killed_goes_on_later(bus: NatsBus, monkeypatch
     assert await num_messages(bus) == 1
     await bus.delete_old_objects(BUCKET, before_s=before_s, is_needed=lambda name: False)
     assert await num_messages(bus) == 0
+
+
+async def test_a_server_without_the_bucket_of_artifacts_says_so(bus: NatsBus) -> None:
+    bucket = streams.artifact_bucket(POOL)
+    await bus._connection.api(f"STREAM.DELETE.OBJ_{bucket}")
+    with pytest.raises(NotFound):
+        await bus.put_object(bucket, streams.artifact_name("lab", "n1", "d" * 64, 0), DATA)
+
+
+async def test_a_full_bucket_of_artifacts_drops_the_oldest(nats_server: EmbeddedServer) -> None:
+    bus = await connect_nats(nats_server.url, name="test", limits=streams.StreamLimits(artifact_bytes=1 << 20))
+    await bus.ensure_pool("small")
+    bucket = streams.artifact_bucket("small")
+    names = [streams.artifact_name("lab", "n1", f"{number:064d}", 0) for number in range(4)]
+    for name in names:
+        await bus.put_object(bucket, name, bytes(300_000))
+    with pytest.raises(NotFound):
+        await bus.get_object(bucket, names[0], max_bytes=1 << 20)
+    assert len(await bus.get_object(bucket, names[3], max_bytes=1 << 20)) == 300_000
+    await bus.close()

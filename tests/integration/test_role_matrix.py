@@ -23,6 +23,7 @@ from tests.support.real_pool import eventually
 from tests.support.secured_pool import POOL, SecuredPool, secured_pool
 
 LEDGER, CODE, NODES = streams.ledger_stream(POOL), streams.code_bucket(POOL), streams.node_bucket(POOL)
+ARTIFACTS, LOGS = streams.artifact_bucket(POOL), streams.log_bucket(POOL)
 STATE, SNAPSHOT = streams.state_bucket(POOL), streams.snapshot_bucket(POOL)
 TASKS, RESULTS = streams.padding_streams(POOL)
 SUBMIT = streams.submit_stream(POOL)
@@ -56,6 +57,11 @@ PUBLISH = {
     f"$O.{CODE}.C.alice.x": "OA",
     f"$O.{CODE}.M.bob.x": "O",
     f"$O.{CODE}.M.x": "O",
+    f"$O.{ARTIFACTS}.M.alice.n1.x": "ON",
+    f"$O.{ARTIFACTS}.C.alice.n1.x": "ON",
+    f"$O.{ARTIFACTS}.M.alice.n2.x": "O",
+    f"$KV.{LOGS}.alice.n1.x.x": "ON",
+    f"$KV.{LOGS}.alice.n2.x.x": "O",
     f"$O.{SNAPSHOT}.M.x": "OS",
     "$JS.API.INFO": "OS",
     "$JS.API.STREAM.NAMES": "O",
@@ -66,6 +72,7 @@ PUBLISH = {
     f"$JS.API.STREAM.UPDATE.{LEDGER}": "O",
     f"$JS.API.STREAM.PURGE.{LEDGER}": "O",
     f"$JS.API.STREAM.PURGE.OBJ_{CODE}": "OS",
+    f"$JS.API.STREAM.PURGE.OBJ_{ARTIFACTS}": "OS",
     f"$JS.API.STREAM.PURGE.{RESULTS}": "OS",
     f"$JS.API.STREAM.MSG.DELETE.{LEDGER}": "O",
     f"$JS.API.STREAM.SNAPSHOT.{LEDGER}": "O",
@@ -77,6 +84,14 @@ PUBLISH = {
     f"$JS.API.DIRECT.GET.OBJ_{CODE}": "ON",
     f"$JS.API.DIRECT.GET.OBJ_{CODE}.$O.{CODE}.M.alice.x": "OA",
     f"$JS.API.DIRECT.GET.OBJ_{CODE}.$O.{CODE}.M.bob.x": "O",
+    f"$JS.API.DIRECT.GET.OBJ_{ARTIFACTS}": "O",
+    f"$JS.API.DIRECT.GET.OBJ_{ARTIFACTS}.$O.{ARTIFACTS}.M.alice.n1.x": "ONA",
+    f"$JS.API.DIRECT.GET.OBJ_{ARTIFACTS}.$O.{ARTIFACTS}.C.alice.n1.x": "OA",
+    f"$JS.API.DIRECT.GET.OBJ_{ARTIFACTS}.$O.{ARTIFACTS}.C.bob.n1.x": "O",
+    f"$JS.API.DIRECT.GET.KV_{LOGS}": "O",
+    f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.alice.n1.x.x": "ONA",
+    f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.alice.n2.x.x": "OA",
+    f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.bob.n1.x.x": "ON",
     f"$JS.API.CONSUMER.CREATE.{LEDGER}": "OS",
     f"$JS.API.CONSUMER.CREATE.{SUBMIT}.admission": "OS",
     f"$JS.API.CONSUMER.CREATE.{TASKS}.load-1": "OS",

@@ -19,7 +19,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.integration.test_answer_subjects import QUOTED, WarningsLog, running
 from tests.support.secured_pool import POOL, SecuredPool, secured_pool
 
-CODE = streams.code_bucket(POOL)
+CODE, ARTIFACTS, LOGS = streams.code_bucket(POOL), streams.artifact_bucket(POOL), streams.log_bucket(POOL)
 NUM_MESSAGES = 2 * MAX_BATCH + 3
 
 
@@ -73,6 +73,44 @@ async def test_nodes_read_the_code_of_each_tenant_and_tenants_only_write_their_o
             await alice.put_object(CODE, streams.code_name("bob", "d"), b"forged")
         with pytest.raises(NotPermitted):
             await alice.get_object(CODE, streams.code_name("bob", "d"), max_bytes=100)
+
+
+async def test_tenants_read_their_own_artifacts_only_and_nodes_write_under_their_own_name(pool: SecuredPool) -> None:
+    def name(tenant: str, node_id: str = "n1") -> str:
+        return streams.artifact_name(tenant, node_id, "d" * 64, 0)
+
+    data = bytes(streams.ARTIFACT_PIECE_BYTES)
+    async with pool.connected(Role.TENANT, "alice") as alice, pool.connected(Role.NODE, "n1") as node:
+        for tenant in ("alice", "bob"):
+            await node.put_object(ARTIFACTS, name(tenant), b"first")
+            await node.put_object(ARTIFACTS, name(tenant), data)
+        assert await alice.get_object(ARTIFACTS, name("alice"), max_bytes=len(data)) == data
+        with pytest.raises(NotFound):
+            await alice.get_object(ARTIFACTS, name("alice", "n2"), max_bytes=100)
+        with pytest.raises(NotPermitted):
+            await alice.get_object(ARTIFACTS, name("bob"), max_bytes=len(data))
+        with pytest.raises(NotPermitted):
+            await alice.put_object(ARTIFACTS, name("alice"), b"forged")
+        with pytest.raises(NotPermitted):
+            await node.put_object(ARTIFACTS, name("alice", "n2"), b"forged")
+
+
+async def test_tenants_read_the_logs_of_their_own_jobs_only_and_write_none(pool: SecuredPool) -> None:
+    own, other = (streams.log_key(tenant, "n1", "j1", "0") for tenant in ("alice", "bob"))
+    async with pool.connected(Role.TENANT, "alice") as alice, pool.connected(Role.NODE, "n1") as node:
+        for key in (own, other):
+            await node.put_value(LOGS, key, b"first")
+            await node.put_value(LOGS, key, b"line")
+        value = await alice.get_value(LOGS, own)
+        assert value is not None
+        assert value.data == b"line"
+        assert await alice.get_value(LOGS, streams.log_key("alice", "n1", "j1", "1")) is None
+        with pytest.raises(NotPermitted):
+            await alice.get_value(LOGS, other)
+        with pytest.raises(NotPermitted):
+            await alice.put_value(LOGS, own, b"forged")
+        with pytest.raises(NotPermitted):
+            await node.put_value(LOGS, streams.log_key("alice", "n2", "j1", "0"), b"forged")
 
 
 async def test_quotes_of_another_account_are_answered(pool: SecuredPool) -> None:

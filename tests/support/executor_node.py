@@ -66,8 +66,8 @@ def node_specification(run_id: str = "run", num_gpus: int = 4) -> NodeSpecificat
 class ExecutorNode:
     """emitted: events, actions: both since the last `forget`; processes: GPU index of each running worker."""
 
-    def __init__(self, pool: PoolState | None = None, *, run_id: str = "run") -> None:
-        self.policy = executor_policy(node_specification(run_id))
+    def __init__(self, pool: PoolState | None = None, *, run_id: str = "run", stores_artifacts: bool = False) -> None:
+        self.policy = executor_policy(replace(node_specification(run_id), stores_artifacts=stores_artifacts))
         self.state: State = self.policy.start(pool or PoolState())
         self.now_s = NOW_S
         self.emitted: list[Any] = []

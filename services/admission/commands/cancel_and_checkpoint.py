@@ -51,6 +51,6 @@ def _checkpoint(
         why = "the job was not admitted: it has no state to checkpoint"
         return CheckpointRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
     if job.live and job.gpus:
-        return CheckpointRequested(job_id=command.job_id, at_s=now_s)
+        return CheckpointRequested(job_id=command.job_id, store=command.store, at_s=now_s)
     iteration = job.iteration if job.phase is Phase.FINISHED else job.checkpoint_iteration
     return CheckpointUpToDate(job_id=command.job_id, iteration=iteration, at_s=now_s)

@@ -61,17 +61,18 @@ def _outcome(
     elif (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
         limit_s = state.pool.config.timeouts.profiling_timeout_s
         error = f"its profiling run on {len(job.gpus)} GPUs did not end within {limit_s:.0f} s"
-    return _failed(state, job, generation, error, now_s, traceback) if error else None
+    return _failed(state, job, generation, error, now_s, traceback, worker.last_lines) if error else None
 
 
 def _failed(
-    state: State, job: Job, generation: int, error: str, now_s: float, traceback: str = ""
+    state: State, job: Job, generation: int, error: str, now_s: float, traceback: str = "", last_lines: str = ""
 ) -> JobFailed | ProfilingFailed:
     failed = JobFailed(
         job_id=job.job_id,
         generation=generation,
         error=error,
         traceback=traceback,
+        last_lines=last_lines,
         node_id=state.node_id,
         incarnation=state.incarnation,
         at_s=now_s,
@@ -151,13 +152,14 @@ def _crash(state: State, job: Job, worker: WorkerRecord, now_s: float) -> Worker
     explanation = f"rank {worker_id.rank} on {state.node_id} {_explanation(worker)}"
     if job.restarts >= state.pool.config.max_restarts:
         error = f"crashed {job.restarts + 1} times in a row without a new checkpoint; last: {explanation}"
-        return _failed(state, job, job.generation, error, now_s)
+        return _failed(state, job, job.generation, error, now_s, last_lines=worker.last_lines)
     return WorkerCrashed(
         job_id=job.job_id,
         generation=worker_id.generation,
         node_id=state.node_id,
         rank=worker_id.rank,
         explanation=explanation,
+        last_lines=worker.last_lines,
         at_s=now_s,
     )
 

@@ -6,8 +6,10 @@ Pure. `state.evolve` is the other half: the messages of the ledger.
 from dataclasses import replace
 from typing import Any, assert_never, cast
 
+from elasticflow.services.executor.decisions.artifacts import with_upload
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     Action,
+    ArtifactsUploaded,
     ContactLost,
     ContactRestored,
     KillWorker,
@@ -17,6 +19,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     ShutDown,
     ShutDownRequested,
     StartWorker,
+    StoreArtifacts,
     UsePaddingSlots,
     WorkerEnded,
     WorkerId,
@@ -42,12 +45,16 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
     match observed:
         case WorkerReported():
             worker = state.workers.get(observed.worker)
-            return state if worker is None else _reported(state, worker, observed.message, now_s)
+            if worker is None:
+                return state
+            worker = replace(worker, last_lines=observed.last_lines or worker.last_lines)
+            return _reported(state, worker, observed.message, now_s)
         case WorkerEnded():
             worker = state.workers.get(observed.worker)
             if worker is None:
                 return state
-            worker = replace(worker, ended=observed, ended_at_s=now_s)
+            last_lines = observed.last_lines or worker.last_lines
+            worker = replace(worker, ended=observed, ended_at_s=now_s, last_lines=last_lines)
             return without_unneeded(state.with_worker(worker), worker)
         case NodeClaimed(incarnation=incarnation):
             return replace(state, claimed=incarnation)
@@ -67,6 +74,8 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
             return state.with_worker(_sent(state.workers[observed.worker], observed, now_s))
         case KillWorker():
             return state.with_worker(replace(state.workers[observed.worker], kill_requested=True))
+        case StoreArtifacts() | ArtifactsUploaded():
+            return with_upload(state, observed)
         case UsePaddingSlots():
             return replace(state, padding_slots=observed)
         case ShutDown():

@@ -1,12 +1,13 @@
 """What the executor's policy observes on its own node (local events), and what it orders there (actions). Pure values.
 
-Each action concerns one worker process, the runners of padding loads, or the executor itself.
+Each action concerns one worker process, the runners of padding loads, the files of a job, or the executor itself.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from elasticflow.shared.messages.events import StoredFile, UnstoredFile
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
@@ -32,20 +33,25 @@ class WorkerId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReported:
-    """A worker sent this message."""
+    """A worker sent this message. last_lines: of its log, if it reports a failure."""
 
     worker: WorkerId
     message: FromWorker
+    last_lines: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnded:
-    """A worker's process is gone; or it could not be started, as explanation says."""
+    """A worker's process is gone; or it could not be started, as explanation says.
+
+    last_lines: of its log, after a crash.
+    """
 
     worker: WorkerId
     exit_code: int | None = None
     signal: int | None = None
     explanation: str = ""
+    last_lines: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,19 @@ class NodeClaimed:
     """No other executor of this node id has workers, and none can claim the node before this incarnation is over."""
 
     incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactsUploaded:
+    """What the job has produced is in the object store, as in `ArtifactsStored`."""
+
+    job_id: str
+    due: int
+    iteration: int = 0
+    model: StoredFile | None = None
+    files: tuple[StoredFile, ...] = ()
+    unstored: tuple[UnstoredFile, ...] = ()
+    num_unstored: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +120,20 @@ class KillWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreArtifacts:
+    """Upload the job's model and the files of its artifact folder, of so many bytes at most.
+
+    generation: the newest; the log of its rank 0 names the files that are not stored. due: as in `ArtifactsStored`.
+    """
+
+    job_id: str
+    tenant: str
+    generation: int
+    due: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsePaddingSlots:
     """Execute tasks of these padding loads on these GPUs of the node, and on no other one: end runners there now.
 
@@ -122,6 +155,8 @@ class ShutDown:
     replaced: bool
 
 
-LocalEvent = WorkerReported | WorkerEnded | NodeClaimed | ContactLost | ContactRestored | ShutDownRequested
+LocalEvent = (
+    WorkerReported | WorkerEnded | NodeClaimed | ArtifactsUploaded | ContactLost | ContactRestored | ShutDownRequested
+)
 WorkerAction = StartWorker | SendToWorker | KillWorker | ShutDown
-Action = WorkerAction | UsePaddingSlots
+Action = WorkerAction | UsePaddingSlots | StoreArtifacts

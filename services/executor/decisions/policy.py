@@ -6,6 +6,7 @@ taken for as long as the processes differ from what they should be.
 
 from functools import partial
 
+from elasticflow.services.executor.decisions.artifacts import artifacts
 from elasticflow.services.executor.decisions.crash_survivors import peers_lost, unnoticed_due_s
 from elasticflow.services.executor.decisions.exit_classification import crash_due_s, end_of_job, overdue_at_s
 from elasticflow.services.executor.decisions.local_event_fold import observe
@@ -141,6 +142,7 @@ def _for_job(state: State, job_id: str, now_s: float) -> list[Output]:
     outputs += requested_checkpoint(job, workers, state.node_id, now_s)
     if (end := end_of_job(state, job, workers, now_s)) is not None:
         outputs.append(end)
+    outputs += artifacts(state, job, now_s)
     still_here = {generation for worker in workers if worker.runs for generation in worker.generations}
     outputs += [
         _stopped(state, job, stopping.generation, now_s)

@@ -175,7 +175,9 @@ def requested_checkpoint(
         return []
     rank0_id = WorkerId(job.job_id, job.training_generation, 0)
     return [
-        SendToWorker(worker=worker.id, message=WriteCheckpoint(request=job.checkpoint_request))
+        SendToWorker(
+            worker=worker.id, message=WriteCheckpoint(request=job.checkpoint_request, with_model=job.stores_checkpoint)
+        )
         for worker in workers
         if worker.id == rank0_id and _needs_request(worker, job.checkpoint_request)
     ]

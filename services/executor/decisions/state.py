@@ -11,7 +11,13 @@ from typing import Literal, cast
 
 from immutables import Map
 
-from elasticflow.services.executor.decisions.local_events_and_actions import NO_PADDING_SLOTS, UsePaddingSlots, WorkerId
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    NO_PADDING_SLOTS,
+    ArtifactsUploaded,
+    StoreArtifacts,
+    UsePaddingSlots,
+    WorkerId,
+)
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
@@ -51,6 +57,7 @@ class NodeSpecification:
     isolation: Literal["", "none", "limits", "namespaces"] = ""  # of its workers
     cpu_share: float = 1.0  # cores that one CPU slot may use
     data_dir: str = ""
+    stores_artifacts: bool = False  # of jobs, in the object store; a simulated node has none
     stop_grace_s: float = 10.0  # from the request to stop at a step boundary to the kill
     memory_limit_bytes: int = 0  # of each worker on a CPU slot; 0: no limit
 
@@ -66,6 +73,8 @@ class State:
     # jobs with workers here, by the ledger, running or yet to be reported gone
     job_ids: frozenset[str] = frozenset()
     workers: Map[WorkerId, WorkerRecord] = cast("Map[WorkerId, WorkerRecord]", Map())  # noqa: RUF009 - immutable
+    # of the artifacts that are due, by job: ordered, or done
+    uploads: Map[str, StoreArtifacts | ArtifactsUploaded] = cast("Map[str, StoreArtifacts | ArtifactsUploaded]", Map())  # noqa: RUF009 - immutable
     claimed: str = ""  # the incarnation under which this executor owns the record of its node; "": none yet
     padding_slots: UsePaddingSlots = NO_PADDING_SLOTS  # as last ordered
     cut_off: bool = False  # without contact: start no worker
@@ -96,7 +105,7 @@ class State:
 def start(pool: PoolState, node_specification: NodeSpecification) -> State:
     """An executor that has just begun: no worker runs."""
     jobs = (*pool.live_jobs.values(), *pool.ended_jobs.values())
-    job_ids = frozenset(job.job_id for job in jobs if _concerns(node_specification.node_id, job))
+    job_ids = frozenset(job.job_id for job in jobs if _concerns(node_specification, job))
     return State(pool=pool, node_specification=node_specification, job_ids=job_ids)
 
 
@@ -139,17 +148,20 @@ def _refreshed(state: State, job_ids: Iterable[str]) -> State:
     """Update which of these jobs concern this node, and drop the records that nothing needs any more."""
     for job_id in job_ids:
         job = state.pool.job(job_id)
-        concerns = job is not None and _concerns(state.node_id, job)
+        concerns = job is not None and _concerns(state.node_specification, job)
         if concerns != (job_id in state.job_ids):
             state = replace(state, job_ids=state.job_ids ^ {job_id})
+        if job_id in state.uploads and (job is None or job.artifacts.due != state.uploads[job_id].due):
+            state = replace(state, uploads=state.uploads.delete(job_id))
         if concerns or state.workers:
             for worker in state.workers_of(job_id):
                 state = without_unneeded(state, worker)
     return state
 
 
-def _concerns(node_id: str, job: Job) -> bool:
-    return node_id in job.nodes or any(s.node_id == node_id for s in job.stopping)
+def _concerns(node: NodeSpecification, job: Job) -> bool:
+    has_workers = node.node_id in job.nodes or any(s.node_id == node.node_id for s in job.stopping)
+    return has_workers or (node.stores_artifacts and job.artifacts.node_id == node.node_id)
 
 
 def without_unneeded(state: State, worker: WorkerRecord) -> State:

@@ -58,6 +58,7 @@ class WorkerRecord:
     stop_requested_at_s: float | None = None
     kill_requested: bool = False
     explanation: str = ""  # why the executor killed it
+    last_lines: str = ""  # of its log, if it has failed or crashed
     ended: WorkerEnded | None = None
     ended_at_s: float = 0.0
 

@@ -34,8 +34,9 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 class WorkerHandle:
     """One worker process, leader of its own process group."""
 
-    def __init__(self, assignment: Assignment, process: ForkedProcess) -> None:
+    def __init__(self, assignment: Assignment, process: ForkedProcess, log_file: Path | None = None) -> None:
         self.assignment = assignment
+        self.log_file = log_file  # of this process, also after a switch
         self.process = process
         self.exited: Exited | None = None  # set with the last event
 
@@ -112,8 +113,8 @@ class Launcher:
         """
         may_be_warm = assignment.spec.entry != TORCHRUN
         process = (self.warm_pool.take(assignment.gpu_index) if may_be_warm else None) or await self.fork()
-        handle = WorkerHandle(assignment, process)
         log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
+        handle = WorkerHandle(assignment, process, log_file)
         handle.send(WriteLog(file=str(log_file)))
         handle.send(assignment)
         follower = asyncio.create_task(self._follow(handle), name=f"worker {process.pid}")

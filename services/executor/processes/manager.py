@@ -24,10 +24,13 @@ from elasticflow.services.executor.processes.forked_process import ForkedProcess
 from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
 from elasticflow.services.executor.processes.installed_packages import InstalledPackages, RequirementsUnusable
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
+from elasticflow.services.executor.processes.log_tail import last_lines
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, PrepareSwitch, ToWorker
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable
+
+_NO_CRASH = (ExitCode.DONE, ExitCode.SUPERSEDED, ExitCode.PEER_LOST)  # of this worker
 
 
 class Launching(Protocol):
@@ -201,9 +204,11 @@ class WorkerManager:
             handle.kill()
         elif isinstance(event, Exited):
             self._log.info("WorkerEnded", **worker._asdict(), exit_code=event.code, signal=event.signal)
-            self._ended(WorkerEnded(worker=worker, exit_code=event.code, signal=event.signal))
+            lines = "" if event.code in _NO_CRASH else _last_lines(handle)
+            self._ended(WorkerEnded(worker=worker, exit_code=event.code, signal=event.signal, last_lines=lines))
         else:
-            self._note(WorkerReported(worker=worker, message=event))
+            lines = _last_lines(handle) if isinstance(event, Failed) else ""
+            self._note(WorkerReported(worker=worker, message=event, last_lines=lines))
             if isinstance(event, Switched):
                 self._switched(worker, handle, event)
 
@@ -222,3 +227,8 @@ class WorkerManager:
         with contextlib.suppress(KeyError):  # it was killed while its process started, and has been reported
             del self._slots[event.worker]
             self._note(event)
+
+
+def _last_lines(handle: WorkerHandle) -> str:
+    """Blocks for one read of a file that this machine has just written."""
+    return last_lines(handle.log_file) if handle.log_file is not None else ""

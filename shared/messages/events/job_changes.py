@@ -100,10 +100,14 @@ class GpuLimitsCleared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRequested:
-    """Rank 0 of the training generation must write a checkpoint now. From admission; read by executors."""
+    """Rank 0 of the training generation must write a checkpoint now. From admission; read by executors.
+
+    store: its model and the job's artifact folder must be stored, too.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
+    store: bool = False
     at_s: TimeS
 
 

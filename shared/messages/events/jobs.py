@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from elasticflow.shared.messages.events.artifacts import ArtifactsStored
 from elasticflow.shared.messages.events.profiles import ProfilingFailed, ThroughputMeasured
 from elasticflow.shared.messages.limits import (
     BatchSize,
@@ -73,7 +74,10 @@ class WorkersStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCrashed:
-    """A worker ended without a request: its generation is broken, and a new one is due. From the executor."""
+    """A worker ended without a request: its generation is broken, and a new one is due. From the executor.
+
+    last_lines: of its log.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -81,6 +85,7 @@ class WorkerCrashed:
     node_id: Token
     rank: Index
     explanation: Text
+    last_lines: Text = ""
     at_s: TimeS
 
 
@@ -177,7 +182,7 @@ class JobFailed:
 
     The executor: the training function raised an error, the job crashed too often, or its profiling run timed out.
     The monitor: no iteration ended for `PoolConfig.stall_timeout_s`. Admission repeats the event to the sender of a
-    repeated command, and never writes it into the ledger.
+    repeated command, and never writes it into the ledger. last_lines: of the failed worker's log.
     """
 
     VERSION: ClassVar[int] = 1
@@ -185,6 +190,7 @@ class JobFailed:
     generation: Generation
     error: Text
     traceback: Text = ""
+    last_lines: Text = ""
     # Of an executor: void once this incarnation of the node has left the pool.
     node_id: Token | None = None
     incarnation: Token | None = None
@@ -220,6 +226,7 @@ JobEvent = (
     | JobProgressed
     | CheckpointWritten
     | CheckpointFailed
+    | ArtifactsStored
     | JobFinished
     | JobFailed
     | ProfilingFailed

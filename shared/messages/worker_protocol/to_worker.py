@@ -145,9 +145,10 @@ class StopAtBoundary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteCheckpoint:
     """Write a checkpoint at the next step boundary, and train on. For rank 0, which reports `CheckpointWritten` or
-    `CheckpointFailed` with this request."""
+    `CheckpointFailed` with this request. with_model: and a file with the model alone."""
 
     request: Sequence
+    with_model: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

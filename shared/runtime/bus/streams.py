@@ -16,11 +16,15 @@ from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION
 
 LEDGER_PREFIX = "EF_LEDGER_"
 NODE_PREFIX = "EF_NODES_"
+ARTIFACT_PREFIX = "EF_ARTIFACTS_"
+LOG_PREFIX = "EF_LOGS_"
 EVERY_LEDGER = "ef.ledger.>"
 # What a server must accept; NATS counts headers too. The embedded server and deploy/nats/common.conf set it.
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 # The largest command with its headers: a replica of admission holds hundreds of them.
 MAX_COMMAND_BYTES = MAX_SUBMISSION_BYTES + 4 * 1024
+
+ARTIFACT_PIECE_BYTES = 2 * 1024 * 1024  # of one object; a larger file has several
 
 _MIB = 1 << 20
 _DAY_S = 86_400
@@ -33,8 +37,9 @@ class StreamLimits:
     """replicas: copies of each stream: 1, or 3 or 5 in a cluster.
 
     Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
-    snapshots, values) takes what the disk has. Tasks and results of padding loads are bounded, because a full disk
-    stops all jobs. No tenant may fill the stream of commands alone.
+    snapshots, values) takes what the disk has. Tasks and results of padding loads, artifacts and logs are bounded,
+    because a full disk stops all jobs. The oldest artifacts and logs make room for new ones. No tenant may fill the
+    stream of commands alone.
     """
 
     replicas: int = 1
@@ -45,10 +50,13 @@ class StreamLimits:
     task_bytes: int = 128 * _MIB
     result_bytes: int = 128 * _MIB
     result_age_s: int = 7 * _DAY_S
+    artifact_bytes: int = 4096 * _MIB
+    log_bytes: int = 512 * _MIB
+    log_age_s: int = 30 * _DAY_S
 
     @property
     def reserved_bytes(self) -> int:
-        """What a new pool takes of the server's storage at once."""
+        """What a new pool takes of the server's storage at least: it may be without artifacts and logs."""
         return self.submit_bytes + self.dead_letter_bytes + self.task_bytes + self.result_bytes
 
 
@@ -123,6 +131,11 @@ def padding_streams(pool: str) -> tuple[str, ...]:
     return task_stream(pool), result_stream(pool)
 
 
+def optional_streams(pool: str) -> tuple[str, ...]:
+    """What jobs train without: a server may be too small for it."""
+    return f"OBJ_{artifact_bucket(pool)}", f"KV_{log_bucket(pool)}"
+
+
 def code_bucket(pool: str) -> str:
     """Objects: the code of jobs."""
     return f"EF_CODE_{pool}"
@@ -131,6 +144,36 @@ def code_bucket(pool: str) -> str:
 def code_name(tenant: str, digest: str) -> str:
     """The name of an object with code: only its tenant writes it."""
     return f"{tenant}/{digest}"
+
+
+def artifact_bucket(pool: str) -> str:
+    """Objects: what jobs have produced."""
+    return f"{ARTIFACT_PREFIX}{pool}"
+
+
+def artifact_name(tenant: str, node_id: str, digest: str, piece: int) -> str:
+    """The name of an object with a piece of a file: only its node writes it, and only its tenant reads it."""
+    return f"{tenant}.{node_id}/{digest}.{piece}"
+
+
+def num_pieces(num_bytes: int) -> int:
+    """Objects that a file of this size takes."""
+    return -(-num_bytes // ARTIFACT_PIECE_BYTES)
+
+
+def log_bucket(pool: str) -> str:
+    """Keys and values: what jobs write, in rings of chunks."""
+    return f"{LOG_PREFIX}{pool}"
+
+
+def log_key(tenant: str, node_id: str, job_id: str, name: str) -> str:
+    """name: of a slot of the ring, or of the key beside it. Only its node writes it, and only its tenant reads it."""
+    return f"{tenant}.{node_id}.{job_id}.{name}"
+
+
+def is_read_by_subject(bucket: str) -> bool:
+    """Whether readers may name single objects or keys only: each is one message, found by its subject."""
+    return bucket.startswith((ARTIFACT_PREFIX, LOG_PREFIX))
 
 
 def snapshot_bucket(pool: str) -> str:
@@ -242,6 +285,21 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
                 "dest": republished_on(node_bucket(pool), "{{wildcard(1)}}"),
             },
         ),
+        _object_bucket(
+            artifact_bucket(pool),
+            limits,
+            discard="old",
+            max_bytes=limits.artifact_bytes,
+        ),
+        _stream(
+            f"KV_{log_bucket(pool)}",
+            [value_subject(log_bucket(pool), ">")],
+            limits,
+            discard="old",
+            max_msgs_per_subject=1,
+            max_bytes=limits.log_bytes,
+            max_age=limits.log_age_s * _NS,
+        ),
         _stream(
             ledger_stream(pool),
             [ledger_subjects(pool)],
@@ -265,10 +323,6 @@ def _stream(name: str, subjects: list[str], limits: StreamLimits, **config: Any)
     }
 
 
-def _object_bucket(bucket: str, limits: StreamLimits) -> dict[str, Any]:
-    return _stream(
-        f"OBJ_{bucket}",
-        [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
-        limits,
-        discard="new",  # without rollups: with one, each writer could delete the objects of all
-    )
+def _object_bucket(bucket: str, limits: StreamLimits, **config: Any) -> dict[str, Any]:
+    """Without rollups: with one, each writer could delete the objects of all."""
+    return _stream(f"OBJ_{bucket}", [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"], limits, **{"discard": "new", **config})

@@ -7,6 +7,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import JobFailed, JobFinished, ProfilingFailed
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.fold.artifacts import with_artifacts_due
 from elasticflow.shared.state.fold.profiles import with_speed
 from elasticflow.shared.state.job import Job, Phase, PreviousGeneration, StoppingWorkers, nodes_of
 from elasticflow.shared.state.pool import PoolState, spec_of
@@ -59,12 +60,25 @@ def is_outdated_failure(state: PoolState, job: Job, failed: JobFailed | Profilin
     return node is None or not node.alive or node.incarnation != failed.incarnation
 
 
-def ended(state: PoolState, job: Job, phase: Phase, at_s: float, sequence: int, *, explanation: str = "") -> PoolState:
+def ended(
+    state: PoolState,
+    job: Job,
+    phase: Phase,
+    at_s: float,
+    sequence: int,
+    *,
+    explanation: str = "",
+    node_id: str | None = None,
+) -> PoolState:
+    """node_id: of rank 0, if it reports the end."""
+    if job.phase is Phase.ADMITTED:
+        job = with_artifacts_due(job, node_id or job.rank_0_node, sequence)
     ended = fast_replace(
         job,
         phase=phase,
         explanation=explanation[:MAX_EXPLANATION],
         traceback=job.traceback[-MAX_TRACEBACK:],
+        last_lines=job.last_lines[-MAX_TRACEBACK:],
         ended_at_s=at_s,
         num_gpus=0,
         gpus=(),

@@ -11,6 +11,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.state.fold.admission import accepted, configured, quote_reserved, rejected
+from elasticflow.shared.state.fold.artifacts import artifacts_stored
 from elasticflow.shared.state.fold.idle_windows import with_idle_windows
 from elasticflow.shared.state.fold.job_changes import (
     amended,
@@ -129,6 +130,8 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return state
         case events.ThroughputMeasured():
             return throughput_measured(state, event, sequence)
+        case events.ArtifactsStored():
+            return artifacts_stored(state, event, sequence)
         case (
             events.LoadOpened()
             | events.LoadRejected()
@@ -192,7 +195,7 @@ def _of_a_job(
         case events.JobFailed():
             if not may_report_end(job, event.generation) or is_outdated_failure(state, job, event):
                 return state
-            job = fast_replace(job, traceback=event.traceback)
+            job = fast_replace(job, traceback=event.traceback, last_lines=event.last_lines)
             if job.phase is Phase.PROFILING:
                 state = with_failures_forgotten(state, submitted_spec(job))
             return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)
@@ -206,11 +209,12 @@ def _of_a_job(
             if job.submitted_spec is not None and is_outdated_finish(job, event):
                 return state
             job = fast_replace(job, iteration=event.iteration, metrics=event.metrics)
-            return ended(state, job, Phase.FINISHED, event.at_s, sequence)
+            return ended(state, job, Phase.FINISHED, event.at_s, sequence, node_id=event.node_id)
         case events.CheckpointRequested():
-            return with_job(state, fast_replace(job, checkpoint_request=sequence))
+            stores = event.store or job.stores_checkpoint  # it replaces a request that has no answer so far
+            return with_job(state, fast_replace(job, checkpoint_request=sequence, stores_checkpoint=stores))
         case events.CheckpointWritten() | events.CheckpointFailed():
-            return with_job(state, checkpoint_completed(job, event))
+            return with_job(state, checkpoint_completed(job, event, sequence))
         case events.WorkersStopped():
             return with_job(state, workers_stopped(job, event))
         case events.WorkerCrashed():

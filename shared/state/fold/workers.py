@@ -5,6 +5,7 @@ from dataclasses import replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event
+from elasticflow.shared.state.fold.artifacts import with_artifacts_due
 from elasticflow.shared.state.fold.jobs import (
     checkpointed,
     is_intact,
@@ -91,12 +92,16 @@ def progressed(job: Job, event: events.JobProgressed) -> Job:
     )
 
 
-def checkpoint_completed(job: Job, event: events.CheckpointWritten | events.CheckpointFailed) -> Job:
+def checkpoint_completed(job: Job, event: events.CheckpointWritten | events.CheckpointFailed, sequence: int) -> Job:
     """Only the result of the newest request ends it; an older one changes nothing."""
     if event.request != job.checkpoint_request:
         return job
-    job = fast_replace(job, checkpoint_request=0)
-    return checkpointed(job, event.iteration) if isinstance(event, events.CheckpointWritten) else job
+    stores = job.stores_checkpoint
+    job = fast_replace(job, checkpoint_request=0, stores_checkpoint=False)
+    if isinstance(event, events.CheckpointFailed):
+        return job
+    job = checkpointed(job, event.iteration)
+    return with_artifacts_due(job, event.node_id or "", sequence) if stores else job
 
 
 def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:

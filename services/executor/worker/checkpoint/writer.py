@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from elasticflow.services.executor.worker.checkpoint.host_copies import HostCopies
+from elasticflow.services.executor.worker.checkpoint.model_file import write_model
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, Superseded, Written
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
@@ -73,9 +75,11 @@ class CheckpointWriter:
         )
         self._writing.start()
 
-    def write_now(self, checkpoints: Checkpoints, iteration: int, state: Mapping[str, Any]) -> None:
-        """Write it now. Raises TrainingFailed on a disk error, because the work since the last checkpoint would be
-        lost."""
+    def write_now(
+        self, checkpoints: Checkpoints, iteration: int, state: Mapping[str, Any], *, model_dir: Path | None = None
+    ) -> None:
+        """Write it now, and the model alone below model_dir. Raises TrainingFailed on a disk error, because the work
+        since the last checkpoint would be lost."""
         self.join()
         try:
             written = checkpoints.save(iteration, state)
@@ -84,6 +88,8 @@ class CheckpointWriter:
                 f"the checkpoint of iteration {iteration} could not be written: {error}; "
                 "free disk space on the node, then submit the job again"
             ) from error
+        if model_dir is not None:
+            write_model(model_dir, iteration, state["model"])
         self._report(iteration, written, self._channel.take_checkpoint_request())
 
     def join(self) -> None:
@@ -102,6 +108,8 @@ class CheckpointWriter:
         except Superseded as error:
             self._superseded = error
         else:
+            if written is not None and request and request == self._channel.model_request:
+                write_model(written.file.parent, iteration, state["model"])
             self._report(iteration, written, request)
         self._cost_s = waited_s + time.thread_time() - began_s
 

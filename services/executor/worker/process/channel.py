@@ -56,7 +56,7 @@ class Channel:
         self._changes: queue.SimpleQueue[PrepareSwitch] = queue.SimpleQueue()
         self._losses: queue.SimpleQueue[PeersLost] = queue.SimpleQueue()
         self._stop_requested = threading.Event()
-        self._checkpoint_request = 0
+        self._checkpoint_request = self._model_request = 0
         self._has_state_to_save = False
         self._lease_s, self._lease_until_s = 0.0, math.inf
         self._poll_interval_s = FailureTimeouts().poll_interval_s
@@ -95,6 +95,11 @@ class Channel:
     def checkpoint_request(self) -> int:
         """The requested checkpoint; 0: none."""
         return self._checkpoint_request
+
+    @property
+    def model_request(self) -> int:
+        """The newest requested checkpoint of which the model alone is wanted, too; 0: none."""
+        return self._model_request
 
     def take_checkpoint_request(self) -> int:
         """Return the request and clear it. A request that arrives meanwhile replaces the earlier one and is taken with
@@ -172,7 +177,9 @@ class Channel:
                         self._losses.put(message)
                     case StopAtBoundary():
                         self.request_stop()
-                    case WriteCheckpoint(request=request):
+                    case WriteCheckpoint(request=request, with_model=with_model):
+                        if with_model:  # written before the request is read
+                            self._model_request = request
                         self._checkpoint_request = request
                     case LeaseExtended(until_s=until_s):
                         self._lease_until_s = until_s

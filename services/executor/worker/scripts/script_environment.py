@@ -13,33 +13,38 @@ from elasticflow.services.executor.worker.process.device import visible_devices
 from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, ARTIFACT_VARIABLE
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 
 @contextmanager
 def in_job_folder(assignment: Assignment) -> Iterator[None]:
-    """A script works in the folder of its job; the files of a profiling run are deleted."""
-    if assignment.spec.entry not in (SCRIPT, TORCHRUN):
-        yield
-        return
-    sys.path.insert(0, assignment.code_path or os.getcwd())
-    with _folder_of(assignment) as folder:
-        os.chdir(folder)
+    """A script works in the folder of its job. All jobs find their artifact folder in a variable. The files of a
+    profiling run are deleted."""
+    is_script = assignment.spec.entry in (SCRIPT, TORCHRUN)
+    with _home_of(assignment) as home:
+        artifacts = home / ARTIFACT_FOLDER
+        with suppress(OSError):  # of a full disk; a job that writes no file does not need it
+            artifacts.mkdir(parents=True, exist_ok=True)
+        os.environ[ARTIFACT_VARIABLE] = str(artifacts)
+        if is_script:
+            folder = home / "files" if assignment.purpose == "train" else home
+            folder.mkdir(parents=True, exist_ok=True)
+            sys.path.insert(0, assignment.code_path or os.getcwd())
+            os.chdir(folder)
         yield
 
 
 @contextmanager
-def _folder_of(assignment: Assignment) -> Iterator[Path]:
+def _home_of(assignment: Assignment) -> Iterator[Path]:
+    """The folder of the job, or one of this profiling run."""
     home = Path(assignment.checkpoint_dir)
     profiling_runs = home / "profiling-run"
     if assignment.purpose == "train":
         shutil.rmtree(profiling_runs, ignore_errors=True)  # of killed workers
-        folder = home / "files"
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder
+        yield home
         return
     folder = profiling_runs / str(assignment.rank)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder
     finally:

@@ -240,8 +240,9 @@ def _finish(
     trainer.evaluate_finally()
     if not trainer.checkpoints:
         return
-    writer.write_now(trainer.checkpoints, trainer.iteration, trainer.state())
-    if not trainer.is_rank_0:
+    model_dir = Path(trainer.assignment.checkpoint_dir) if trainer.is_rank_0 else None
+    writer.write_now(trainer.checkpoints, trainer.iteration, trainer.state(), model_dir=model_dir)
+    if model_dir is None:
         return
     metrics = trainer.finite_metrics()
     feed.feed(trainer.iteration, metrics)

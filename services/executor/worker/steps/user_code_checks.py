@@ -11,7 +11,7 @@ from elasticflow.services.executor.worker.checkpoint.store import unreadable_typ
 from elasticflow.services.executor.worker.process.device import MemoryExceeded
 from elasticflow.services.executor.worker.process.device_numbers import Number, number_of
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.shared.messages.limits import MAX_METRICS, MAX_METRICS_BYTES, MAX_NAME_LENGTH, metrics_bytes
+from elasticflow.shared.messages.limits import MAX_FEW_ITEMS, MAX_METRICS_BYTES, MAX_NAME_LENGTH, metrics_bytes
 from elasticflow.shared.training_interface import Stateful
 
 _STATEFUL = ("state_dict", "load_state_dict")
@@ -34,10 +34,10 @@ def require_few_metrics(metrics: Mapping[str, float]) -> None:
     """An executor ends a worker that reports more, without a word to the user."""
     longest = max(map(len, metrics), default=0)
     num_bytes = metrics_bytes(metrics)
-    if len(metrics) > MAX_METRICS or num_bytes > MAX_METRICS_BYTES or longest > MAX_NAME_LENGTH:
+    if len(metrics) > MAX_FEW_ITEMS or num_bytes > MAX_METRICS_BYTES or longest > MAX_NAME_LENGTH:
         raise TrainingFailed(
             f"train() and evaluate() returned {len(metrics)} metrics of {num_bytes:,} bytes, the longest name has "
-            f"{longest} characters; at most {MAX_METRICS}, {MAX_METRICS_BYTES:,} and {MAX_NAME_LENGTH} are allowed: "
+            f"{longest} characters; at most {MAX_FEW_ITEMS}, {MAX_METRICS_BYTES:,} and {MAX_NAME_LENGTH} are allowed: "
             "return fewer, with shorter names"
         )
 

@@ -75,9 +75,9 @@ class MemoryBroker:
             streams.ledger_stream(pool): Stream(streams.ledger_subjects(pool)),
         }.items():
             self._streams.setdefault(name, kept)
-        for bucket in (streams.code_bucket(pool), streams.snapshot_bucket(pool)):
+        for bucket in (streams.code_bucket(pool), streams.snapshot_bucket(pool), streams.artifact_bucket(pool)):
             self.objects.setdefault(bucket, {})
-        for bucket in (streams.state_bucket(pool), streams.node_bucket(pool)):
+        for bucket in (streams.state_bucket(pool), streams.node_bucket(pool), streams.log_bucket(pool)):
             self._values.setdefault(bucket, {})
 
     def pools(self) -> tuple[str, ...]:

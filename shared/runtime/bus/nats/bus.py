@@ -84,6 +84,9 @@ class NatsBus(Bus):
             try:
                 replicas[name] = await jetstream_api.ensure_stream(self._connection, config, needed_bytes)
             except ServerTooSmall as error:
+                if name in streams.optional_streams(pool):
+                    log.warning("no_space_for_optional_stream", stream=name, error=str(error))
+                    continue
                 if not (exists and name in streams.padding_streams(pool)):
                     raise
                 log.warning("no_space_for_padding_loads", stream=name, error=str(error))  # jobs need none of it
@@ -189,7 +192,8 @@ class NatsBus(Bus):
         return await old_objects.delete(self._connection, bucket, before_s, is_needed)
 
     async def get_value(self, bucket: str, key: str) -> Value | None:
-        return await jetstream_api.last_message(self._connection, f"KV_{bucket}", streams.value_subject(bucket, key))
+        read = jetstream_api.message_in_replica if streams.is_read_by_subject(bucket) else jetstream_api.last_message
+        return await read(self._connection, f"KV_{bucket}", streams.value_subject(bucket, key))
 
     async def put_value(
         self,

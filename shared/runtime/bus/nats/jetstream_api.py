@@ -23,9 +23,9 @@ from elasticflow.shared.errors import (
 )
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import LedgerEnd, Value
+from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, LedgerEnd, Value
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke
+from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, status_of
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
@@ -59,7 +59,7 @@ async def publish_acked(
     except (RequestTimeout, ConnectionBroke):
         raise MaybeStored(subject, headers.get(MESSAGE_ID, "")) from None
     except NoResponder:
-        raise await _why_not_stored(connection, subject) from None
+        raise await _why_no_answer(connection, subject) from None
     ack = json.loads(answer.data)
     if (error := ack.get("error")) is not None:
         if error["err_code"] in _WRONG_SEQUENCE and expected is not None:
@@ -196,13 +196,26 @@ async def last_message(connection: Connection, stream: str, subject: str) -> Val
     return None if record is None else Value(data=record.data, revision=record.sequence)
 
 
+async def message_in_replica(connection: Connection, stream: str, subject: str) -> Value | None:
+    """The newest message on a subject, asked of any replica. The request names the subject, so it can be permitted."""
+    try:
+        answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=DEFAULT_TIMEOUT_S)
+    except NoResponder:
+        raise await _why_no_answer(connection, subject) from None
+    except (RequestTimeout, ConnectionBroke) as error:
+        raise Unavailable(connection.url, str(error) or "connection broke") from None
+    if status_of(answer) is not None or answer.headers is None:
+        return None
+    return Value(data=answer.data, revision=int(answer.headers["Nats-Sequence"]))
+
+
 def _last_number(description: str) -> int | None:
     """The sequence that "wrong last sequence: 123" ends with, if the server reports it."""
     number = description.rsplit(" ", 1)[-1]
     return int(number) if number.isascii() and number.isdigit() else None
 
 
-async def _why_not_stored(connection: Connection, subject: str) -> ElasticFlowError:
+async def _why_no_answer(connection: Connection, subject: str) -> ElasticFlowError:
     try:
         names = await stream_names(connection, subject)
     except NotPermitted:

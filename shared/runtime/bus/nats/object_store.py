@@ -27,6 +27,7 @@ from elasticflow.shared.errors import (
 )
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import NumBytes, Token
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats import direct_reader, jetstream_api
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, status_of
@@ -64,15 +65,20 @@ _DESCRIPTION = TypeAdapter(Description)
 
 async def put(connection: Connection, bucket: str, name: str, data: bytes) -> None:
     """Chunks first, then the description that makes them visible, then away with what it replaces."""
+    chunk_bytes = streams.ARTIFACT_PIECE_BYTES if streams.is_read_by_subject(bucket) else _CHUNK_BYTES
+    assert len(data) <= chunk_bytes or not streams.is_read_by_subject(bucket), name
     try:
         stored = await _stored_in_replica(connection, bucket, name)
     except DamagedObject:
         stored = None
+    except Unavailable:
+        await _raise_if_missing(connection, bucket, name)
+        raise
     digest = _digest(data)
-    if stored is not None and stored.description.holds(data, digest) and await _keep(connection, stored):
+    if stored is not None and stored.description.holds(data, digest) and await _keep(connection, bucket, stored):
         return
     nuid = fresh_id()
-    chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
+    chunks = [data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes)]
     for chunk in chunks:
         subject = chunk_subject(bucket, name, nuid)
         await jetstream_api.publish_acked(connection, subject, chunk, {}, timeout_s=_TIMEOUT_S)
@@ -83,7 +89,7 @@ async def put(connection: Connection, bucket: str, name: str, data: bytes) -> No
         "size": len(data),
         "chunks": len(chunks),
         "digest": digest,
-        "options": {"max_chunk_size": _CHUNK_BYTES},
+        "options": {"max_chunk_size": chunk_bytes},
     }
     await jetstream_api.publish_acked(
         connection,
@@ -97,11 +103,19 @@ async def put(connection: Connection, bucket: str, name: str, data: bytes) -> No
         await _purge(connection, bucket, _description_subject(bucket, name), keep=1)
 
 
-async def _keep(connection: Connection, stored: _Stored) -> bool:
+async def _raise_if_missing(connection: Connection, bucket: str, name: str) -> None:
+    """Raises NotFound if there is no such bucket. Clients may not ask; their buckets are always there."""
+    if streams.is_read_by_subject(bucket) and await jetstream_api.stream_config(connection, f"OBJ_{bucket}") is None:
+        raise NotFound(bucket, name)
+
+
+async def _keep(connection: Connection, bucket: str, stored: _Stored) -> bool:
     """Whether the object stays for those who need it now: an old one is described anew, unless it is being deleted."""
     record = stored.record
     if abs(SystemClock().now_s() - record.stored_at_s) < _YOUNG_S:
         return True
+    if streams.is_read_by_subject(bucket):
+        return False  # a full bucket would drop its old chunk before the new description
     try:
         await jetstream_api.publish_acked(
             connection, record.subject, record.data, {}, timeout_s=_TIMEOUT_S, expected=record.sequence
@@ -119,14 +133,15 @@ async def _purge(connection: Connection, bucket: str, subject: str, *, keep: int
 
 async def get(connection: Connection, bucket: str, name: str, max_bytes: int) -> bytes:
     """The whole object, checked against its digest. Holds at most one chunk more than max_bytes."""
-    description = await _description(connection, bucket, name)
+    by_subject = streams.is_read_by_subject(bucket)
+    description = await (_described_in_replica if by_subject else _description)(connection, bucket, name)
     if description is None or description.deleted:
         raise NotFound(bucket, name)
     subject = chunk_subject(bucket, name, description.nuid)
     data = bytearray()
     sequence = 0
-    for _ in range(description.chunks):
-        sequence, chunk = await _next_chunk(connection, bucket, subject, sequence + 1)
+    for _ in range(min(description.chunks, 1) if by_subject else description.chunks):
+        sequence, chunk = await _next_chunk(connection, bucket, subject, None if by_subject else sequence + 1)
         data += chunk
         if max(len(data), description.size) > max_bytes:
             raise DamagedObject(bucket, name, f"more than {max_bytes:,} bytes")
@@ -143,8 +158,13 @@ async def _description(connection: Connection, bucket: str, name: str) -> Descri
     return decoded(message.data, bucket, name) if message else None
 
 
+async def _described_in_replica(connection: Connection, bucket: str, name: str) -> Description | None:
+    stored = await _stored_in_replica(connection, bucket, name)
+    return None if stored is None else stored.description
+
+
 async def _stored_in_replica(connection: Connection, bucket: str, name: str) -> _Stored | None:
-    """For a writer: an old one costs a second upload only. The request names the subject, so it can be permitted."""
+    """An old one costs a writer a second upload only. The request names the subject, so it can be permitted."""
     answer = await _get_directly(connection, bucket, f".{_description_subject(bucket, name)}", b"")
     if status_of(answer) is not None:
         return None
@@ -158,10 +178,13 @@ def decoded(data: bytes, bucket: str, name: str) -> Description:
         raise DamagedObject(bucket, name, "its description is malformed") from None
 
 
-async def _next_chunk(connection: Connection, bucket: str, subject: str, at_least: int) -> tuple[int, bytes]:
-    """The first chunk at or behind a sequence, read directly: no base64, any replica will do."""
-    request = json.dumps({"seq": at_least, "next_by_subj": subject}).encode()
-    answer = await _get_directly(connection, bucket, "", request)
+async def _next_chunk(connection: Connection, bucket: str, subject: str, at_least: int | None) -> tuple[int, bytes]:
+    """The first chunk at or behind a sequence, read directly: no base64, any replica will do.
+
+    at_least: None for the only chunk, by a request that names its subject.
+    """
+    request = b"" if at_least is None else json.dumps({"seq": at_least, "next_by_subj": subject}).encode()
+    answer = await _get_directly(connection, bucket, f".{subject}" if at_least is None else "", request)
     if status_of(answer) is not None or answer.headers is None:
         raise NotFound(bucket, subject)  # the server that was asked lacks it so far, or the object is being replaced
     return int(answer.headers["Nats-Sequence"]), answer.data

@@ -50,6 +50,7 @@ def _service(pool: str, name: str) -> Permissions:
     ledger, submit = streams.ledger_stream(pool), streams.submit_stream(pool)
     tasks, results = streams.padding_streams(pool)
     code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
+    artifacts = streams.artifact_bucket(pool)
     return Permissions(
         publish=(
             streams.ledger_subjects(pool),
@@ -62,7 +63,7 @@ def _service(pool: str, name: str) -> Permissions:
             "$JS.API.INFO",
             *_api("STREAM.INFO", *_every_stream(pool)),
             *_api("STREAM.MSG.GET", *_every_stream(pool)),
-            *_api("STREAM.PURGE", tasks, results, f"OBJ_{snapshots}", f"OBJ_{code}"),
+            *_api("STREAM.PURGE", tasks, results, f"OBJ_{snapshots}", f"OBJ_{code}", f"OBJ_{artifacts}"),
             f"$JS.API.DIRECT.GET.OBJ_{snapshots}",
             f"$JS.API.DIRECT.GET.OBJ_{snapshots}.>",
             *_api("CONSUMER.CREATE", ledger, results),
@@ -82,7 +83,8 @@ def _service(pool: str, name: str) -> Permissions:
 def _node(pool: str, node_id: str) -> Permissions:
     tasks, _ = streams.padding_streams(pool)
     code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
-    nodes = streams.node_bucket(pool)
+    nodes, artifacts = streams.node_bucket(pool), streams.artifact_bucket(pool)
+    logs = streams.value_subject(streams.log_bucket(pool), streams.log_key("*", node_id, "*", "*"))
     return Permissions(
         publish=(
             subjects.node(pool, node_id),
@@ -90,6 +92,11 @@ def _node(pool: str, node_id: str) -> Permissions:
             subjects.job(pool, "*", node_id),
             streams.task_subjects(pool),
             subjects.every_result(pool),
+            f"$O.{artifacts}.C.*.{node_id}.*",
+            f"$O.{artifacts}.M.*.{node_id}.*",
+            f"$JS.API.DIRECT.GET.OBJ_{artifacts}.$O.{artifacts}.M.*.{node_id}.*",
+            logs,
+            f"$JS.API.DIRECT.GET.KV_{streams.log_bucket(pool)}.{logs}",
             *_api("STREAM.INFO", *_every_stream(pool)),
             *_api("STREAM.MSG.GET", f"KV_{nodes}", f"OBJ_{code}", f"OBJ_{snapshots}"),
             *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{code}", f"OBJ_{snapshots}"),
@@ -102,6 +109,8 @@ def _node(pool: str, node_id: str) -> Permissions:
 
 def _tenant(pool: str, tenant: str) -> Permissions:
     code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
+    artifacts, logs = streams.artifact_bucket(pool), streams.log_bucket(pool)
+    own_logs = streams.value_subject(logs, streams.log_key(tenant, "*", "*", "*"))
     return Permissions(
         publish=(
             subjects.submit(tenant, pool),
@@ -109,6 +118,8 @@ def _tenant(pool: str, tenant: str) -> Permissions:
             f"$O.{code}.C.{tenant}.*",
             f"$O.{code}.M.{tenant}.*",
             f"$JS.API.DIRECT.GET.OBJ_{code}.$O.{code}.M.{tenant}.*",
+            *(f"$JS.API.DIRECT.GET.OBJ_{artifacts}.$O.{artifacts}.{part}.{tenant}.*.*" for part in ("C", "M")),
+            f"$JS.API.DIRECT.GET.KV_{logs}.{own_logs}",
             *_api("STREAM.INFO", streams.ledger_stream(pool)),
             *_api("STREAM.MSG.GET", f"OBJ_{snapshots}"),
             *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{snapshots}"),

@@ -64,3 +64,20 @@ async def test_the_pool_says_how_long_code_is_kept() -> None:
 async def test_code_of_an_ended_job_goes() -> None:
     kept = await kept_after_a_sweep(with_live_job().finished("live", at_s=NOW_S + 10.0))
     assert kept == [snapshot_store.NAME, f"lab/{YOUNG}"]
+
+
+async def test_artifacts_are_deleted_by_age() -> None:
+    bus = MemoryBus()
+    await bus.ensure_pool(POOL)
+    now_s = (await bus.ledger_end(POOL)).at_s
+    bucket = streams.artifact_bucket(POOL)
+    for digest, age_s in ((YOUNG, 6 * DAY_S), (ENDED, 8 * DAY_S)):
+        name = streams.artifact_name("lab", "node-0", digest, 0)
+        await bus.put_object(bucket, name, b"")
+        bus.broker.object_times_s[bucket, name] = now_s - age_s
+    process: Any = SimpleNamespace(bus=bus, settings=SimpleNamespace(pool=POOL), log=SilentLog())
+    for kept_s, num_left in ((None, 2), (7 * DAY_S, 1)):
+        host: Any = SimpleNamespace(folded=pool(1, artifacts_kept_s=kept_s, code_kept_s=None).state)
+        await OldObjects(process, host).sweep()
+        assert len(bus.broker.objects[bucket]) == num_left
+    assert YOUNG in next(iter(bus.broker.objects[bucket]))

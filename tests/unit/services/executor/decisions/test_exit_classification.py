@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId
+from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId, WorkerReported
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
@@ -105,6 +105,18 @@ def test_a_crash_is_reported_once_and_stops_the_other_workers(end: dict[str, int
     node.place("node-0:0")
     assert kinds(node.emitted[1:]) == [events.WorkersStopped]
     assert [start.worker for start in node.starts] == [WorkerId("a", 2, 0)]
+
+
+def test_the_end_of_a_failed_or_crashed_workers_log_is_reported() -> None:
+    worker = WorkerId("a", 1, 0)
+    failing = ExecutorNode().training(1)
+    failing.note(WorkerReported(worker=worker, message=Failed(error="E"), last_lines="one\ntwo"))
+    (failed,) = failing.emitted_of(events.JobFailed)
+    assert failed.last_lines == failing.state.pool.ended_jobs["a"].last_lines == "one\ntwo"
+    crashing = ExecutorNode().training(1)
+    crashing.note(WorkerEnded(worker=worker, signal=9, last_lines="three"))
+    (crashed,) = crashing.emitted_of(events.WorkerCrashed)
+    assert crashed.last_lines == "three"
 
 
 def test_survivors_of_a_crash_have_time_to_write_a_checkpoint() -> None:

@@ -19,7 +19,7 @@ class WorkerReported:
     def __init__(self):
         self.messages = []
         self.sent = threading.Semaphore(0)
-        self.checkpoint_request, self.expiring_lease_until_s = 0, 0.0
+        self.checkpoint_request, self.model_request, self.expiring_lease_until_s = 0, 0, 0.0
 
     def take_checkpoint_request(self):
         request, self.checkpoint_request = self.checkpoint_request, 0
@@ -80,6 +80,33 @@ def test_a_requested_checkpoint_is_reported_once_with_its_file(tmp_path):
     assert first == CheckpointWritten(iteration=5)
     assert (asked.iteration, asked.request) == (6, 40)
     assert Path(asked.file).stat().st_size == asked.num_bytes > 0
+
+
+def model_files(folder):
+    return {path.name: torch.load(path, weights_only=True) for path in (folder / "model").glob("*")}
+
+
+def test_the_model_alone_is_written_at_the_end_and_if_a_request_wants_it(tmp_path):
+    channel, store = WorkerReported(), CheckpointStore(tmp_path, generation=1)
+    writer = CheckpointWriter(channel)
+    for iteration, wants_model in ((5, False), (6, True)):
+        channel.checkpoint_request = 40 + iteration
+        channel.model_request = channel.checkpoint_request if wants_model else 0
+        writer.write_in_background(store, iteration, {"iteration": iteration, "model": {"w": torch.ones(2)}, "x": 1})
+        writer.join()
+        assert list(model_files(tmp_path)) == (["i00000000000006.pt"] if wants_model else [])
+    writer.write_now(store, 7, {"iteration": 7, "model": {"w": torch.zeros(2)}}, model_dir=tmp_path)
+    ((name, model),) = model_files(tmp_path).items()
+    assert (name, model["w"].tolist()) == ("i00000000000007.pt", [0.0, 0.0])
+
+
+def test_a_full_disk_loses_the_model_file_and_not_the_job(tmp_path):
+    channel = WorkerReported()
+    (tmp_path / "model").touch()  # no folder: each write there fails
+    writer = CheckpointWriter(channel)
+    store = CheckpointStore(tmp_path, generation=1)
+    writer.write_now(store, 7, {"iteration": 7, "model": {}}, model_dir=tmp_path)
+    assert channel.messages == [CheckpointWritten(iteration=7)]
 
 
 def test_each_expiring_lease_makes_one_checkpoint_due(tmp_path):

@@ -1,0 +1,81 @@
+"""`eflow fetch`: the model and the files of a job."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticflow.cli import completion
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.option_values import duration_of
+from elasticflow.cli.terminal_output import note, plain, print_json, say_line
+from elasticflow.client.artifacts import STORED_TIMEOUT_S
+from elasticflow.history.formatting import bytes_in_words
+from elasticflow.sdk.fetching import Fetched, ModelFormat, fetch_with
+
+
+class _Format(StrEnum):
+    TORCH = "torch"
+    SAFETENSORS = "safetensors"
+
+
+def fetch(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.jobs)],
+    model_format: Annotated[
+        _Format, typer.Option("--as", help="Format of the model. safetensors needs the extra of this name.")
+    ] = _Format.TORCH,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", show_default=False, help="Folder to write. Default: the job's name."),
+    ] = None,
+    timeout: Annotated[
+        str,
+        typer.Option("--timeout", metavar="TIME", help="The longest wait until the files are stored. Default: 10m."),
+    ] = "",
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch the model of a job and the files that it wrote into its artifact
+    folder. No storage is shared with the nodes.
+
+    Of a job that trains, the model as it is now: its workers write a checkpoint
+    first. Exit code 1 if nothing is stored.
+
+    \b
+    Examples:
+      eflow fetch digits-3f9a1c
+      eflow fetch digits-3f9a1c --as safetensors --to models/digits
+      eflow fetch digits-3f9a1c --json | jq -r .model
+    """
+    longest = duration_of(timeout, "--timeout") or STORED_TIMEOUT_S
+    kind: ModelFormat = model_format.value
+    fetched = run(
+        lambda client: fetch_with(client, job_id, to or Path(job_id), kind, timeout=longest),
+        nats_url=nats_url,
+        pool=pool,
+        data_dir=data_dir,
+        tenant=tenant,
+    )
+    if as_json:
+        print_json(plain(fetched))
+    else:
+        _show(fetched)
+    raise typer.Exit(0 if fetched.model is not None or fetched.files else 1)
+
+
+def _show(fetched: Fetched) -> None:
+    if fetched.model is not None:
+        size = bytes_in_words(fetched.model.stat().st_size)
+        say_line(f"model  {fetched.model}: {size}, iteration {fetched.iteration}", "green")
+    for file in fetched.files:
+        say_line(f"file   {file}: {bytes_in_words(file.stat().st_size)}")
+    if fetched.model is None and not fetched.files:
+        say_line(f"nothing is stored of {fetched.job_id}: it wrote no model and no files", "yellow")
+    for file in fetched.unstored:
+        note(f"eflow: not stored: {file.path}: {file.reason}")
+    if (more := fetched.num_unstored - len(fetched.unstored)) > 0:
+        note(f"eflow: and {more} more files are not stored")

@@ -1,0 +1,130 @@
+"""What a job has produced, read from the pool's object store: no storage is shared with the nodes (docs/adr/0065)."""
+
+import asyncio
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, get_args
+
+from elasticflow.client.command_requests import CommandRequests
+from elasticflow.client.ledger import with_retry
+from elasticflow.client.replies import CheckpointReply
+from elasticflow.errors import ArtifactGone, NothingStored, NotStoredYet
+from elasticflow.sdk.times import Duration, seconds_of
+from elasticflow.shared.errors import DamagedObject, NotFound
+from elasticflow.shared.messages.commands import RequestCheckpoint
+from elasticflow.shared.messages.events import (
+    ArtifactsStored,
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointUpToDate,
+    StoredFile,
+)
+from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.state.job import Job
+
+STORED_TIMEOUT_S = 600.0  # a large checkpoint takes minutes, and so does its upload
+_ATTEMPTS, _RETRY_S = 5, 0.5  # a replica may not have a new object so far
+
+
+class StoredArtifacts(NamedTuple):
+    """stored: the newest event about them. tenant: of the job, who alone may read them."""
+
+    stored: ArtifactsStored
+    tenant: str
+
+
+class ArtifactReader(CommandRequests):
+    """Finds and downloads the artifacts of jobs."""
+
+    async def artifacts(self, job_id: str, *, timeout: Duration = STORED_TIMEOUT_S) -> StoredArtifacts:
+        """Of an ended job; or of one that trains, with its model as it is now: the workers write a checkpoint first.
+
+        Raises UnknownJob, NothingStored, NotStoredYet, Undecided.
+        """
+        timeout_s = seconds_of(timeout)
+        job = await self.job(job_id)
+        stored_before = job.artifacts.sequence
+        if job.live and not await self._request(job, timeout_s):
+            stored_before = -1
+        job = await self._once_stored(job_id, stored_before, timeout_s)
+        if not job.artifacts.sequence:
+            raise NothingStored(job_id, f"it is {job.phase.value}, and was never stored")
+        after = job.artifacts.sequence - 1
+        async with contextlib.aclosing(self.entries(after_sequence=after, up_to=after + 1)) as entries:
+            async for _, message in entries:
+                if isinstance(message, ArtifactsStored):
+                    return StoredArtifacts(message, job.tenant)
+        raise NothingStored(job_id, f"message {after + 1} of the ledger does not say what is stored")
+
+    async def _request(self, job: Job, timeout_s: float) -> bool:
+        """Request that its present model is stored. False if it does not train: what was stored before counts."""
+        if job.spec is not None and job.spec.entry == TORCHRUN:
+            raise NothingStored(
+                job.job_id, "a torchrun script keeps its own checkpoints: fetch its files after its end"
+            )
+        command = RequestCheckpoint(job_id=job.job_id, tenant=self.tenant, store=True)
+        replied = asyncio.create_task(self._reply_to(command, get_args(CheckpointReply), timeout_s))
+        ended = asyncio.create_task(self.wait(job.job_id))  # then its workers write no other checkpoint
+        try:
+            await asyncio.wait((replied, ended), return_when=asyncio.FIRST_COMPLETED)
+            reply = replied.result() if replied.done() else None
+        finally:
+            for task in (replied, ended):
+                task.cancel()
+            await asyncio.gather(replied, ended, return_exceptions=True)
+        match reply:
+            case CheckpointFailed() | CheckpointRejected():
+                raise NothingStored(job.job_id, reply.explanation)
+            case CheckpointUpToDate():
+                return False
+            case _:
+                return True
+
+    async def _once_stored(self, job_id: str, stored_before: int, timeout_s: float) -> Job:
+        """The job, once nothing of it is due; while it is live, also once something newer is stored."""
+        job: Job | None = None
+        try:
+            async with asyncio.timeout(timeout_s), contextlib.aclosing(self.states()) as states:
+                async for state in states:
+                    job = self._known(state, job_id)
+                    is_newer = job.artifacts.sequence > stored_before
+                    if not job.artifacts.due and (is_newer or not job.live):
+                        return job
+        except TimeoutError:
+            node_id = job.artifacts.node_id if job is not None else ""
+            raise NotStoredYet(job_id, node_id or "?", timeout_s) from None
+        raise AssertionError("states() never ends")
+
+    async def download(self, artifacts: StoredArtifacts, file: StoredFile, out: BinaryIO) -> None:
+        """Raises ArtifactGone, DamagedObject, NotPermitted, OSError."""
+        digest = hashlib.sha256()
+        bucket, node_id = streams.artifact_bucket(self._pool), artifacts.stored.node_id
+        for index in range(streams.num_pieces(file.num_bytes)):
+            name = streams.artifact_name(artifacts.tenant, node_id, file.digest, index)
+            piece = await self._piece(bucket, name, ArtifactGone(artifacts.stored.job_id, file.path, node_id))
+            digest.update(piece)
+            await asyncio.to_thread(out.write, piece)
+        if digest.hexdigest() != file.digest:
+            raise DamagedObject(bucket, file.path, "its bytes have another digest than the ledger says")
+
+    async def _piece(self, bucket: str, name: str, gone: ArtifactGone) -> bytes:
+        for attempt in range(_ATTEMPTS):
+            with contextlib.suppress(NotFound):
+                max_bytes = streams.ARTIFACT_PIECE_BYTES
+                return await with_retry(self._bus.get_object, bucket, name, max_bytes=max_bytes)
+            if attempt < _ATTEMPTS - 1:
+                await asyncio.sleep(_RETRY_S)
+        raise gone
+
+    async def save(self, artifacts: StoredArtifacts, file: StoredFile, target: Path) -> None:
+        """Download into this file, which appears whole or not at all. Raises as `download`."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.part")
+        try:
+            with unfinished.open("wb") as out:
+                await self.download(artifacts, file, out)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)

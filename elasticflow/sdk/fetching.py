@@ -1,0 +1,148 @@
+"""The model and the files of a job, on the machine of its user."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from elasticflow.client.artifacts import STORED_TIMEOUT_S, StoredArtifacts
+from elasticflow.client.client import Client
+from elasticflow.client.pool_endpoint import find_endpoint
+from elasticflow.errors import NoModel, NotConvertible, OutsideOfFolder
+from elasticflow.sdk.blocking_call import with_client
+from elasticflow.sdk.times import Duration
+from elasticflow.shared.extras import require_extra
+from elasticflow.shared.messages.events import UnstoredFile
+
+ModelFormat = Literal["torch", "safetensors"]
+_MODEL_NAMES = {"torch": "model.pt", "safetensors": "model.safetensors"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """model: None if none is stored. iteration: of the model. unstored: files that stay on their node, of
+    num_unstored in all."""
+
+    job_id: str
+    folder: Path
+    model: Path | None
+    iteration: int
+    files: tuple[Path, ...]
+    unstored: tuple[UnstoredFile, ...]
+    num_unstored: int
+
+
+def load(
+    job_id: str,
+    *,
+    timeout: Duration = STORED_TIMEOUT_S,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> dict[str, Any]:
+    """The state dict of a job's trained model, tensors on the CPU by name: `model.load_state_dict(load(job_id))`.
+
+    Of a job that trains, the model as it is now. Runs no code from the file. timeout: until the model is stored.
+    Raises UnknownJob, NothingStored, NotStoredYet, NoModel, ArtifactGone, MissingExtra.
+    """
+    require_extra("train", "elasticflow.load")
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
+        file = Path(folder) / "model.pt"
+
+        async def download(client: Client) -> None:
+            artifacts = await client.artifacts(job_id, timeout=timeout)
+            await _save_model(client, artifacts, file)
+
+        with_client(endpoint, tenant, download)
+        return _read_model(file)
+
+
+def fetch(
+    job_id: str,
+    *,
+    to: Path | str = "",
+    model_format: ModelFormat = "torch",
+    timeout: Duration = STORED_TIMEOUT_S,
+    tenant: str = "",
+    nats_url: str = "",
+    pool: str = "",
+    data_dir: Path | None = None,
+) -> Fetched:
+    """Write a job's model and the files of its artifact folder into `to`, by default a folder named as the job.
+
+    Raises as `load` does, except NoModel; and NotConvertible, OutsideOfFolder.
+    """
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    folder = Path(to or job_id)
+    return with_client(
+        endpoint, tenant, lambda client: fetch_with(client, job_id, folder, model_format, timeout=timeout)
+    )
+
+
+async def fetch_with(
+    client: Client, job_id: str, folder: Path, model_format: ModelFormat, *, timeout: Duration = STORED_TIMEOUT_S
+) -> Fetched:
+    """As `fetch`, over a connection."""
+    if model_format == "safetensors":
+        require_extra("safetensors", "a model as safetensors")
+    artifacts = await client.artifacts(job_id, timeout=timeout)
+    stored = artifacts.stored
+    model = None
+    if stored.model is not None:
+        model = folder / _MODEL_NAMES[model_format]
+        torch_file = folder / _MODEL_NAMES["torch"]
+        await _save_model(client, artifacts, torch_file)
+        if model_format == "safetensors":
+            _write_safetensors(_read_model(torch_file), model)
+            torch_file.unlink()
+    targets = [_below(folder / "artifacts", file.path) for file in stored.files]
+    for file, target in zip(stored.files, targets, strict=True):
+        await client.save(artifacts, file, target)
+    return Fetched(
+        job_id=job_id,
+        folder=folder,
+        model=model,
+        iteration=stored.iteration,
+        files=tuple(targets),
+        unstored=stored.unstored,
+        num_unstored=stored.num_unstored,
+    )
+
+
+async def _save_model(client: Client, artifacts: StoredArtifacts, target: Path) -> None:
+    if artifacts.stored.model is None:
+        stored = artifacts.stored
+        why = next((f"{file.path} on node {stored.node_id}: {file.reason}" for file in stored.unstored), "")
+        raise NoModel(stored.job_id, why or "it wrote none")
+    await client.save(artifacts, artifacts.stored.model, target)
+
+
+def _below(folder: Path, path: str) -> Path:
+    """Raises OutsideOfFolder: a link there may lead out, and a drive's name does so on Windows."""
+    target = folder / path
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise OutsideOfFolder(str(target), str(folder))
+    return target
+
+
+def _read_model(file: Path) -> dict[str, Any]:
+    import torch  # an extra
+
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _write_safetensors(model: dict[str, Any], target: Path) -> None:
+    """Raises NotConvertible."""
+    import torch  # an extra
+    from safetensors.torch import save_file  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+
+    others = [name for name, value in model.items() if not isinstance(value, torch.Tensor)]
+    if others:
+        raise NotConvertible(", ".join(sorted(others)[:5]))
+    # each with memory of its own: the format knows no shared weights
+    tensors = {name: value.detach().contiguous().clone() for name, value in model.items()}
+    unfinished = target.with_name(f".{target.name}.part")
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.replace(target)

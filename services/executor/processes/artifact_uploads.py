@@ -1,0 +1,171 @@
+"""Uploads what jobs have produced to the pool's object store, one job after another (docs/adr/0065).
+
+A file is stored in pieces, by the SHA-256 of all of it. An upload that was interrupted is repeated: pieces that are
+there already are found by their names.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elasticflow.services.executor.decisions.local_events_and_actions import ArtifactsUploaded, StoreArtifacts
+from elasticflow.services.executor.processes.job_files import artifact_paths, newest_model, open_below, printable
+from elasticflow.shared.errors import ElasticFlowError, NotFound, Retry, StorageFull
+from elasticflow.shared.messages.events import StoredFile, UnstoredFile
+from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.regular_file import open_regular_file
+
+MAX_NAMED = 20  # of the files that are not stored
+_RETRY_S = 1.0
+
+
+class NotStored(Exception):
+    """This file stays on its node, for this reason."""
+
+
+class ArtifactUploads:
+    """Of one node. note: receives `ArtifactsUploaded`."""
+
+    def __init__(
+        self, bus: Bus, pool: str, data_dir: Path, node_id: str, *, note: Callable[[ArtifactsUploaded], None], log: Any
+    ) -> None:
+        self._bus, self._bucket = bus, streams.artifact_bucket(pool)
+        self._checkpoints, self._logs = data_dir / "checkpoints", data_dir / "logs"
+        self._node_id, self._note, self._log = node_id, note, log
+        self._orders: asyncio.Queue[StoreArtifacts] = asyncio.Queue()
+
+    def act(self, order: StoreArtifacts) -> None:
+        """Upload it soon; does not block."""
+        self._orders.put_nowait(order)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            order = await self._orders.get()
+            try:
+                uploaded = await self.upload(order)
+            except Exception as error:  # the executor trains on; the ledger says why the job's files are not stored
+                self._log.exception("ArtifactsNotStored", job_id=order.job_id)
+                folder = printable(self._checkpoints / order.job_id)
+                why = UnstoredFile(path=folder, reason=f"{type(error).__name__}: {error}"[:1_000])
+                uploaded = ArtifactsUploaded(job_id=order.job_id, due=order.due, unstored=(why,), num_unstored=1)
+            self._note(uploaded)
+
+    async def upload(self, order: StoreArtifacts) -> ArtifactsUploaded:
+        """The model first, then files by name, as far as the bound permits."""
+        folder = self._checkpoints / order.job_id
+        found = await asyncio.to_thread(newest_model, folder)
+        paths, unstored = await asyncio.to_thread(artifact_paths, folder)
+        model: StoredFile | None = None
+        files: list[StoredFile] = []
+        left_bytes = order.max_bytes
+        wanted = [] if found is None else [found.path]
+        for path in (*wanted, *(f"{ARTIFACT_FOLDER}/{path}" for path in paths)):
+            is_model = found is not None and path == found.path
+            try:
+                if len(files) == MAX_FEW_ITEMS and not is_model:
+                    raise NotStored(f"a job may store {MAX_FEW_ITEMS} files")
+                stored = await self._store(order, folder, path, left_bytes)
+            except NotStored as error:
+                unstored.append(UnstoredFile(path=printable(folder / path), reason=str(error)))
+                continue
+            left_bytes -= stored.num_bytes
+            if is_model:
+                model = stored
+            else:
+                files.append(stored)
+        named = tuple(unstored[:MAX_NAMED])
+        if named:
+            await asyncio.to_thread(self._write_to_log, order, named, len(unstored))
+        self._log.info("ArtifactsUploaded", job_id=order.job_id, num_files=len(files), num_unstored=len(unstored))
+        return ArtifactsUploaded(
+            job_id=order.job_id,
+            due=order.due,
+            iteration=found.iteration if found is not None else 0,
+            model=model,
+            files=tuple(files),
+            unstored=named,
+            num_unstored=len(unstored),
+        )
+
+    async def _store(self, order: StoreArtifacts, folder: Path, path: str, left_bytes: int) -> StoredFile:
+        """Raises NotStored. Waits while NATS is out of reach."""
+        try:
+            file = await asyncio.to_thread(open_below, folder, path)
+        except OSError as error:
+            raise NotStored(error.strerror or str(error)) from error
+        try:
+            num_bytes = os.fstat(file).st_size
+            if num_bytes > left_bytes:
+                raise NotStored(
+                    f"its {num_bytes:,} bytes exceed what the pool stores of a job: {order.max_bytes:,} in all "
+                    "(max_artifact_bytes)"
+                )
+            digest = await asyncio.to_thread(_digest, file, num_bytes)
+            again = hashlib.sha256()
+            for index in range(streams.num_pieces(num_bytes)):
+                piece = await asyncio.to_thread(_piece, file, num_bytes, index)
+                again.update(piece)
+                await self._put(streams.artifact_name(order.tenant, self._node_id, digest, index), piece)
+        except OSError as error:
+            raise NotStored(error.strerror or str(error)) from error
+        finally:
+            os.close(file)
+        if num_bytes and again.hexdigest() != digest:
+            raise NotStored("it changed while it was read")
+        return StoredFile(path=path.partition("/")[2], num_bytes=num_bytes, digest=digest)
+
+    async def _put(self, name: str, piece: bytes) -> None:
+        while True:
+            try:
+                return await self._bus.put_object(self._bucket, name, piece)
+            except NotFound:
+                raise NotStored("the pool has no bucket for it: run `eflow configure`") from None
+            except StorageFull as error:
+                raise NotStored(str(error)) from error
+            except Retry as error:
+                self._log.warning("ArtifactUploadPostponed", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+            except ElasticFlowError as error:
+                raise NotStored(str(error)) from error
+
+    def _write_to_log(self, order: StoreArtifacts, named: tuple[UnstoredFile, ...], num_unstored: int) -> None:
+        """To the log of rank 0. A worker could have put a link in its place."""
+        lines = [f"eflow: not stored, it stays on node {self._node_id}: {file.path}: {file.reason}" for file in named]
+        if num_unstored > len(named):
+            lines.append(f"eflow: and {num_unstored - len(named)} more files are not stored")
+        log_file = self._logs / order.job_id / f"g{order.generation}-r0.log"
+        with suppress(OSError), open_regular_file(log_file, os.O_WRONLY | os.O_APPEND) as log:
+            os.write(log, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
+
+
+def _digest(file: int, num_bytes: int) -> str:
+    """Raises OSError if the file is shorter."""
+    digest = hashlib.sha256()
+    for piece in (_piece(file, num_bytes, index) for index in range(streams.num_pieces(num_bytes))):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _piece(file: int, num_bytes: int, index: int) -> bytes:
+    """Raises OSError if the file is shorter."""
+    start = index * streams.ARTIFACT_PIECE_BYTES
+    end = min(start + streams.ARTIFACT_PIECE_BYTES, num_bytes)
+    data = b"".join(_parts(file, start, end))
+    if len(data) != end - start:
+        raise OSError("it changed while it was read")
+    return data
+
+
+def _parts(file: int, start: int, end: int) -> Iterator[bytes]:
+    """A file system may return fewer bytes than were asked for."""
+    while start < end and (part := os.pread(file, end - start, start)):
+        start += len(part)
+        yield part

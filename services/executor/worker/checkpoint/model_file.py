@@ -1,0 +1,36 @@
+"""The model alone, in a file beside the checkpoints: what the executor stores for users (docs/adr/0065).
+
+The executor does not read checkpoints: that needs torch, and they come from users' code.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from elasticflow.services.executor.worker.checkpoint.files import rename_durably, write_durably
+from elasticflow.shared.messages.worker_protocol.job_files import MODEL_FOLDER, model_file_name
+
+log = structlog.get_logger()
+
+
+def write_model(checkpoint_dir: Path, iteration: int, model: Mapping[str, Any]) -> None:
+    """Replace the file by this state dict. A full disk loses the file, not the job: its checkpoint is written."""
+    folder = checkpoint_dir / MODEL_FOLDER
+    unfinished = folder / f"{os.getpid()}.unfinished"
+    file = folder / model_file_name(iteration)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(unfinished, model)
+        rename_durably(unfinished, file)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        log.warning("model_not_written", iteration=iteration, reason=str(error))
+        return
+    for other in folder.iterdir():
+        if other != file:
+            other.unlink(missing_ok=True)

@@ -1,0 +1,21 @@
+"""Names within the folder of a job's checkpoints, on which its workers and their executor agree. Pure."""
+
+import re
+
+from elasticflow.shared.messages.limits import MAX_ITERATIONS
+
+ARTIFACT_FOLDER = "artifacts"  # files of the job that are stored for its user
+ARTIFACT_VARIABLE = "EF_ARTIFACTS"  # its path, for users' code
+MODEL_FOLDER = "model"
+_MODEL_FILE = re.compile(r"i([0-9]{14})\.pt")
+
+
+def model_file_name(iteration: int) -> str:
+    """Of the model after so many steps."""
+    return f"i{iteration:014d}.pt"
+
+
+def iteration_of_model(file_name: str) -> int | None:
+    """None if it is no such file. Users' code may give a file any name."""
+    found = _MODEL_FILE.fullmatch(file_name)
+    return int(found[1]) if found and int(found[1]) <= MAX_ITERATIONS else None

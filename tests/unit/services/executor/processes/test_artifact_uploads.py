@@ -1,0 +1,203 @@
+"""What a node uploads of a job's folder, in which users' code may write and link anything."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elasticflow.services.executor.decisions.local_events_and_actions import ArtifactsUploaded, StoreArtifacts
+from elasticflow.services.executor.processes import job_files
+from elasticflow.services.executor.processes.artifact_uploads import MAX_NAMED, ArtifactUploads
+from elasticflow.services.executor.processes.job_files import open_below
+from elasticflow.shared.errors import StorageFull, Unavailable
+from elasticflow.shared.messages.events import StoredFile
+from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
+
+POOL, NODE = "p", "node-0"
+BUCKET = streams.artifact_bucket(POOL)
+
+
+def folder_of(data_dir: Path) -> Path:
+    folder = data_dir / "checkpoints" / "a"
+    (folder / "artifacts").mkdir(parents=True)
+    (folder / "model").mkdir()
+    return folder
+
+
+def order(max_bytes: int = 1 << 30) -> StoreArtifacts:
+    return StoreArtifacts(job_id="a", tenant="lab", generation=2, due=5, max_bytes=max_bytes)
+
+
+def uploads(bus: MemoryBus, data_dir: Path) -> ArtifactUploads:
+    return ArtifactUploads(bus, POOL, data_dir, NODE, note=lambda _: None, log=SilentLog())
+
+
+async def uploaded(data_dir: Path, max_bytes: int = 1 << 30, bus: MemoryBus | None = None) -> ArtifactsUploaded:
+    bus = bus or MemoryBus()
+    await bus.ensure_pool(POOL)
+    return await uploads(bus, data_dir).upload(order(max_bytes))
+
+
+def reasons(uploaded: ArtifactsUploaded, data_dir: Path) -> dict[str, str]:
+    folder = f"{data_dir}/checkpoints/a/"
+    return {file.path.removeprefix(folder): file.reason for file in uploaded.unstored}
+
+
+async def stored_bytes(bus: MemoryBus, file: StoredFile) -> bytes:
+    names = [streams.artifact_name("lab", NODE, file.digest, i) for i in range(streams.num_pieces(file.num_bytes))]
+    return b"".join([await bus.get_object(BUCKET, name, max_bytes=streams.ARTIFACT_PIECE_BYTES) for name in names])
+
+
+async def test_the_newest_model_and_all_files_are_stored_in_pieces(tmp_path: Path) -> None:
+    folder, bus = folder_of(tmp_path), MemoryBus()
+    large = os.urandom(2 * streams.ARTIFACT_PIECE_BYTES + 1)
+    (folder / "artifacts" / "plots").mkdir()
+    (folder / "artifacts" / "plots" / "large").write_bytes(large)
+    (folder / "artifacts" / "empty").touch()
+    for iteration in (3, 12):
+        (folder / "model" / f"i{iteration:014d}.pt").write_bytes(b"weights %d" % iteration)
+    (folder / "model" / "77.unfinished").write_bytes(b"part")
+    found = await uploaded(tmp_path, bus=bus)
+    assert found.model is not None
+    assert (found.iteration, await stored_bytes(bus, found.model)) == (12, b"weights 12")
+    assert [(file.path, file.num_bytes) for file in found.files] == [("empty", 0), ("plots/large", len(large))]
+    assert await stored_bytes(bus, found.files[1]) == large
+    assert found.unstored == ()
+
+
+@pytest.mark.parametrize("digits", ["9" * 14, "\N{ARABIC-INDIC DIGIT ONE}" * 14])
+async def test_a_model_file_that_no_worker_of_ours_names_is_no_model(tmp_path: Path, digits: str) -> None:
+    """Its iteration would make the event unreadable."""
+    (folder_of(tmp_path) / "model" / f"i{digits}.pt").write_bytes(b"x")
+    assert (await uploaded(tmp_path)).model is None
+
+
+async def test_of_a_folder_with_very_many_files_only_some_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_files, "MAX_ENTRIES", 5)
+    folder = folder_of(tmp_path) / "artifacts"
+    for number in range(20):
+        (folder / f"{number:04d}").touch()
+    found = await uploaded(tmp_path)
+    assert len(found.files) == 5
+    assert reasons(found, tmp_path) == {"artifacts": "it has 5 files or more"}
+
+
+async def test_a_job_without_files_stores_nothing(tmp_path: Path) -> None:
+    assert await uploaded(tmp_path) == ArtifactsUploaded(job_id="a", due=5)
+
+
+async def test_links_pipes_and_odd_names_are_named_and_not_followed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path) / "artifacts"
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    (folder / "file-link").symlink_to(secret / "key")
+    (folder / "folder-link").symlink_to(secret)
+    os.mkfifo(folder / "pipe")
+    (folder / "new\nline").touch()
+    for name in (b"\xff", "\N{ROCKET}".encode() + b"\xff"):
+        os.close(os.open(os.fsencode(folder) + b"/" + name, os.O_CREAT))
+    found = await uploaded(tmp_path)
+    assert found.files == ()
+    assert reasons(found, tmp_path) == {
+        "artifacts/file-link": "it is a link, and links are not followed",
+        "artifacts/folder-link": "it is a link, and links are not followed",
+        "artifacts/pipe": "it is no regular file",
+        "artifacts/new?line": "its name has control characters or backslashes, or more than 300 characters",
+        "artifacts/?": "its name is not UTF-8",
+        "artifacts/\N{ROCKET}?": "its name is not UTF-8",
+    }
+
+
+@pytest.mark.parametrize("place", ["artifacts", "model"])
+async def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path, place: str) -> None:
+    folder = folder_of(tmp_path)
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "i00000000000001.pt").write_text("secret")
+    (folder / place).rmdir()
+    (folder / place).symlink_to(secret)
+    found = await uploaded(tmp_path)
+    assert (found.model, found.files) == (None, ())
+
+
+def test_a_name_that_became_a_link_or_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (tmp_path / "secret").write_text("secret")
+    (folder / "artifacts" / "link").symlink_to(tmp_path / "secret")
+    (folder / "artifacts" / "below").symlink_to(tmp_path)
+    os.mkfifo(folder / "artifacts" / "pipe")
+    for path in ("artifacts/link", "artifacts/below/secret", "artifacts/pipe", "artifacts/absent", "artifacts"):
+        with pytest.raises(OSError):
+            open_below(folder, path)
+
+
+async def test_what_exceeds_the_bound_stays_and_is_named_in_the_log(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "model" / "i00000000000001.pt").write_bytes(b"x" * 60)
+    for name, num_bytes in (("a", 30), ("b", 50), ("c", 10)):
+        (folder / "artifacts" / name).write_bytes(b"x" * num_bytes)
+    log_file = tmp_path / "logs" / "a" / "g2-r0.log"
+    log_file.parent.mkdir(parents=True)
+    log_file.write_text("last line\n")
+    found = await uploaded(tmp_path, max_bytes=100)
+    why = "its 50 bytes exceed what the pool stores of a job: 100 in all (max_artifact_bytes)"
+    assert [file.path for file in found.files] == ["a", "c"]
+    assert reasons(found, tmp_path) == {"artifacts/b": why}
+    words = f"eflow: not stored, it stays on node node-0: {folder}/artifacts/b: {why}"
+    assert log_file.read_text().splitlines() == ["last line", words]
+    too_large = await uploaded(tmp_path, max_bytes=59)
+    assert too_large.model is None
+    assert "model/i00000000000001.pt" in reasons(too_large, tmp_path)
+
+
+async def test_a_link_in_place_of_the_log_is_not_written(tmp_path: Path) -> None:
+    (folder_of(tmp_path) / "artifacts" / "large").write_bytes(b"x")
+    target = tmp_path / "target"
+    target.write_text("mine")
+    log_file = tmp_path / "logs" / "a" / "g2-r0.log"
+    log_file.parent.mkdir(parents=True)
+    log_file.symlink_to(target)
+    await uploaded(tmp_path, max_bytes=0)
+    assert target.read_text() == "mine"
+
+
+async def test_of_many_files_the_first_are_stored_and_some_others_named(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path) / "artifacts"
+    for number in range(MAX_FEW_ITEMS + MAX_NAMED + 5):
+        (folder / f"{number:04d}").touch()
+    found = await uploaded(tmp_path)
+    assert (len(found.files), len(found.unstored), found.num_unstored) == (MAX_FEW_ITEMS, MAX_NAMED, MAX_NAMED + 5)
+
+
+class FailingBus(MemoryBus):
+    """The first attempts to put an object fail."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+
+    async def put_object(self, bucket: str, name: str, data: bytes) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        await super().put_object(bucket, name, data)
+
+
+async def test_an_upload_waits_for_nats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticflow.services.executor.processes.artifact_uploads._RETRY_S", 0.0)
+    (folder_of(tmp_path) / "artifacts" / "f").write_bytes(b"x")
+    bus = FailingBus(Unavailable("nats://n", "no leader"), Unavailable("nats://n", "no leader"))
+    assert len((await uploaded(tmp_path, bus=bus)).files) == 1
+
+
+async def test_a_full_or_absent_bucket_is_a_reason(tmp_path: Path) -> None:
+    (folder_of(tmp_path) / "artifacts" / "f").write_bytes(b"x")
+    full = await uploaded(tmp_path, bus=FailingBus(StorageFull("$O.x", "maximum bytes exceeded")))
+    assert "maximum bytes exceeded" in reasons(full, tmp_path)["artifacts/f"]
+    absent = await uploads(MemoryBus(), tmp_path).upload(order())
+    assert reasons(absent, tmp_path) == {"artifacts/f": "the pool has no bucket for it: run `eflow configure`"}
