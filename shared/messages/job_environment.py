@@ -16,6 +16,7 @@ from elasticflow.shared.messages.limits import RequirementLine, SealedText, Vari
 MAX_VARIABLES = 64
 MAX_VARIABLES_BYTES = 16 * 1024  # of all names and values of a job
 MAX_SECRETS_BYTES = 32 * 1024  # sealed, of a job
+_LEAST_MASKED = 4  # characters: a shorter secret is a part of many words
 MAX_REQUIREMENTS = 256
 MAX_REQUIREMENTS_BYTES = 16 * 1024
 
@@ -46,6 +47,14 @@ class SealedSecret:
 
     name: VariableName
     sealed: SealedText = field(compare=False)
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """The text, which the ledger keeps, without these values of secrets."""
+    for value in sorted(secrets, key=len, reverse=True):
+        if len(value) >= _LEAST_MASKED:
+            text = text.replace(value, "***")
+    return text
 
 
 def _refuse_ours(names: Iterable[str]) -> None:

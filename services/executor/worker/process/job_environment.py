@@ -5,10 +5,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from elasticflow.shared.messages.job_environment import masked
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
-_LEAST_MASKED = 4  # characters: a shorter secret is a part of many words
-_masked_values: list[str] = []  # of this process, which serves one job
+_secret_values: list[str] = []  # of this process, which serves one job
 
 
 def enter_environment(assignment: Assignment) -> Assignment:
@@ -20,7 +20,7 @@ def enter_environment(assignment: Assignment) -> Assignment:
     spec = assignment.spec
     os.environ.update(spec.environment)
     os.environ.update(assignment.secrets)
-    _masked_values.extend(value for value in assignment.secrets.values() if len(value) >= _LEAST_MASKED)
+    _secret_values.extend(assignment.secrets.values())
     if assignment.packages_path:
         sys.path.insert(0, assignment.packages_path)
     if assignment.secrets:
@@ -33,6 +33,4 @@ def enter_environment(assignment: Assignment) -> Assignment:
 
 def without_secrets(text: str) -> str:
     """The text of an error, which the ledger keeps, without values of the job's secrets."""
-    for value in sorted(_masked_values, key=len, reverse=True):
-        text = text.replace(value, "***")
-    return text
+    return masked(text, _secret_values)

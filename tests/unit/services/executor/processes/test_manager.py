@@ -1,12 +1,21 @@
 """The manager gives workers the secrets of their generations."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elasticflow.services.executor.decisions.local_events_and_actions import SendToWorker, StartWorker, WorkerId
+from elasticflow.services.executor.decisions.local_events_and_actions import (
+    LocalEvent,
+    SendToWorker,
+    StartWorker,
+    WorkerId,
+    WorkerReported,
+)
 from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
+from elasticflow.services.executor.processes.launcher import OnEvent
 from elasticflow.services.executor.processes.manager import WorkerManager
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
@@ -18,7 +27,7 @@ SECRETS = GenerationSecrets(b"of the pool")
 class Worker:
     """A handle that keeps what it is sent."""
 
-    pid = 1
+    pid, log_file = 1, None
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment, self.sent = assignment, list[Any]()
@@ -33,6 +42,10 @@ class Launcher:
     def __init__(self) -> None:
         self.launched: asyncio.Queue[Worker] = asyncio.Queue()
 
+    def made(self, on_event: OnEvent) -> Any:
+        self.on_event = on_event
+        return self
+
     async def launch(self, assignment: Assignment) -> Worker:
         await self.launched.put(worker := Worker(assignment))
         return worker
@@ -45,19 +58,23 @@ async def gpu_left(gpu_index: int) -> None:
     pass
 
 
-async def test_a_worker_gets_the_secrets_of_its_generations(tmp_path: Path) -> None:
-    launcher: Any = Launcher()
-    manager = WorkerManager(
+def manager_of(launcher: Any, data_dir: Path, note: Callable[[LocalEvent], None] = lambda _: None) -> WorkerManager:
+    return WorkerManager(
         launcher,
         gpu_left=gpu_left,
-        make_launcher=lambda _: launcher,
-        note=lambda _: None,
+        make_launcher=launcher.made,
+        note=note,
         shut_down=lambda _: None,
         log=SilentLog(),
-        data_dir=tmp_path,
+        data_dir=data_dir,
         secret_keys=SecretKeys(),
         generation_secrets=SECRETS,
     )
+
+
+async def test_a_worker_gets_the_secrets_of_its_generations(tmp_path: Path) -> None:
+    launcher = Launcher()
+    manager = manager_of(launcher, tmp_path)
     running = asyncio.create_task(manager.run())
     await asyncio.sleep(0)
     assignment = Assignment(job_id="a", generation=3, rank=0, world_size=2, spec=spec(), checkpoint_dir="unused")
@@ -72,3 +89,22 @@ async def test_a_worker_gets_the_secrets_of_its_generations(tmp_path: Path) -> N
     assert sent.generation_secret not in f"{sent}{worker.assignment}", "they are logged"
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_the_last_lines_of_a_failed_worker_are_noted_without_its_secrets(tmp_path: Path) -> None:
+    noted, launcher = list[LocalEvent](), Launcher()
+    manager_of(launcher, tmp_path, noted.append)
+    assignment = Assignment(
+        job_id="a",
+        generation=3,
+        rank=0,
+        world_size=1,
+        spec=spec(),
+        checkpoint_dir="unused",
+        secrets={"TOKEN": "hidden"},
+    )
+    worker: Any = Worker(assignment)
+    worker.log_file = tmp_path / "log"
+    worker.log_file.write_text("the token is hidden\n")
+    launcher.on_event(worker, Failed(error="refused"))
+    assert [event.last_lines for event in noted if isinstance(event, WorkerReported)] == ["the token is ***"]

@@ -17,7 +17,7 @@ from tests.support.histories import spec
 def restored(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    monkeypatch.setattr(job_environment, "_masked_values", [])
+    monkeypatch.setattr(job_environment, "_secret_values", [])
 
 
 def assignment(code_path: str, packages_path: str = "", **of_spec) -> Assignment:
