@@ -4,8 +4,8 @@ All functions find the pool alike: nats_url, else NATS_URL, else the pool that `
 nearest `.eflow`. All raise NoPoolHere, UnknownPool, Unavailable, BadCredentials.
 """
 
-import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from elasticflow.client.client import REPLY_TIMEOUT_S, Client
@@ -49,14 +49,15 @@ def submit(
     secrets: variables of its processes that only the pool's executors can read.
     timeout: until the first reply. Raises InvalidJob, PackagingFailed, NoSecretsKey, Undecided.
     """
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    if secrets:
-        job = copy.copy(job).set_sealed_secrets(with_client(endpoint, tenant, lambda client: client.seal(secrets)))
     ready = submission_of(job, workdir)
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    spec = ready.spec
+    if secrets:
+        spec = replace(spec, secrets=with_client(endpoint, tenant, lambda client: client.seal(secrets)))
     return with_client(
         endpoint,
         tenant,
-        lambda client: client.submit(ready.spec, job_id=job_id, code=ready.code, timeout=timeout),
+        lambda client: client.submit(spec, job_id=job_id, code=ready.code, timeout=timeout),
     )
 
 

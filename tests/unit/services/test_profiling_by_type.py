@@ -23,7 +23,7 @@ from tests.support.histories import NOW_S, History, spec, submit
 from tests.support.two_types import due_in, two_types, type_of
 from tests.support.worker_events import job, lost, throughput
 
-UNKNOWN: dict[str, Any] = {"model_name": "unknown", **due_in(9_000.0)}
+UNKNOWN: dict[str, Any] = {"model_name": "unknown", "owner": "lab", **due_in(9_000.0)}
 TOO_BIG = "OutOfMemoryError: one sample does not fit"
 
 
