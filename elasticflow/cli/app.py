@@ -19,6 +19,7 @@ from elasticflow.cli import (
     loads,
     logs,
     map_function,
+    node,
     pool,
     profile,
     quote,
@@ -146,7 +147,18 @@ _JOBS, _POOL, _IDLE, _LEDGER = "Jobs", "Pool", "Tasks on idle GPUs", "Ledger and
 _add(_JOBS, submit.submit, quote.quote, profile.profile, cls=JobFileCommand)
 _add(_JOBS, jobs_and_nodes.jobs, logs.logs, job_commands.explain, job_commands.cancel, job_commands.amend)
 _add(_JOBS, job_commands.checkpoint, fetch.fetch, gpu_limits.scale_out, gpu_limits.scale_in)
-_add(_POOL, up.up, pool.down, watch.watch, ui.ui, jobs_and_nodes.nodes, report.report, pool.configure, doctor.doctor)
+_add(
+    _POOL,
+    up.up,
+    pool.down,
+    node.node,
+    watch.watch,
+    ui.ui,
+    jobs_and_nodes.nodes,
+    report.report,
+    pool.configure,
+    doctor.doctor,
+)
 _add_group(_POOL, keys.app, keys.keys)
 _add(_IDLE, map_function.map, results.results, loads.loads, suits.suits, train.train)
 _add_group(_LEDGER, events.app, events.events)

@@ -159,7 +159,7 @@ def nodes(
         for line in slower_lines(views):
             say_line(line, "yellow")
     else:
-        say_line("no nodes yet (`python -m elasticflow.services.executor` on a machine adds it)")
+        say_line("no nodes yet (`eflow node` on a machine adds it)")
 
 
 def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from elasticflow.shared.messages.limits import GPU_TYPE_PATTERN, MAX_GPUS
+from elasticflow.shared.messages.limits import GPU_TYPE_PATTERN, MAX_GPUS, RACK_PATTERN
 from elasticflow.shared.runtime.process.local_hardware import (
     CPU_SLOTS_PART_OF_CORES,
     LocalGpu,
@@ -79,7 +79,7 @@ class ExecutorSettings:
     # EF_GPU_MEMORY_BYTES: of each GPU; default: as NVML reports it; of CPU slots, of this machine; 0: unknown
     gpu_memory_bytes: int
     sockets: int  # EF_SOCKETS: CPU sockets, over which the GPUs are spread in order and evenly
-    rack: str  # EF_RACK: nodes of one rack are closer to each other; "": unknown
+    rack: str  # EF_RACK: nodes of one rack are closer to each other; may be a path: hall-1/row-2/rack-3; "": unknown
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
     # EF_DATA_INTERFACE: network interface of tensors between workers; "": that of EF_ADVERTISE_HOST
     data_interface: str
@@ -157,7 +157,7 @@ class ExecutorSettings:
             gpu_type=read.token("EF_GPU_TYPE", gpu_type, GPU_TYPE_PATTERN),
             gpu_memory_bytes=read.integer("EF_GPU_MEMORY_BYTES", memory, low=0, high=2**53),
             sockets=read.integer("EF_SOCKETS", 1 if num_gpus % sockets else sockets, low=1, high=64),
-            rack=read.token("EF_RACK", "") if given.get("EF_RACK") else "",
+            rack=read.token("EF_RACK", "", RACK_PATTERN),
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
             data_interface=data_interface,
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),

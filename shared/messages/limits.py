@@ -41,11 +41,13 @@ _FOLDER_PATTERN = r"^([\w.+-]+(/[\w.+-]+)*)?$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}(==|[A-Za-z0-9+/]=))?$"
 _VALUE_PATTERN = r"^[^\x00]*$"
+RACK_PATTERN = r"^(?=.{0,200}$)([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?$"
 PATTERNS_IN_WORDS = {
     TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
     _MAYBE_TOKEN_PATTERN: "must be up to 64 letters, digits, _ and -",
     GPU_TYPE_PATTERN: "must be up to 64 letters, digits, ., _ and -, the first a letter or digit",
     _LINE_PATTERN: "must be without control characters",
+    RACK_PATTERN: "must be a path like hall-1/row-2/rack-3, of letters, digits, ., _ and -",
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
     _CHAIN_PATTERN: "must be 32 hexadecimal digits",
     _FUNCTION_PATTERN: "must be like package.module:Class",

@@ -146,7 +146,7 @@ class Node:
         micro_batch_size: int = 0,
         virtual_nodes_by_rank: tuple[int, ...] = (),
         device: Device | None = None,
-        secret: str = "",
+        generation_secret: str = "",
     ) -> Generation:
         """The generation after `before`, without a stop: rank r was members[r], or is new where that is None. device:
         of a new worker, if it differs."""
@@ -168,7 +168,7 @@ class Node:
                         rendezvous_size=len(by_rank),
                         micro_batch_size=micro_batch_size,
                         virtual_nodes_by_rank=virtual_nodes_by_rank,
-                        generation_secret=secret,
+                        generation_secret=generation_secret,
                     )
                 )
             else:
@@ -181,7 +181,7 @@ class Node:
                     micro_batch_size=micro_batch_size,
                     virtual_nodes_by_rank=virtual_nodes_by_rank,
                     device=device or some.device,
-                    generation_secret=secret,
+                    generation_secret=generation_secret,
                 )
                 worker = await self.launcher.launch(joining)
             if rendezvous_rank < size:

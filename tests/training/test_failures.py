@@ -274,12 +274,16 @@ async def test_a_checkpoint_that_appears_late_is_awaited(node, spec_of):
     await first.first(Finished)
     await first.ended()
     folder = node.checkpoints_of(job_id)
-    hidden = folder.rename(folder.with_name(f"{job_id}-hidden"))
+    hidden = folder.with_name(f"{job_id}-hidden")
+    hidden.mkdir()
+    checkpoints = [file.rename(hidden / file.name) for file in folder.glob("*.ckpt")]
+    assert checkpoints
     again = await node.launch(
         spec_of("Points", max_iterations=20), job_id=job_id, generation=2, checkpoint_iteration=10
     )
     await again.first(Alive)
-    hidden.rename(folder)
+    for file in checkpoints:
+        file.rename(folder / file.name)
     assert (await again.first(Started)).iteration == 10
     await again.ended()
 

@@ -17,13 +17,13 @@ async def test_rubbish_on_the_ports_of_workers_leaves_their_weights_and_their_sw
     alone, attacked = node.new_job_id(), node.new_job_id()
     undisturbed = await node.launch(spec, job_id=alone)
     assert {end.code for end in (await undisturbed.ended()).values()} == {ExitCode.DONE}
-    before = await node.launch(spec, job_id=attacked, num_workers=2, secret=SECRETS[0])
+    before = await node.launch(spec, job_id=attacked, num_workers=2, generation_secret=SECRETS[0])
     await before.first(Started)
     ports = [port for worker in before.workers.values() for port in listening_ports(worker.pid)]
     assert len(ports) >= 3, "the store, and gloo of each worker"
     with hostile_process(*ports):
         await before.first(Progressed)
-        after = await node.switch_generation(before, [0, 1, None], secret=SECRETS[1])
+        after = await node.switch_generation(before, [0, 1, None], generation_secret=SECRETS[1])
         ends = await after.ended()
     assert {end.code for end in ends.values()} == {ExitCode.DONE}, node.log_of(attacked)
     torch.testing.assert_close(weights_of(node, attacked), weights_of(node, alone), rtol=0.0, atol=0.0)

@@ -140,6 +140,7 @@ FOREIGN = {
         "IterableDataset",
         "Fraction",
         "RLIMIT_NICE",
+        "SLURM_JOB_ID",
         "SCHED_IDLE",
         "TORCHELASTIC_",
         "LOCAL_WORLD_SIZE",

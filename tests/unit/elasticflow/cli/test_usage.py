@@ -104,8 +104,8 @@ def test_every_command_has_json() -> None:
         *group.commands["events"].commands.items(),
     ]
     without = {name for name, command in every if "--json" not in {word for p in command.params for word in p.opts}}
-    # a page, a group of commands, and a command whose options are the simulator's
-    assert without == {"ui", "keys", "simulate"}
+    # a page, a node, a group of commands, and a command whose options are the simulator's
+    assert without == {"ui", "node", "keys", "simulate"}
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def test_sockets_are_detected_if_gpus_are_spread_evenly_and_else_set() -> None:
     assert read({"EF_SLOTS": "4"}).sockets == 1  # a CPU slot is bound to no core
     explicit = read({"EF_SOCKETS": "4", "EF_RACK": "r7"}, num_gpus=8)
     assert (explicit.sockets, explicit.rack) == (4, "r7")
+    assert read({"EF_RACK": "hall-1/row-2/rack-3"}).rack == "hall-1/row-2/rack-3"
     with pytest.raises(BadSettings, match=r"EF_SOCKETS.*EF_RACK"):
         read({"EF_SOCKETS": "0", "EF_RACK": "a b"})
 

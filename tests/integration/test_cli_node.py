@@ -1,0 +1,79 @@
+"""`eflow node` makes this machine a node of a pool, and leaves in order."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from tests.support.planned_ledger import POOL, Ledger
+
+ROOT = Path(__file__).parents[2]
+
+
+def eflow_node(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "elasticflow", "node", *arguments],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(ROOT), "EF_CPU_SHARE": "0.1", "EF_DIE_WITH_PARENT": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def test_it_joins_with_what_its_options_say_and_leaves_on_sigterm(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    ledger, heartbeats = Ledger(bus), await bus.subscribe(subjects.every_node(POOL))
+    node = eflow_node(
+        tmp_path,
+        *("--nats-url", nats_server.url, "--pool", POOL, "--data-dir", "data", "--node-id", "a-01"),
+        *("--device", "cpu", "--slots", "3", "--gpu-type", "small", "--rack", "hall-1/rack-7"),
+    )
+    try:
+        joined = await ledger.until_received(events.NodeJoined)
+        assert (joined.node_id, joined.device, joined.num_gpus) == ("a-01", "cpu", 3)
+        assert (joined.gpu_type, joined.rack) == ("small", "hall-1/rack-7")
+        async with asyncio.timeout(60):
+            await anext(aiter(heartbeats))  # it knows that it has joined
+        node.send_signal(signal.SIGTERM)
+        assert (await ledger.until_received(events.NodeLost)).reason == "left"
+        assert await asyncio.to_thread(node.wait, 60) == 0
+    finally:
+        node.kill()
+        node.communicate()
+        await bus.close()
+    assert (tmp_path / "data").is_dir()
+
+
+def test_without_a_server_or_with_bad_settings_it_says_what_is_wrong(tmp_path: Path) -> None:
+    for arguments, problem in (
+        ((), "Missing option '--nats-url'"),
+        (("--nats-url", "nats://127.0.0.1:1", "--data-dir", "data", "--rack", "hall/"), "EF_RACK"),
+    ):
+        node = eflow_node(tmp_path, *arguments)
+        _, stderr = node.communicate(timeout=60)
+        assert node.returncode == 2
+        assert problem in stderr
+
+
+def test_the_files_for_systemd_and_kubernetes_name_this_command_and_settings_that_exist() -> None:
+    settings = "".join(
+        (ROOT / path).read_text()
+        for path in ("services/executor/settings.py", "shared/runtime/process/settings.py", "elasticflow/cli/node.py")
+    )
+    for path, command in (
+        ("deploy/systemd/eflow-node.service", "/bin/eflow node"),
+        ("deploy/kubernetes/nodes.yaml", "[eflow, node]"),
+    ):
+        text = (ROOT / path).read_text()
+        assert command in text
+        assert all(name in settings for name in re.findall(r"\bEF_[A-Z_]+\b", text))
