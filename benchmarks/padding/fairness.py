@@ -16,7 +16,8 @@ _TENANTS = ("ada", "ben", "cleo")
 async def measure_fairness(*, num_windows: int, window_s: float) -> Measured:
     """Jain's index of the tenants' GPU seconds in each window. A task counts when its result arrives."""
     async with loaded_pool() as pool, contextlib.AsyncExitStack() as loads:
-        num_tasks = int(2 * num_windows * window_s / _TASK_S)
+        # enough for the first load alone until all have begun, also on a slow machine
+        num_tasks = int(10 * num_windows * window_s / _TASK_S)
         backlogs: list[Backlog] = [
             await loads.enter_async_context(
                 backlogged(pool, "rest", _TASK_S, load_id=f"of-{tenant}", num_tasks=num_tasks, tenant=tenant)
