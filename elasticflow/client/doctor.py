@@ -22,7 +22,8 @@ from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.process.certificate_times import ends_of_validity
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
-from elasticflow.shared.runtime.process.nats_access import NatsAccess, readable_by_others
+from elasticflow.shared.runtime.process.nats_access import NatsAccess
+from elasticflow.shared.runtime.process.private_file import readable_by_others
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.decision_problems import (
     chain_problem,

@@ -18,6 +18,7 @@ from elasticflow.shared.runtime.process.local_hardware import (
     part_of_type,
     visible_gpus,
 )
+from elasticflow.shared.runtime.process.private_file import file_named
 from elasticflow.shared.runtime.process.reachable_host import reachable_host
 from elasticflow.shared.runtime.process.settings import Reader
 
@@ -165,13 +166,9 @@ class ExecutorSettings:
             warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
             isolation=cast(Literal["none", "auto", "required"], isolation),
-            secrets_key=_path(given.get("EF_SECRETS_KEY")),
-            workers_secret_file=_path(given.get("EF_WORKERS_SECRET_FILE")),
+            secrets_key=file_named(given, "EF_SECRETS_KEY"),
+            workers_secret_file=file_named(given, "EF_WORKERS_SECRET_FILE"),
             data_folders=data_folders,
         )
         read.check()
         return settings
-
-
-def _path(name: str | None) -> Path | None:
-    return Path(name).absolute() if name else None

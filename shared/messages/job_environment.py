@@ -49,7 +49,7 @@ class SealedSecret:
     sealed: SealedText = field(compare=False)
 
 
-def masked(text: str, secrets: Iterable[str]) -> str:
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
     """The text, which the ledger keeps, without these values of secrets."""
     for value in sorted(secrets, key=len, reverse=True):
         if len(value) >= _LEAST_MASKED:

@@ -26,10 +26,11 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.isolation.limits import MAX_PROCESSES
-from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
+from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.executor_process import executor_process
+from tests.support.namespaces import skip_without_namespaces
 from tests.support.planned_ledger import Ledger
 from tests.support.secured_pool import POOL, secured_pool
 from tests.training.conftest import Node, job_spec
@@ -52,8 +53,7 @@ def executor() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    if problem := namespaces_problem():
-        pytest.skip(f"no namespaces on this machine: {problem}")
+    skip_without_namespaces()
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "run.json").write_text(SECRET)
     isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(folder),))

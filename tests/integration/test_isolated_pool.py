@@ -5,16 +5,15 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 from elasticflow.shared.state.job import Phase
 from tests.support.executor_process import ROOT
 from tests.support.fault_evidence import assert_sound
+from tests.support.namespaces import skip_without_namespaces
 from tests.support.real_pool import job, running_pool
 
 
 async def test_jobs_of_an_isolated_pool_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if problem := namespaces_problem():
-        pytest.skip(f"no namespaces on this machine: {problem}")
+    skip_without_namespaces()
     monkeypatch.setenv("EF_ISOLATION", "required")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the function: workers do not see the working directory
     async with running_pool(tmp_path, num_nodes=2, replicas={}) as pool:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 from tests.support.executor_process import ROOT
 from tests.support.fault_evidence import assert_sound
+from tests.support.namespaces import skip_without_namespaces
 from tests.support.real_pool import POOL, RunningPool, running_pool
 from tests.support.wheels import make_wheel
 
@@ -144,8 +144,8 @@ def _python_path() -> str:
 async def test_a_project_with_variables_and_a_requirement_trains(
     isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isolation == "required" and (problem := namespaces_problem()):
-        pytest.skip(f"no namespaces on this machine: {problem}")
+    if isolation == "required":
+        skip_without_namespaces()
     wheels = tmp_path / "wheels"
     make_wheel(wheels, "ef_tiny", "1.5")
     for name, value in {"EF_ISOLATION": isolation, "EF_DATA_FOLDERS": str(wheels)}.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.runtime.process.nats_access import readable_by_others
+from elasticflow.shared.runtime.process.private_file import private_bytes
 
 _LEAST_BYTES = 16
 
@@ -24,12 +24,7 @@ class GenerationSecrets:
         """None: no file. Raises BadSettings."""
         if file is None:
             return cls()
-        try:
-            secret = file.read_bytes().strip()
-        except OSError as error:
-            raise BadSettings((f"EF_WORKERS_SECRET_FILE={file}: cannot be read ({error})",)) from None
-        if problem := readable_by_others(file):
-            raise BadSettings((f"EF_WORKERS_SECRET_FILE={file}: {problem}",))
+        secret = private_bytes("EF_WORKERS_SECRET_FILE", file).strip()
         if len(secret) < _LEAST_BYTES:
             advice = f"`(umask 077; openssl rand -hex 32 > {file})` makes a secret"
             raise BadSettings((f"EF_WORKERS_SECRET_FILE={file}: shorter than {_LEAST_BYTES} bytes; {advice}",))

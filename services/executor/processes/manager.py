@@ -26,7 +26,7 @@ from elasticflow.services.executor.processes.installed_packages import Installed
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
 from elasticflow.services.executor.processes.log_tail import last_lines
 from elasticflow.shared.errors import ElasticFlowError
-from elasticflow.shared.messages.job_environment import masked
+from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, PrepareSwitch, ToWorker
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable
@@ -234,4 +234,4 @@ def _last_lines(handle: WorkerHandle) -> str:
     """Without values of the job's secrets. Blocks for one read of a file that this machine has just written."""
     if handle.log_file is None:
         return ""
-    return masked(last_lines(handle.log_file), handle.assignment.secrets.values())
+    return without_secrets(last_lines(handle.log_file), handle.assignment.secrets.values())

@@ -265,21 +265,17 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
         ),
         _object_bucket(code_bucket(pool), limits),
         _object_bucket(snapshot_bucket(pool), limits),
-        _stream(
-            f"KV_{state_bucket(pool)}",
-            [value_subject(state_bucket(pool), ">")],
+        _key_value_bucket(
+            state_bucket(pool),
             limits,
             discard="new",
-            max_msgs_per_subject=1,
             allow_rollup_hdrs=True,
             allow_msg_ttl=True,  # a lease is a key that the server forgets
         ),
-        _stream(
-            f"KV_{node_bucket(pool)}",
-            [value_subject(node_bucket(pool), ">")],
+        _key_value_bucket(
+            node_bucket(pool),
             limits,
             discard="new",
-            max_msgs_per_subject=1,
             republish={
                 "src": value_subject(node_bucket(pool), "*"),
                 "dest": republished_on(node_bucket(pool), "{{wildcard(1)}}"),
@@ -291,12 +287,10 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             discard="old",
             max_bytes=limits.artifact_bytes,
         ),
-        _stream(
-            f"KV_{log_bucket(pool)}",
-            [value_subject(log_bucket(pool), ">")],
+        _key_value_bucket(
+            log_bucket(pool),
             limits,
             discard="old",
-            max_msgs_per_subject=1,
             max_bytes=limits.log_bytes,
             max_age=limits.log_age_s * _NS,
         ),
@@ -323,6 +317,11 @@ def _stream(name: str, subjects: list[str], limits: StreamLimits, **config: Any)
     }
 
 
-def _object_bucket(bucket: str, limits: StreamLimits, **config: Any) -> dict[str, Any]:
+def _object_bucket(bucket: str, limits: StreamLimits, *, discard: str = "new", **config: Any) -> dict[str, Any]:
     """Without rollups: with one, each writer could delete the objects of all."""
-    return _stream(f"OBJ_{bucket}", [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"], limits, **{"discard": "new", **config})
+    return _stream(f"OBJ_{bucket}", [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"], limits, discard=discard, **config)
+
+
+def _key_value_bucket(bucket: str, limits: StreamLimits, **config: Any) -> dict[str, Any]:
+    """With the newest value of each key."""
+    return _stream(f"KV_{bucket}", [value_subject(bucket, ">")], limits, max_msgs_per_subject=1, **config)

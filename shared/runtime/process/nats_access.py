@@ -1,12 +1,12 @@
 """How a process proves to NATS who it is, and how it knows that the server is the right one."""
 
 import ssl
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.runtime.process.private_file import file_named, private_bytes
 
 _SEED_START = "SU"  # of an nkey of a user
 
@@ -27,16 +27,11 @@ class NatsAccess:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "NatsAccess":
         """EF_NATS_CA, EF_NATS_CERT, EF_NATS_KEY, EF_NATS_CREDS."""
-
-        def path(name: str) -> Path | None:
-            value = environment.get(name, "")
-            return Path(value).absolute() if value else None
-
         return cls(
-            ca=path("EF_NATS_CA"),
-            certificate=path("EF_NATS_CERT"),
-            key=path("EF_NATS_KEY"),
-            credentials=path("EF_NATS_CREDS"),
+            ca=file_named(environment, "EF_NATS_CA"),
+            certificate=file_named(environment, "EF_NATS_CERT"),
+            key=file_named(environment, "EF_NATS_KEY"),
+            credentials=file_named(environment, "EF_NATS_CREDS"),
         )
 
     def problems(self) -> tuple[str, ...]:
@@ -53,11 +48,9 @@ class NatsAccess:
         """The secret key; None without one. Raises BadSettings."""
         if self.credentials is None:
             return None
-        if problem := readable_by_others(self.credentials):
-            raise BadSettings((f"EF_NATS_CREDS={self.credentials}: {problem}",))
         try:
-            seed = self.credentials.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
+            seed = private_bytes("EF_NATS_CREDS", self.credentials).decode().strip()
+        except UnicodeDecodeError as error:
             raise BadSettings((f"EF_NATS_CREDS={self.credentials}: cannot be read ({error})",)) from None
         if not seed.startswith(_SEED_START) or len(seed.split()) != 1:
             raise BadSettings((f"EF_NATS_CREDS={self.credentials}: holds no seed; `eflow keys add` makes one",))
@@ -83,12 +76,3 @@ class NatsAccess:
 
 
 WITH_TOKEN = NatsAccess()
-
-
-def readable_by_others(file: Path) -> str | None:
-    """Why a file is no secret, and what to do; None if it is one, or is not there."""
-    try:
-        mode = stat.S_IMODE(file.stat().st_mode)
-    except OSError:
-        return None
-    return f"mode {mode:04o} lets other users read it; run: chmod 600 {file}" if mode & 0o077 else None

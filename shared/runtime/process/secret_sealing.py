@@ -14,7 +14,7 @@ from nacl.public import PrivateKey, PublicKey, SealedBox
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_environment import SealedSecret
-from elasticflow.shared.runtime.process.nats_access import readable_by_others
+from elasticflow.shared.runtime.process.private_file import readable_by_others
 
 
 class SecretsUnusable(Exception):

@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from elasticflow.shared.messages.job_environment import masked
+from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 _secret_values: list[str] = []  # of this process, which serves one job
@@ -31,6 +31,6 @@ def enter_environment(assignment: Assignment) -> Assignment:
     return replace(assignment, code_path=str(Path(assignment.code_path) / spec.import_folder))
 
 
-def without_secrets(text: str) -> str:
+def without_own_secrets(text: str) -> str:
     """The text of an error, which the ledger keeps, without values of the job's secrets."""
-    return masked(text, _secret_values)
+    return without_secrets(text, _secret_values)

@@ -23,7 +23,7 @@ from elasticflow.services.executor.worker.process.device import (
     use_one_heap,
     warm_up,
 )
-from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_secrets
+from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
@@ -104,12 +104,12 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         log.warning("superseded", reason=str(error))
         return ExitCode.SUPERSEDED
     except TrainingFailed as error:
-        log.error("training_failed", reason=without_secrets(str(error)))
+        log.error("training_failed", reason=without_own_secrets(str(error)))
         channel.send(_failed(str(error), _cause_of(error)))
         return ExitCode.FAILED
     except BaseException as error:  # any error of the user's code, including SystemExit
         text = traceback.format_exc()
-        print(without_secrets(text), file=sys.stderr)
+        print(without_own_secrets(text), file=sys.stderr)
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
         if is_out_of_memory(error) and (advice := job_memory_advice()):
@@ -122,8 +122,8 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
 def _failed(error: str, traceback: str, notes: str = "") -> Failed:
     """Masked before it is cut: a part of a secret would remain."""
     return Failed(
-        error=without_secrets(error)[:_MAX_TEXT] + without_secrets(notes),
-        traceback=without_secrets(traceback)[-_MAX_TEXT:],
+        error=without_own_secrets(error)[:_MAX_TEXT] + without_own_secrets(notes),
+        traceback=without_own_secrets(traceback)[-_MAX_TEXT:],
     )
 
 
@@ -131,5 +131,5 @@ def _cause_of(error: BaseException) -> str:
     if error.__cause__ is None:
         return ""
     text = "".join(traceback.format_exception(error.__cause__))
-    print(without_secrets(text), file=sys.stderr)
+    print(without_own_secrets(text), file=sys.stderr)
     return text

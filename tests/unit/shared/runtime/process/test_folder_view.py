@@ -5,9 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
-
-from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
+from tests.support.namespaces import skip_without_namespaces
 
 ISOLATED = """
 import os, sys
@@ -26,8 +24,7 @@ os._exit(0)
 
 
 def test_a_readable_folder_in_tmp_is_all_that_is_seen_of_it() -> None:
-    if problem := namespaces_problem():
-        pytest.skip(f"no namespaces on this machine: {problem}")
+    skip_without_namespaces()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, tempfile.TemporaryDirectory(dir="/tmp") as other:
         shown = Path(folder)
         shown.chmod(0o755)  # workers have another user

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elasticflow.services.executor.worker.process import job_environment
-from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_secrets
+from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.process.users_module import import_users_module
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from tests.support.histories import spec
@@ -68,4 +68,4 @@ def test_secrets_are_variables_that_no_message_shows():
     assert "value-1" not in repr(given)
     entered = enter_environment(given)
     assert (os.environ["EFTEST_TOKEN"], os.environ["EFTEST_PIN"], entered.secrets) == ("value-1", "1", {})
-    assert without_secrets("401: value-12 and value-1 at line 1") == "401: *** and *** at line 1"
+    assert without_own_secrets("401: value-12 and value-1 at line 1") == "401: *** and *** at line 1"
