@@ -2,8 +2,8 @@
 
 gloo waits for a connection inside the library, where nothing can interrupt it. If a peer died then, a worker would keep
 threads, sockets and ports for minutes, and its other peers would wait for it. So the first attempt lasts one second,
-and each further one lasts four times as long. Between attempts all workers wait in the store, where the rendezvous can
-be aborted.
+and each further one lasts four times as long. Before each attempt all workers wait for each other in the store, where
+the rendezvous can be aborted. A worker that began alone would fail before the others begin, and so would they after it.
 """
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
@@ -52,6 +52,12 @@ class _RecordingStore(RendezvousStore):
         self.values_read += value
         return value
 
+    def await_all(self, size: int) -> None:
+        """Return when this many workers have called it."""
+        if self.add("arrived", 1) == size:
+            self.set("all", "arrived")
+        self.wait(["all"])
+
 
 def connect_all(
     store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event, secret: str = ""
@@ -68,10 +74,12 @@ def connect_all(
         name = f"gloo-{attempt_s:g}"
         of_attempt = derived(secret, name)
         recording = _RecordingStore(dist.PrefixStore(name, store), aborted, wait_s=wait_s, secret=of_attempt)
+        recording.await_all(size)
+        within_s = min(attempt_s, wait_s)
         try:
-            gloo = dist.ProcessGroupGloo(recording, rank, size, timedelta(seconds=attempt_s / _GLOO_TIMEOUT_FACTOR))
+            gloo = dist.ProcessGroupGloo(recording, rank, size, timedelta(seconds=within_s / _GLOO_TIMEOUT_FACTOR))
             if of_attempt:
-                _prove(gloo, of_attempt, rank, size, within_s=attempt_s)
+                _prove(gloo, of_attempt, rank, size, within_s=within_s)
         except dist.DistError:  # the store's: its next reply may belong to an earlier request
             raise
         except RuntimeError as error:  # also if a peer's attempt failed and it closed its connections
@@ -82,7 +90,7 @@ def connect_all(
                 raise
             recording.set("outcome", _FAILED.decode())
             if isinstance(error, NotAuthentic):  # it failed at once, and may fail again
-                aborted.wait(max(began_s + attempt_s - time.monotonic(), 0.0))
+                aborted.wait(max(began_s + within_s - time.monotonic(), 0.0))
         else:
             if recording.add("connected", 1) == size:
                 recording.set("outcome", _CONNECTED.decode())

@@ -141,7 +141,7 @@ def test_connections_of_users_while_a_group_is_built_do_not_belong_to_the_group(
 
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(build, 0)
-        RendezvousStore(store, threading.Event(), wait_s=WAIT_S).wait(["gloo-1/0/0"])  # it has begun
+        RendezvousStore(store, threading.Event(), wait_s=WAIT_S).wait(["gloo-1/arrived"])  # it has begun
         with connected() as (ours, theirs):
             second = build(1)
             first.result(WAIT_S).close()

@@ -123,7 +123,10 @@ def test_an_aborted_rendezvous_does_not_wait_for_a_worker_that_died_while_connec
         )
 
     ended, errors = errors_in_threads(lambda: group(0), lambda: group(1))
-    RendezvousStore(store, threading.Event(), wait_s=TIMEOUT_S).wait(["gloo-1/0/0", "gloo-1/0/1"])
+    absent = RendezvousStore(dist.PrefixStore("gloo-1", store), threading.Event(), wait_s=TIMEOUT_S)
+    absent.add("arrived", 1)
+    absent.set("all", "arrived")
+    absent.wait(["0/0", "0/1"])
     aborted.set()
     ended()
     assert len(errors) == 2
@@ -151,7 +154,14 @@ class DyingClientStore(dist.Store):
 
     def set(self, key: str, value: str) -> None:
         self._store.set(key, value)
-        raise SystemExit
+        if key.endswith("0/2"):
+            raise SystemExit
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
 
     def get(self, key: str) -> bytes:
         return self._store.get(key)
@@ -193,3 +203,24 @@ def test_all_workers_retry_if_one_connects_slowly(monkeypatch: pytest.MonkeyPatc
     assert not errors
     assert sorted(tried) == [(0, 0.2), (0, 0.8), (1, 0.2), (1, 0.8)]
     assert allowed == [timedelta(seconds=TIMEOUT_S)] * 2
+
+
+def test_a_worker_does_not_begin_an_attempt_before_the_others(monkeypatch: pytest.MonkeyPatch):
+    """It would fail while they wait, and they would fail after it: the workers of a slow machine never met."""
+    store, never = dist.HashStore(), threading.Event()
+    num_arrived: list[int] = []
+
+    class Gloo:
+        def __init__(self, store_of_attempt: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            num_arrived.append(store.add(f"gloo-{5 * timeout.total_seconds():g}/arrived", 0))
+            if len(num_arrived) == 1:
+                raise RuntimeError("Connect timeout")
+
+        def _set_default_timeout(self, timeout: timedelta) -> None:
+            pass
+
+    monkeypatch.setattr("elasticflow.services.executor.worker.elastic.full_mesh.dist.ProcessGroupGloo", Gloo)
+    connect = partial(connect_all, store, size=3, timeout_s=TIMEOUT_S, aborted=never)
+    ended, errors = errors_in_threads(*(partial(connect, rank) for rank in range(3)))
+    ended()
+    assert (errors, num_arrived) == ([], [3] * 6)
