@@ -44,7 +44,7 @@ class ElasticFlowAlgorithms:
         return plans.unsatisfied <= _Plans(jobs, num_gpus, now_s).unsatisfied  # whom another arrival cannot harm
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
-        plans = _Plans(jobs, num_gpus, now_s)
+        plans = _Plans(jobs, num_gpus, now_s, until_full=True)
         plans.allocate_the_rest()
         return Shares(num_gpus_by_job=plans.now(), valid_until_s=plans.next_change_s())
 
@@ -63,6 +63,11 @@ class _Plan:
     def gpu_seconds(self, plan_T: Integers) -> float:
         return gpu_seconds(plan_T, self.seconds_T, self.levels_L, self.rates_L, self.job.remaining_iterations)
 
+    def first_change(self, *, downwards: bool) -> int:
+        """The first slot with a higher level than now, or with any other one; 0 if there is none."""
+        changes = self.plan_T != self.plan_T[0] if downwards else self.plan_T > self.plan_T[0]
+        return int(np.argmax(changes))
+
     def one_level_more(self) -> Integers | None:
         """Line 6 to 8 of Algorithm 2: one level more in the first slot, and later slots filled anew."""
         if self.plan_T[0] + 1 == len(self.levels_L):
@@ -75,9 +80,12 @@ class _Plan:
 
 
 class _Plans:
-    """The plans of all jobs, in the order of their deadlines."""
+    """The plans of all jobs, in the order of their deadlines.
 
-    def __init__(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> None:
+    until_full: leave out jobs for which no GPU is free now; without admission these are many.
+    """
+
+    def __init__(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float, *, until_full: bool = False) -> None:
         dated = sorted((job for job in jobs if job.due_s < math.inf), key=by_deadline)
         self._undated = sorted((job for job in jobs if job.due_s == math.inf), key=by_arrival)
         self._shares: dict[str, int] = {}  # of undated jobs
@@ -86,8 +94,12 @@ class _Plans:
         self._now_s, self._num_gpus = now_s, num_gpus
         self.unsatisfied = set[str]()
         self._plans: dict[str, _Plan] = {}
+        self._is_part = False
         free_T = np.full(len(self._edges_s) - 1, num_gpus)
         for job in dated:
+            if until_full and not free_T[0]:
+                self._is_part = True
+                break
             self._plans[job.job_id] = plan = self._plan(job, free_T)
             free_T = free_T.copy()
             free_T[: len(plan.plan_T)] -= plan.levels_L[plan.plan_T]
@@ -112,13 +124,15 @@ class _Plans:
         return {job_id: share for job_id, share in (planned | self._shares).items() if share}
 
     def next_change_s(self) -> float:
-        """When a plan gives a job more GPUs than it has now."""
-        more = (np.flatnonzero(plan.plan_T > plan.plan_T[0]) for plan in self._plans.values())
-        return min((self._now_s + float(self._edges_s[slots[0]]) for slots in more if len(slots)), default=math.inf)
+        """When a plan gives a job more GPUs than now, or leaves some to the jobs that have no plan."""
+        firsts = (plan.first_change(downwards=self._is_part) for plan in self._plans.values())
+        return min((self._now_s + float(self._edges_s[slot]) for slot in firsts if slot), default=math.inf)
 
     def allocate_the_rest(self) -> None:
         """Algorithm 2. The queue's head has the greatest GPU time saved for each added GPU; ties: by deadline."""
         num_free = self._num_gpus - sum(self.now().values())
+        if not num_free:
+            return
         order = [*self._plans, *(job.job_id for job in self._undated)]
         undated = {job.job_id: job for job in self._undated}
         queue = [step for at, job_id in enumerate(order) if (step := self._step(at, job_id, undated)) is not None]
