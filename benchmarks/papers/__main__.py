@@ -58,6 +58,7 @@ def main(
         store = Store(out, inputs.digest(), resume=resume)
         runs = all_runs(claim for figure in figures for claim in figure.claims)
         to_do = [run for run in runs if inputs.has(run.jobs) and store.numbers(run) is None]
+        to_do.sort(key=lambda run: inputs.num_jobs(run.jobs))
         interrupted = not _run_all(to_do, inputs, store, workers)
     shown = sections(figures, inputs, store.numbers, reasons)
     about = {

@@ -50,6 +50,10 @@ class Inputs:
             workload = mixed(workload, jobs.best_effort_share, jobs.seed)
         return workload
 
+    def num_jobs(self, jobs: Jobs) -> int:
+        """Small workloads are run first, so that an interrupted report has many rows."""
+        return len(self.workload(replace(jobs, best_effort_share=None)).jobs) if jobs.trace else jobs.num_jobs
+
     def digest(self) -> str:
         """Of all files and settings that results depend on."""
         files = sorted((self.throughputs or bundled_throughputs()).glob("*.csv"))
