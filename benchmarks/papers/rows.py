@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
-from benchmarks.papers.claims import Claim, Figure, Setup
+from benchmarks.papers.claims import Claim, Figure, Form, Setup
 from benchmarks.papers.execution import Inputs, curve_number
 from benchmarks.papers.measurements import NumbersOf, measured, missing, with_order
 from benchmarks.papers.runs import Run, as_described, for_bound, for_ours
-from benchmarks.papers.verdicts import Measurement, Verdict, verdict
+from benchmarks.papers.verdicts import Measurement, Verdict, order_beside, verdict
 
+OTHERS = "runs of the other claims of the figure, which --resume goes on with"
 OWN_TABLES = "the project's own throughput tables stand in for the published ones"
 
 
@@ -63,21 +64,28 @@ def sections(
             for other in as_described(claim)
             if other.contestant is not None and (value := measured(other, numbers_of)) is not None
         }
+        judged = verdict(claim, found)
+        is_open = judged is Verdict.DIFFERS and found is not None and _lacks_order(figure, claim, found)
         return Row(
             claim=claim,
             measurement=found,
-            verdict=verdict(claim, found),
+            verdict=Verdict.NOT_RUN if is_open else judged,
             ours=ours,
             verdict_on_ours=None if ours is None else verdict(claim, ours),
             bound=None if limit is None else measured(limit, numbers_of),
             described=described,
             reason=reasons.get(claim.claim_id, reasons.get(claim.figure, "")),
-            missing=missing(claim, numbers_of, has) if found is None else (),
+            missing=missing(claim, numbers_of, has) if found is None else (OTHERS,) * is_open,
         )
 
     return tuple(
         Section(figure=figure, rows=tuple(row(figure, claim) for claim in figure.claims)) for figure in figures
     )
+
+
+def _lacks_order(figure: Figure, claim: Claim, found: Measurement) -> bool:
+    """Whether it could still hold when the claims have run whose order with this one counts."""
+    return claim.form is Form.VALUE and len(found.beside) < len(order_beside(figure.claims, claim))
 
 
 def _measured(claim: Claim, inputs: Inputs, numbers_of: NumbersOf) -> Measurement | None:
