@@ -96,6 +96,11 @@ def test_a_job_leaves_a_node_before_its_end_and_keeps_its_promise() -> None:
     planned(history).started("a")
     assert nodes_of_job(history.state, "a") == {"node-0", "node-1"}
     assert ALLOCATOR.wake_at_s(history.state) == NOW_S + 170.0
+    history.then(
+        events.JobProgressed(
+            job_id="a", generation=1, iteration=660, checkpoint_iteration=0, iterations_per_s=4.0, at_s=NOW_S + 169.0
+        )
+    )
     decided = history.decided(ALLOCATOR, now_s=NOW_S + 170.0)
     assert isinstance(decided[0], events.NodeDrainStarted)
     history.decided(PLACEMENT, now_s=NOW_S + 170.0)
