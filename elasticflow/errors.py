@@ -57,6 +57,14 @@ class UnknownJob(PermanentFailure):
 
 
 @dataclass(eq=False)
+class UnknownNode(PermanentFailure):
+    node_id: str
+    pool: str
+
+    MESSAGE: ClassVar[str] = "no node {node_id!r} is in pool {pool} now; `eflow nodes` lists them"
+
+
+@dataclass(eq=False)
 class UnknownQuote(PermanentFailure):
     job_id: str
 

@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from elasticflow import __version__
 from elasticflow.cli import (
     doctor,
+    drain,
     events,
     fetch,
     gpu_limits,
@@ -49,6 +50,7 @@ from elasticflow.errors import (
     TaskError,
     UnknownJob,
     UnknownLoad,
+    UnknownNode,
     UnknownQuote,
 )
 from elasticflow.sdk.job import InvalidJob
@@ -64,7 +66,7 @@ CANNOT = 2  # wrong usage, or no connection
 INTERRUPTED = 130  # as shells report Ctrl-C
 
 _NEGATIVE_ERRORS = (
-    *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad),
+    *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad, UnknownNode),
     *(ArtifactGone, NothingStored, NoModel, NotConvertible),
     *(LoadInUse, LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
 )
@@ -152,6 +154,7 @@ _add(
     up.up,
     pool.down,
     node.node,
+    drain.drain,
     watch.watch,
     ui.ui,
     jobs_and_nodes.nodes,

@@ -38,6 +38,10 @@ def jobs_and_loads(context: typer.Context, incomplete: str) -> list[Word]:
     )
 
 
+def nodes(context: typer.Context, incomplete: str) -> list[Word]:
+    return _matching(context, incomplete, _nodes)
+
+
 def _matching(context: typer.Context, incomplete: str, words_of: Callable[[PoolState], Iterable[Word]]) -> list[Word]:
     state = _state(context.params)
     return [] if state is None else [word for word in words_of(state) if word[0].startswith(incomplete)]
@@ -75,3 +79,7 @@ def _ended_jobs(state: PoolState) -> list[Word]:
 
 def _loads(state: PoolState, *, live: bool) -> list[Word]:
     return [(name, load.phase.value) for name, load in sorted(state.loads.items()) if load.live or not live]
+
+
+def _nodes(state: PoolState) -> list[Word]:
+    return [(name, node.gpu_type or node.device) for name, node in sorted(state.nodes.items()) if node.alive]

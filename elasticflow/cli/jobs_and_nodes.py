@@ -12,7 +12,7 @@ from elasticflow.cli.terminal_output import Column, bar, print_json, say, say_li
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import limits_in_words, types_in_words
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
-from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.state.node_speeds import slower_node_in_words
 
@@ -163,12 +163,13 @@ def nodes(
 
 
 def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
-    """With columns of GPU types, of GPU memory and of padding loads, where any node has a value."""
+    """With columns of GPU types, GPU memory, padding loads and announced ends, where any node has a value."""
     has_value = {
         _TYPE: any(view.gpu_type for view in views),
         _MEMORY: any(view.gpu_memory_bytes for view in views),
         _ISOLATION: any(view.isolation in ("limits", "namespaces") for view in views),
         _PADDING: any(view.num_padding_gpus for view in views),
+        _UNTIL: any(view.alive and view.until_s is not None for view in views),
     }
     return table_of((column for column in _NODE_COLUMNS if has_value.get(column, True)), views, now_s)
 
@@ -183,7 +184,9 @@ def slower_lines(views: tuple[NodeView, ...]) -> list[str]:
 
 
 def alive_word(view: NodeView, now_s: float) -> Text:
-    """Alive; with slow GPUs, which ones and for how long they still count as slow."""
+    """Alive, or draining; with slow GPUs, which ones and for how long they still count as slow."""
+    if view.draining:
+        return Text("draining", style="yellow")
     slow = {index: until_s for index, until_s in sorted(view.slow_until_s.items()) if until_s > now_s}
     if not slow:
         return Text("alive", style="green")
@@ -209,6 +212,10 @@ _MEMORY: Column[NodeView] = Column(
 )
 _ISOLATION: Column[NodeView] = Column(name="ISOLATION", cell=lambda view, _: view.isolation or "-", in_narrow=False)
 _PADDING: Column[NodeView] = Column(name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True)
+_UNTIL: Column[NodeView] = Column(
+    name="UNTIL",
+    cell=lambda view, now_s: "-" if view.until_s is None or not view.alive else moment_in_words(view.until_s, now_s),
+)
 _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column(name="NODE", cell=lambda view, _: view.node_id),
     Column(name="STATE", cell=lambda view, now_s: alive_word(view, now_s) if view.alive else lost_word(view, now_s)),
@@ -222,6 +229,7 @@ _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
         right=True,
     ),
     _PADDING,
+    _UNTIL,
     Column(name="GPUS", cell=lambda view, _: gpu_cells(view)),
     Column(name="JOBS", cell=lambda view, _: " ".join(sorted(set(view.jobs) - {""})) or "-"),
 )

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import Pool
+from elasticflow.cli.option_values import end_of
 from elasticflow.cli.up import Device
 from elasticflow.shared.extras import require_extra
+from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.run_module import module_command
 
 
@@ -36,18 +38,30 @@ def node(
     rack: Annotated[
         str, typer.Option("--rack", envvar="EF_RACK", metavar="PATH", help="Place in the network: hall-1/rack-7.")
     ] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            "--until",
+            envvar="EF_NODE_UNTIL",
+            metavar="TIME",
+            help="Its end: 12h, or 2026-05-01T18:00. Default: that of the allocation of Slurm, if this is in one.",
+        ),
+    ] = "",
     pool: Pool = "",
 ) -> None:
     """Join a pool with the GPUs of this machine, until Ctrl-C or SIGTERM.
 
     The node then leaves in order: its workers stop at a step boundary, and
-    other nodes take their jobs over. It needs the extra `train`.
+    other nodes take their jobs over. With --until no promise rests on the node
+    beyond its end, and its jobs have moved by then. It needs the extra `train`.
 
     Examples:
 
       eflow node --nats-url nats://TOKEN@head:4222 --data-dir /shared/elasticflow
 
       CUDA_VISIBLE_DEVICES=0,1 eflow node --node-id a-01 --nats-url ... --data-dir ...
+
+      eflow node --until 12h --nats-url ... --data-dir ...
 
       eflow node --device cpu --slots 4 --nats-url ... --data-dir ...
     """
@@ -60,6 +74,7 @@ def node(
         "EF_SLOTS": str(slots or ""),
         "EF_GPU_TYPE": gpu_type,
         "EF_RACK": rack,
+        "EF_NODE_UNTIL": f"{end_of(until, '--until', SystemClock().now_s()):.3f}" if until else "",
         "EF_POOL": pool,
     }
     _become_executor({**os.environ, **{name: value for name, value in chosen.items() if value}})

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from elasticflow.sdk.times import Deadline, parse_deadline, seconds_of
+from elasticflow.sdk.times import Deadline, parse_deadline, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_spec import Scalar
 
 _SECRET: Any = {"param_hint": "--secret"}
@@ -22,6 +22,14 @@ def deadline_of(text: str, option: str = "--deadline") -> Deadline:
         return parse_deadline(text) if text else Deadline()
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def end_of(text: str, option: str, now_s: float) -> float:
+    """Seconds since 1970 of a duration from now, of a time, or of such a number itself, as Slurm has it."""
+    if text.isascii() and text.isdigit():
+        return float(text)
+    end = deadline_of(text, option)
+    return now_s + end.within if end.within is not None else timestamp_of(end.deadline or 0.0)
 
 
 def duration_of(text: str, option: str) -> float | None:

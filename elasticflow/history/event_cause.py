@@ -1,6 +1,7 @@
 """Each event as the cause of a later change of GPUs. Pure."""
 
-from elasticflow.history.formatting import gpus_counted, limits_in_words
+from elasticflow.history.formatting import end_in_words, gpus_counted, limits_in_words
+from elasticflow.sdk.times import moment_in_words
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event
 
@@ -50,9 +51,14 @@ def cause_in_words(event: Event, job_id: str) -> str:
         case events.ProfilingFailed():
             return f"{whose(event.job_id)} profiling run failed"
         case events.NodeJoined():
-            return f"{event.node_id} joined with {gpus_counted(event.num_gpus, event.gpu_type)}"
+            until = "" if event.until_s is None else f" until {moment_in_words(event.until_s, event.at_s)}"
+            return f"{event.node_id} joined with {gpus_counted(event.num_gpus, event.gpu_type)}{until}"
         case events.NodeLost():
             return f"{event.node_id} was lost"
+        case events.NodeEndAnnounced():
+            return end_in_words(event)
+        case events.NodeDrainStarted():
+            return f"{event.node_id} is drained before its end"
         case events.PoolConfigured():
             return "the pool was configured"
         case _:

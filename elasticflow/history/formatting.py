@@ -73,6 +73,13 @@ def artifacts_in_words(event: events.ArtifactsStored) -> str:
     return f"{f'{kept}; ' if kept else ''}{event.num_unstored} not stored, on node {event.node_id}: {named}"
 
 
+def end_in_words(event: events.NodeEndAnnounced) -> str:
+    """As "node-7 ends at 15:04:14 (in 2m 00s)"."""
+    if event.until_s is None:
+        return f"{event.node_id} stays: no end is known"
+    return f"{event.node_id} ends at {moment_in_words(event.until_s, event.at_s)}"
+
+
 def bytes_in_words(count: int) -> str:
     """As "1.2 MB"."""
     size = float(count)

@@ -5,7 +5,13 @@ from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 
-_ON_THE_POOL = (events.NodeJoined, events.NodeLost, events.PoolConfigured)
+_ON_THE_POOL = (
+    events.NodeJoined,
+    events.NodeLost,
+    events.NodeEndAnnounced,
+    events.NodeDrainStarted,
+    events.PoolConfigured,
+)
 
 
 def names_concerned(event: Event, before: PoolState, after: PoolState) -> tuple[str, ...]:

@@ -78,6 +78,8 @@ class NodeView:
     slower_than_type: float = 0.0
     rack: str = ""  # "": its executor named none
     num_sockets: int = 1
+    until_s: float | None = None  # its announced end
+    draining: bool = False  # its jobs move, because its end is near
 
     @property
     def num_free_gpus(self) -> int:
@@ -190,6 +192,8 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             slower_than_type=slower.get(node.node_id, 0.0),
             rack=node.rack,
             num_sockets=node.sockets,
+            until_s=node.until_s,
+            draining=node.draining,
         )
         for _, node in sorted(state.nodes.items())
     )

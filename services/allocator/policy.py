@@ -14,15 +14,17 @@ from elasticflow.services.allocator.mixed_allocations import MixedJobs, mixed_jo
 from elasticflow.services.allocator.profiling import profiling_runs, types_to_measure
 from elasticflow.services.allocator.scaling_probes import ScalingProbe, next_probe, probe_in_progress
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.events import AllocationDecided, PlanEvent, ProfileCompleted
+from elasticflow.shared.messages.events import AllocationDecided, NodeDrainStarted, PlanEvent, ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.nodes import node_drain_started
 from elasticflow.shared.state.fold.profiles import profile_completed
 from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
 from elasticflow.shared.state.gpu_types import parts
+from elasticflow.shared.state.node_ends import next_drain_s, nodes_to_drain
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -32,11 +34,21 @@ _DecidedOnType = tuple[tuple[ProfileCompleted, ...], AllocationDecided]
 def decide(
     state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
 ) -> tuple[PlanEvent, ...]:
-    """A new allocation if an event can change it, or if the planned shares change now."""
+    """A new allocation if an event can change it, if the planned shares change now, or if nodes leave soon: these are
+    drained first, and the allocation does without them."""
+    leaving = nodes_to_drain(state, now_s)
     due = state.allocation_valid_until_s is not None and now_s >= state.allocation_valid_until_s
-    if not due and state.scheduling_event_sequence <= state.allocation_based_on:
+    if not leaving and not due and state.scheduling_event_sequence <= state.allocation_based_on:
         return ()
     cache = PlanningCache() if cache is None else cache
+    drains = tuple(NodeDrainStarted(node_id=node.node_id, incarnation=node.incarnation, at_s=now_s) for node in leaving)
+    for drain in drains:
+        state = node_drain_started(state, drain)
+    return (*drains, *_allocated(state, now_s, cache))
+
+
+def _allocated(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[PlanEvent, ...]:
+    """Profiles that are complete, and the allocation of all GPUs."""
     if len(state.gpu_types) <= 1:
         completed, decided = _decided_on_type(state, now_s, cache)
         return (*completed, decided)
@@ -147,8 +159,9 @@ def _num_idle(state: PoolState, decided: AllocationDecided) -> int:
 
 
 def wake_at_s(state: PoolState) -> float | None:
-    """When the planned shares change next."""
-    return state.allocation_valid_until_s
+    """When the planned shares change next, or a node is to be drained."""
+    due_s = (state.allocation_valid_until_s, next_drain_s(state))
+    return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 
 def _soft_deadlines(state: PoolState, pool: PlannedPool) -> dict[int, float]:
@@ -179,7 +192,7 @@ def _shortest_first(state: PoolState, pool: PlannedPool) -> tuple[list[int], lis
 
 
 def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:
-    """The allocation without its new schedules; None if it has none.
+    """The allocation without its new schedules, after the same drains; None if it has none.
 
     Then the recorded schedules remain, all of one plan, and the next plan keeps the feasible ones
     (`AdmissionPlan.build`).

@@ -11,6 +11,7 @@ from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     Action,
+    BeginShutDown,
     LocalEvent,
     ShutDown,
     ShutDownRequested,
@@ -50,6 +51,8 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     """Run this node's workers until cancelled; then stop them and leave the pool."""
     data_dir = process.settings.data_dir
     process.log.info("node specification", **{name: getattr(settings, name) for name in settings.__slots__})
+    if settings.until_s is not None and settings.until_s <= process.clock.now_s():
+        raise BadSettings((f"EF_NODE_UNTIL={settings.until_s:.0f}: this node has ended already; name a later time",))
     secret_keys = SecretKeys.read(settings.secrets_key)
     isolation = await asyncio.to_thread(prepare_isolation, process.settings, settings)
     for missing in isolation.missing:
@@ -208,6 +211,8 @@ class Executor:
             self._load_runners.use(action)
         elif isinstance(action, StoreArtifacts):
             self._artifact_uploads.act(action)
+        elif isinstance(action, BeginShutDown):
+            self._process.log.info("NodeEnds", until_s=self._host.state.until_s if self._host is not None else None)
         else:
             if isinstance(action, StartWorker):
                 self._log_publisher.follow(action)
@@ -254,6 +259,7 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path, isolation: W
         advertise_host=settings.advertise_host,
         sockets=settings.sockets,
         rack=settings.rack,
+        until_s=settings.until_s,
         gpu_type=settings.gpu_type,
         gpu_memory_bytes=settings.gpu_memory_bytes,
         cpu_share=settings.cpu_share,

@@ -67,6 +67,12 @@ def _two_executors(node_id: str, gpus: Sequence[LocalGpu]) -> str:
     )
 
 
+def _until_s(given: Mapping[str, str], read: Reader) -> float | None:
+    """When the node ends; inside an allocation of Slurm, when that ends."""
+    name = "EF_NODE_UNTIL" if given.get("EF_NODE_UNTIL") else "SLURM_JOB_END_TIME"
+    return read.number(name, 0.0, low=1.0, high=1e11) if given.get(name) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
     """Each setting is read from the variable named beside it. The defaults fit a machine with or without GPUs."""
@@ -81,6 +87,8 @@ class ExecutorSettings:
     gpu_memory_bytes: int
     sockets: int  # EF_SOCKETS: CPU sockets, over which the GPUs are spread in order and evenly
     rack: str  # EF_RACK: nodes of one rack are closer to each other; may be a path: hall-1/row-2/rack-3; "": unknown
+    # EF_NODE_UNTIL: when this node ends, in seconds since 1970; default: SLURM_JOB_END_TIME; None: no end is known
+    until_s: float | None
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
     # EF_DATA_INTERFACE: network interface of tensors between workers; "": that of EF_ADVERTISE_HOST
     data_interface: str
@@ -159,6 +167,7 @@ class ExecutorSettings:
             gpu_memory_bytes=read.integer("EF_GPU_MEMORY_BYTES", memory, low=0, high=2**53),
             sockets=read.integer("EF_SOCKETS", 1 if num_gpus % sockets else sockets, low=1, high=64),
             rack=read.token("EF_RACK", "", RACK_PATTERN),
+            until_s=_until_s(given, read),
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
             data_interface=data_interface,
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),

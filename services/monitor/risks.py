@@ -95,12 +95,15 @@ def _unrunnable(pool: PoolState, planned: PlannedPool, now_s: float) -> list[Job
 
 
 def lost_a_node(pool: PoolState, now_s: float) -> bool:
-    """Whether a node was lost in the last seconds, or came back where it may have another GPU type than before:
-    promises may be at risk although no job reports progress."""
+    """Whether a node was lost in the last seconds, came back where it may have another GPU type than before, or its end
+    was announced or moved: promises may be at risk although no job reports progress."""
     may_change_type = len(pool.gpu_types) > 1
     return any(
-        now_s - node.since_s < CHECK_AFTER_LOSS_S
-        and (not node.alive or (may_change_type and bool(node.earlier_incarnations)))
+        (
+            now_s - node.since_s < CHECK_AFTER_LOSS_S
+            and (not node.alive or (may_change_type and bool(node.earlier_incarnations)))
+        )
+        or (node.end_announced_s is not None and now_s - node.end_announced_s < CHECK_AFTER_LOSS_S)
         for node in pool.nodes.values()
     )
 

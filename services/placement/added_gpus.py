@@ -75,7 +75,7 @@ def _allocated(state: PoolState, job: Job) -> tuple[GpuId, ...]:
 def _free_by_type(state: PoolState, taken: Set[GpuId]) -> defaultdict[str, set[GpuId]]:
     free = defaultdict[str, set[GpuId]](set)
     for node in state.nodes.values():
-        gpus = (GpuId(node.node_id, index) for index in range(node.num_gpus if node.alive else 0))
+        gpus = (GpuId(node.node_id, index) for index in range(node.num_gpus if node.takes_jobs else 0))
         for gpu in gpus:
             if gpu not in taken:
                 free[recorded_type(state, gpu)].add(gpu)

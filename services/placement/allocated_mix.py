@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.fold.jobs import alive
+from elasticflow.shared.state.fold.jobs import takes_jobs
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -25,5 +25,5 @@ def allocated_of_others(state: PoolState, job: Job) -> dict[str, tuple[int, ...]
 
 
 def held_of_others(state: PoolState, job: Job) -> tuple[GpuId, ...]:
-    """Its GPUs of other types on live nodes, in rank order."""
-    return tuple(gpu for gpu in job.added_gpus if alive(state, gpu.node_id))
+    """Its GPUs of other types on nodes that take jobs, in rank order."""
+    return tuple(gpu for gpu in job.added_gpus if takes_jobs(state, gpu.node_id))

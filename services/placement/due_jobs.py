@@ -14,7 +14,7 @@ from elasticflow.services.placement.allocated_mix import (
 )
 from elasticflow.services.placement.shrink_to_survivors import counted_gpus, waits_to_shrink
 from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type
-from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.placed_mix import placed_mix, recorded_type
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -62,7 +62,9 @@ def _is_due(state: PoolState, job: Job, num_gpus: int) -> bool:
     if _waits_for_other_type(state, job):
         return False
     is_outdated = (job.broken or job.has_outdated_spec) and bool(job.gpus)
-    return len(job.own_gpus) != num_gpus or is_outdated or placed_mix(state, job) != allocated_mix(state, job)
+    if is_outdated or (state.draining and not state.draining.isdisjoint(nodes_of(job.gpus))):
+        return True
+    return len(job.own_gpus) != num_gpus or placed_mix(state, job) != allocated_mix(state, job)
 
 
 def _waits_for_other_type(state: PoolState, job: Job) -> bool:

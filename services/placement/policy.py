@@ -5,7 +5,7 @@ is never moved; a job without a promise is moved only where its migration benefi
 Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py, topology.py).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache as remember
 from functools import partial
@@ -38,6 +38,7 @@ from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topo
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.node_ends import ending_nodes
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at, spec_of
 
@@ -138,9 +139,16 @@ def _placed_on_type(
         movable={job.job_id for job in unplanned if _may_move(job)} if not slow else set(),
         migration_benefit=lambda job_id: _migration_benefit(state, state.live_jobs[job_id], curves_of, now_s),
     )
-    placement = place(topology, current, wanted, migration_rules, avoided=slow, last=last)
+    avoided = {*slow, *_gpus_that_leave(state, cache)}
+    placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
     own = {job_id: gpus for job_id, gpus in placement.gpus_by_job.items() if job_id not in joined}
     return Placement(gpus_by_job=own, migrated=placement.migrated)
+
+
+def _gpus_that_leave(state: PoolState, cache: PlanningCache) -> Iterator[GpuId]:
+    """GPUs of nodes with an announced end: whoever starts elsewhere need not move for it."""
+    for node in cache.last(ending_nodes, state.nodes):
+        yield from (GpuId(node.node_id, index) for index in range(node.num_gpus))
 
 
 def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
@@ -212,7 +220,7 @@ def _topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
                 rack=rack_by_node.get(node.node_id, node.rack),
             )
             for node in nodes.values()
-            if node.alive
+            if node.takes_jobs
         )
     )
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from elasticflow.services.placement.new_generation import new_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.fold.jobs import alive
+from elasticflow.shared.state.fold.jobs import takes_jobs
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -47,7 +47,7 @@ def waits_to_shrink(job: Job) -> bool:
 
 
 def counted_gpus(state: PoolState, job: Job) -> tuple[GpuId, ...]:
-    """The GPUs that count as the job's share and are on live nodes."""
-    if not job.reserved_gpus and not job.broken:
+    """The GPUs that count as the job's share and are on nodes that take jobs."""
+    if not job.reserved_gpus and not job.broken and not state.draining:
         return job.own_gpus
-    return tuple(gpu for gpu in job.reserved_gpus or job.own_gpus if alive(state, gpu.node_id))
+    return tuple(gpu for gpu in job.reserved_gpus or job.own_gpus if takes_jobs(state, gpu.node_id))

@@ -50,7 +50,9 @@ def _may_change(job: Job, now_s: float) -> bool:
 
 
 def _free(state: PoolState, held: Iterable[Job]) -> set[GpuId]:
-    gpus = {GpuId(node.node_id, index) for node in state.nodes.values() if node.alive for index in range(node.num_gpus)}
+    gpus = {
+        GpuId(node.node_id, index) for node in state.nodes.values() if node.takes_jobs for index in range(node.num_gpus)
+    }
     for job in held:
         gpus.difference_update(
             job.gpus,

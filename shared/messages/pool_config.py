@@ -71,6 +71,7 @@ class PoolConfig:
     # standard deviation of ln(measured / curve) before the first measurement
     speed_spread: Annotated[float, Strict(), Gt(0), Le(1)] = 0.1
     deadline_slack_s: DurationS = 1.0  # plans finish promised jobs so long before their deadline
+    leave_s: DurationS = 30.0  # a node is drained so long before its announced end
     # a node is lost after so long without a heartbeat; see `timeouts`
     heartbeat_timeout_s: PositiveDurationS = 6.0
     stall_timeout_s: PositiveDurationS = 120.0  # a job has failed after so long without an iteration

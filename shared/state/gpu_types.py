@@ -75,12 +75,12 @@ def _has_memory(state: PoolState, spec: JobSpec, recorded: str) -> bool:
     return not spec.gpu_memory_bytes or all(
         spec.gpu_memory_bytes <= node.gpu_memory_bytes
         for node in state.nodes.values()
-        if node.alive and node.gpu_memory_bytes and as_recorded(state, node.gpu_type) == recorded
+        if node.takes_jobs and node.gpu_memory_bytes and as_recorded(state, node.gpu_type) == recorded
     )
 
 
 def num_gpus_by_recorded_type(state: PoolState) -> Counter[str]:
-    """GPUs of the nodes that are alive."""
+    """GPUs of the nodes that take jobs."""
     num_gpus = Counter[str]()
     for gpu_type, count in num_gpus_by_type(state).items():
         num_gpus[as_recorded(state, gpu_type)] += count
@@ -180,6 +180,7 @@ def part_after(state: PoolState, part: PoolState, gpu_type: str, job_ids: Iterab
         state,
         nodes=part.nodes,
         num_gpus=part.num_gpus,
+        draining=part.draining,
         config=part.config,
         live_jobs=live_jobs.finish(),
         quote_reservations=quotes.finish(),

@@ -59,8 +59,16 @@ class NodeState:
     gpu_type: str = ""  # of all its GPUs; "": its executor named none
     gpu_memory_bytes: int = 0  # of each GPU; 0: unknown
     isolation: str = ""  # of its workers, as in `NodeJoined`
+    until_s: float | None = None  # its announced end
+    end_announced_s: float | None = None  # when the operator last announced or moved it
+    draining: bool = False  # it leaves: its GPUs no longer count, and its jobs move
     slow_gpus: tuple[SlowGpu, ...] = ()  # some may have expired
     earlier_incarnations: tuple[str, ...] = ()  # newest first; their repeated joins are ignored
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether its GPUs count: it is alive and not about to leave."""
+        return self.alive and not self.draining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +123,8 @@ class PoolState:
     config: PoolConfig = field(default_factory=PoolConfig)
     configured: bool = False
     nodes: Map[str, NodeState] = _NO_NODES
-    num_gpus: int = field(init=False)  # of all nodes that are alive; see `with_nodes`
+    num_gpus: int = field(init=False)  # of all nodes that take jobs; see `with_nodes`
+    draining: frozenset[str] = field(init=False)  # nodes that are there and about to leave; see `with_nodes`
     speeds_on_nodes: Map[str, tuple[SpeedOnNode, ...]] = _NO_SPEEDS_ON_NODES  # the newest: see node_speeds.py
     gpu_types: tuple[str, ...] = ()  # named by nodes so far; the first is that of jobs and nodes that name none
     live_jobs: Map[str, Job] = _NO_JOBS
@@ -149,6 +158,7 @@ class PoolState:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_gpus", num_gpus_of(self.nodes))
+        object.__setattr__(self, "draining", draining_of(self.nodes))
 
     def job(self, job_id: str) -> Job | None:
         """A job by id, live or ended."""
@@ -180,15 +190,20 @@ def profiling_jobs(live_jobs: Map[str, Job]) -> tuple[Job, ...]:
 
 
 def num_gpus_of(nodes: Map[str, NodeState]) -> int:
-    """GPUs of the nodes that are alive."""
-    return sum(node.num_gpus for node in nodes.values() if node.alive)
+    """GPUs of the nodes that take jobs."""
+    return sum(node.num_gpus for node in nodes.values() if node.takes_jobs)
+
+
+def draining_of(nodes: Map[str, NodeState]) -> frozenset[str]:
+    """The nodes that are there and about to leave."""
+    return frozenset(node.node_id for node in nodes.values() if node.draining and node.alive)
 
 
 def num_gpus_by_type(state: PoolState) -> dict[str, int]:
-    """GPUs of the nodes that are alive, by GPU type, in the order of the types' names."""
+    """GPUs of the nodes that take jobs, by GPU type, in the order of the types' names."""
     counted = Counter[str]()
     for node in state.nodes.values():
-        if node.alive:
+        if node.takes_jobs:
             counted[node.gpu_type] += node.num_gpus
     return dict(sorted(counted.items()))
 
@@ -200,7 +215,7 @@ def rack_of(state: PoolState, node_id: str) -> str:
 
 def with_nodes(state: PoolState, nodes: Map[str, NodeState]) -> PoolState:
     """The pool with other nodes. It counts their GPUs once, because every decision on a job reads the number."""
-    return fast_replace(state, nodes=nodes, num_gpus=num_gpus_of(nodes))
+    return fast_replace(state, nodes=nodes, num_gpus=num_gpus_of(nodes), draining=draining_of(nodes))
 
 
 def slow_gpu(state: PoolState, gpu: GpuId) -> SlowGpu | None:
@@ -216,7 +231,7 @@ def slow_gpus_at(state: PoolState, now_s: float) -> dict[GpuId, SlowGpu]:
         GpuId(node.node_id, slow.gpu_index): slow
         for node in state.nodes.values()
         for slow in node.slow_gpus
-        if node.alive and now_s - slow.since_s < state.config.slow_gpu_s
+        if node.takes_jobs and now_s - slow.since_s < state.config.slow_gpu_s
     }
 
 
@@ -226,7 +241,15 @@ def spec_of(job: Job) -> JobSpec:
     return job.spec
 
 
+def num_draining_gpus(state: PoolState) -> int:
+    """GPUs of the nodes that are there and about to leave."""
+    return sum(state.nodes[node_id].num_gpus for node_id in state.draining)
+
+
 def largest_level(state: PoolState, spec: JobSpec) -> int:
-    """The largest power of two of GPUs that this job can use here, limited by its batch and the pool."""
-    most = min(state.num_gpus, spec.global_batch_size)
+    """The largest power of two of GPUs that this job can use here, limited by its batch and the pool.
+
+    GPUs of nodes that are drained count, because jobs still make progress on them.
+    """
+    most = min(state.num_gpus + num_draining_gpus(state), spec.global_batch_size)
     return 1 << (most.bit_length() - 1) if most else 0

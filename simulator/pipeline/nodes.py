@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
+    BeginShutDown,
     KillWorker,
     LocalEvent,
     SendToWorker,
@@ -124,7 +125,7 @@ class VirtualNode:
                 self._environment.send(action.worker, action.message)
             case KillWorker():
                 self._environment.kill(action.worker)
-            case UsePaddingSlots() | StoreArtifacts():
+            case UsePaddingSlots() | StoreArtifacts() | BeginShutDown():
                 pass  # simulated nodes execute no tasks and have no files
             case ShutDown():
                 self._loop.after(0.0, lambda: self.crash(REBOOT_S))

@@ -114,6 +114,7 @@ def _node(state: PoolState, node: NodeView) -> dict[str, Any]:
         "num_gpus_placed": node.num_gpus - node.num_free_gpus,
         "num_padding_gpus": node.num_padding_gpus,
         "since_s": node.since_s,
+        "until_s": node.until_s,
     }
 
 

@@ -29,7 +29,14 @@ def pool_configured(config: PoolConfig, based_on: int, at_s: float) -> PlanDecid
     return PlanDecided(service=OPERATOR, based_on=based_on, now_s=at_s, events=(event,))
 
 
-def node_joined(node_id: str, num_gpus: int, known: NodeState | None, at_s: float, gpu_type: str = "") -> NodeJoined:
+def node_joined(
+    node_id: str,
+    num_gpus: int,
+    known: NodeState | None,
+    at_s: float,
+    gpu_type: str = "",
+    until_s: float | None = None,
+) -> NodeJoined:
     """known: its state before it was lost; a node that rejoins has a new incarnation."""
     incarnation = int(known.incarnation) + 1 if known is not None else 0
     return NodeJoined(
@@ -38,8 +45,14 @@ def node_joined(node_id: str, num_gpus: int, known: NodeState | None, at_s: floa
         num_gpus=num_gpus,
         device="cuda",
         gpu_type=gpu_type,
+        until_s=until_s,
         at_s=at_s,
     )
+
+
+def node_left(node: NodeState, at_s: float) -> NodeLost:
+    """At its announced end."""
+    return NodeLost(node_id=node.node_id, incarnation=node.incarnation, reason="left", at_s=at_s)
 
 
 def node_lost(node: NodeState, at_s: float) -> NodeLost:

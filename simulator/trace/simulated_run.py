@@ -13,6 +13,7 @@ from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures, SpeedNoise
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
+from elasticflow.simulator.trace.node_ends import NodeEnds
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.result_by_type import numbers_by_type
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
@@ -40,6 +41,7 @@ class SimulatedRun:
     overhead: str = "reference"
     reserve_nodes: int = 0
     failures: Failures | None = None
+    ends: NodeEnds | None = None
     confidence: float | None = None
     noise: SpeedNoise | None = None
     mix_efficiency: float | None = MEASURED_MIX_EFFICIENCY
@@ -75,6 +77,7 @@ class SimulatedRun:
             admission=chosen.admission,
             reserve_nodes=self.reserve_nodes,
             failures=self.failures,
+            ends=self.ends,
             confidence=self.confidence,
             noise=self.noise,
             costs=self.overheads.by_job(self.workload.jobs),

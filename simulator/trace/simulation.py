@@ -31,6 +31,7 @@ from elasticflow.simulator.trace.failures_and_speed_noise import (
     starved_after_s,
 )
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
+from elasticflow.simulator.trace.node_ends import EndsOfNodes, NodeEnds
 from elasticflow.simulator.trace.result import JobLog, Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, single_gpu_profiles, submission
 from elasticflow.simulator.workload.workload import TraceJob, Workload
@@ -58,6 +59,7 @@ class Simulation:
         admission: AdmissionPolicy = "selective",
         reserve_nodes: int = 0,
         failures: Failures | None = None,
+        ends: NodeEnds | None = None,
         confidence: float | None = None,
         noise: SpeedNoise | None = None,
         costs: Mapping[str, ResizeCost] = NO_COSTS,
@@ -66,6 +68,7 @@ class Simulation:
         idle_time_meter: IdleTimeMeter | None = None,
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
+        assert failures is None or ends is None, "nodes that fail have no ends here"
         self.workload, self.cluster = workload, cluster
         self._observers, self._idle_time_meter = observers, idle_time_meter
         self._jobs = {job.job_id: job for job in workload.jobs}
@@ -81,6 +84,8 @@ class Simulation:
         self._num_to_come = len(workload.jobs)
         self._starved_s = starved_after_s(failures) + max(resize_cost.seconds_C)
         self._log = JobLog(cluster.gpu_types[0])
+        self._ends = EndsOfNodes(cluster.node_ids, ends) if ends is not None else None
+        self._away_s = ends.away_s if ends is not None else None
         for node_id in cluster.node_ids:
             self._join(node_id)
         for profile in single_gpu_profiles(workload, cluster.gpu_types, mix_efficiency, self.now_s):
@@ -175,7 +180,19 @@ class Simulation:
 
     def _join(self, node_id: str) -> None:
         known, node = self.state.nodes.get(node_id), self.cluster.nodes[node_id]
-        self._fold(simulated_events.node_joined(node_id, node.num_gpus, known, self.now_s, node.gpu_type))
+        until_s = self._ends.until_s(node_id, self.now_s) if self._ends is not None else None
+        self._fold(simulated_events.node_joined(node_id, node.num_gpus, known, self.now_s, node.gpu_type, until_s))
+        if until_s is not None:
+            self._engine.at(until_s, lambda: self._leave(node_id))
+
+    def _leave(self, node_id: str) -> None:
+        """A node ends as announced: all of its jobs have moved."""
+        assert not self.cluster_state.jobs_on(node_id), f"{node_id} ends with jobs on it"
+        self.cluster_state.lose(node_id, self.now_s)
+        self._fold(simulated_events.node_left(self.state.nodes[node_id], self.now_s))
+        if self._away_s is not None:
+            self._engine.after(self._away_s, lambda: self._rejoin(node_id))
+        self._soon()
 
     def _lose(self, node_id: str) -> None:
         """A node is lost; its jobs lose their GPUs and keep their progress."""

@@ -15,6 +15,8 @@ import numpy as np
 from elasticflow.shared.messages import rejection
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
+    GpusFrom,
+    Held,
     Level,
     Promise,
     PromiseCertificate,
@@ -45,7 +47,7 @@ class Checker:
             self._promises[job.job_id] = promise
             if problem is not None:
                 problems.append(f"{job.job_id}: {problem}")
-        return problems + list(self._overdraft(certificate.now_s, certificate.num_gpus))
+        return problems + list(self._overdraft(certificate.now_s, certificate.num_gpus, certificate.later))
 
     def check_rejection(self, certificate: RejectionCertificate) -> list[str]:
         """Check that the infeasibility certificate proves its claim, and that the jobs it counts are promised."""
@@ -59,10 +61,11 @@ class Checker:
             counted.add(job.job_id)
         return problems
 
-    def _overdraft(self, now_s: float, num_gpus: int) -> Iterator[str]:
-        """The instant from `now_s` on at which most GPUs are missing, if any are."""
+    def _overdraft(self, now_s: float, num_gpus: int, later: Sequence[GpusFrom]) -> Iterator[str]:
+        """The instant from `now_s` on at which most GPUs are missing, if any are. GPUs that are gone count as held."""
         segments = [segment for promise in self._promises.values() for segment in promise.schedule]
         if segments:
+            segments += [Held(from_s, math.inf, gone) for from_s, gone in _gone(num_gpus, later)]
             start_s, end_s, gpus = np.array(segments).T  # numbers of GPUs are exact as floats
             instants_s = np.maximum(np.concatenate((start_s, end_s)), now_s)
             order = np.argsort(instants_s)
@@ -70,7 +73,23 @@ class Checker:
             settled = np.append(instants_s[1:] != instants_s[:-1], True)  # the last change of its instant
             most = int(np.argmax(np.where(settled, held, 0)))
             if held[most] > num_gpus:
-                yield f"{held[most]:.0f} GPUs are held at {instants_s[most]} s, of {num_gpus}"
+                at_s = float(instants_s[most])
+                gone = sum(gone for from_s, gone in _gone(num_gpus, later) if from_s <= at_s)
+                yield f"{held[most] - gone:.0f} GPUs are held at {at_s} s, of {num_gpus - gone}"
+
+
+def _gone(num_gpus: int, later: Sequence[GpusFrom]) -> Iterator[tuple[float, int]]:
+    """How many GPUs are gone from each instant on, beside those that are gone before."""
+    for from_s, left in later:
+        yield from_s, num_gpus - left
+        num_gpus = left
+
+
+def _earned(certificate: RejectionCertificate, start_s: float, end_s: float) -> float:
+    """GPU-seconds of all GPUs that are there within an interval."""
+    gone = _gone(certificate.num_gpus, certificate.later)
+    missing = sum(num_gpus * max(end_s - max(start_s, from_s), 0.0) for from_s, num_gpus in gone)
+    return certificate.num_gpus * (end_s - start_s) - missing
 
 
 def _amended(promised: CertifiedJob, job: CertifiedJob) -> str | None:
@@ -126,7 +145,7 @@ def _rejection_problems(certificate: RejectionCertificate) -> Iterator[str]:
         case rejection.OverloadedInterval(start_s=start_s, end_s=end_s, available_gpu_seconds=available) as claim:
             interval = rejection.PricedInterval(start_s=start_s, end_s=end_s, price=1.0)
             yield from _affordable(certificate, (interval,), claim.needed_gpu_seconds)
-            if not math.isclose(available, certificate.num_gpus * (end_s - start_s)):
+            if not math.isclose(available, _earned(certificate, start_s, end_s)):
                 yield f"there are not {available} GPU-seconds within [{start_s}, {end_s}) s"
         case rejection.InfeasibleProgram(prices=prices):
             yield from _affordable(certificate, prices)
@@ -150,7 +169,7 @@ def _affordable(certificate: RejectionCertificate, prices: _Prices, needed: floa
     if sorted(instants_s) != instants_s or any(not 0 <= priced.price < math.inf for priced in prices):
         yield "prices must be in order and not negative"
         return
-    income = certificate.num_gpus * sum(priced.price * (priced.end_s - priced.start_s) for priced in prices)
+    income = sum(priced.price * _earned(certificate, priced.start_s, priced.end_s) for priced in prices)
     payment = sum(_least_payment(job, prices, certificate) for job in (certificate.arriving_job, *certificate.promised))
     if not payment > income * (1 + _ROUNDING):
         yield f"the jobs can pay as little as {payment}, of {income} that all GPUs earn"

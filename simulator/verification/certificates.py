@@ -31,6 +31,13 @@ class Held(NamedTuple):
     num_gpus: int
 
 
+class GpusFrom(NamedTuple):
+    """From from_s on there are `num_gpus` GPUs, fewer than before: a node ends."""
+
+    from_s: float
+    num_gpus: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertifiedJob:
     """A job at the instant of a decision.
@@ -69,7 +76,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseCertificate:
-    """All promises can be kept together on `num_gpus` GPUs.
+    """All promises can be kept together on `num_gpus` GPUs, of which fewer and fewer are there later.
 
     promises: the new and changed ones since the last certificate; the others are unchanged.
     ended: jobs whose promise has ended.
@@ -79,6 +86,7 @@ class PromiseCertificate:
     num_gpus: int
     promises: tuple[Promise, ...]
     ended: tuple[str, ...] = ()
+    later: tuple[GpusFrom, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,7 @@ class RejectionCertificate:
     arriving_job: CertifiedJob
     promised: tuple[CertifiedJob, ...]
     infeasibility_certificate: InfeasibilityCertificate
+    later: tuple[GpusFrom, ...] = ()
 
 
 Certificate = PromiseCertificate | RejectionCertificate

@@ -9,6 +9,7 @@ it has a schedule that keeps it; until then its job may be late. While such jobs
 next loss voids all promises again, and a rejection that cannot be proved counts as unproven.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.state.pool import PoolState, spec_of
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
+    GpusFrom,
     Held,
     Promise,
     PromiseCertificate,
@@ -64,6 +66,7 @@ class TraceVerification:
         self._exposed = set[str]()  # jobs that another loss may make late: once void, or promised beside such jobs
         self._ended: list[str] = []  # since the last certificate
         self._lost_at_s: dict[str, float] = {}  # the last time, by node
+        self._announced_s: dict[str, float] = {}  # when its end was last announced or moved, by node
         self.certificates_checked = self.certificate_failures = self.unproven = 0
         self.failures: list[str] = []
 
@@ -82,7 +85,7 @@ class TraceVerification:
                     self._count(now_s, self._check_rejection(before, event, now_s))
                 case AllocationDecided():
                     promises = self._unsettled(before, event.planned, now_s)
-                    problems = self._check(before, promises, now_s, self._plannable_gpus(before))
+                    problems = self._check(promises, now_s, self._plannable_gpus(before))
                     known = {job_id: before.live_jobs[job_id].planned_share for job_id in self._void}
                     self._keep_again(before, {**known, **event.planned}, now_s)
                     self._count(now_s, [*problems, *self._held_otherwise(before, event.num_gpus_by_job)])
@@ -103,7 +106,8 @@ class TraceVerification:
         if self._certified.pop(job_id, None) is not None:
             self._ended.append(job_id)
         self._void.discard(job_id)
-        uses_reserve = isinstance(event, GpuTypeChanged) and _promisable_gpus(after) < after.num_gpus
+        now, kept = _gpus_until_ends(after, 0)[0], _gpus_until_ends(after, after.config.reserve_nodes)[0]
+        uses_reserve = isinstance(event, GpuTypeChanged) and kept.num_gpus < now.num_gpus
         if not event.minimum_satisfactory_share:
             return
         if not self._jobs.run(job_id):
@@ -117,18 +121,23 @@ class TraceVerification:
     def _check_new(self, state: PoolState, moved: Mapping[str, ShareSchedule], now_s: float) -> None:
         """Check a new promise, with the schedules that it moves."""
         promises = [self._promise(state, job_id, moved[job_id], now_s) for job_id in moved if job_id not in self._void]
-        self._count(now_s, self._check(state, promises, now_s, self._plannable_gpus(state)))
+        self._count(now_s, self._check(promises, now_s, self._plannable_gpus(state)))
 
     def _forget(self, state: PoolState, now_s: float) -> None:
-        """End the promises of ended jobs, and void all promises if more nodes are lost than were reserved for.
+        """End the promises of ended jobs, and void all promises if more nodes are lost than were reserved for, or if
+        the end of a node that was there is announced or moved.
 
         While the jobs of that moment live, the reserve may be in use.
         """
-        lost_at_s = {node.node_id: node.since_s for node in state.nodes.values() if not node.alive}
+        nodes = state.nodes.values()
+        lost_at_s = {node.node_id: node.since_s for node in nodes if not node.alive and not node.left}
         is_news = not lost_at_s.items() <= self._lost_at_s.items()
         self._lost_at_s |= lost_at_s
+        announced_s = {node.node_id: node.end_announced_s for node in nodes if node.end_announced_s is not None}
+        is_announced = not announced_s.items() <= self._announced_s.items()
+        self._announced_s |= announced_s
         num_down = sum(node_id in lost_at_s or now_s < at_s + OUTAGE_S for node_id, at_s in self._lost_at_s.items())
-        void = is_news and num_down > (0 if self._exposed else state.config.reserve_nodes)
+        void = is_announced or (is_news and num_down > (0 if self._exposed else state.config.reserve_nodes))
         ended = [job_id for job_id in self._certified if void or job_id not in state.live_jobs]
         for job_id in ended:
             del self._certified[job_id]
@@ -151,7 +160,7 @@ class TraceVerification:
         """Renew void promises whose schedule meets the deadline and fits beside the others without the reserve."""
         for job_id in sorted(self._void.intersection(planned)):
             promise = self._promise(state, job_id, planned[job_id], now_s)
-            if self._check(state, [promise], now_s, _promisable_gpus(state)):
+            if self._check([promise], now_s, _gpus_until_ends(state, state.config.reserve_nodes)):
                 del self._certified[job_id]
                 self._ended.append(job_id)
             else:
@@ -165,15 +174,18 @@ class TraceVerification:
         self._certified[job_id] = _Certified(state_of(job), schedule, *_held_at(schedule, now_s))
         return Promise(job=self._jobs.at(job_id, job, now_s), schedule=schedule)
 
-    def _check(self, state: PoolState, promises: Iterable[Promise], now_s: float, num_gpus: int) -> list[str]:
+    def _check(self, promises: Iterable[Promise], now_s: float, gpus: tuple[GpusFrom, ...]) -> list[str]:
         ended, self._ended = tuple(self._ended), []
+        (_, num_gpus), *later = gpus
         return self._checker.check_promises(
-            PromiseCertificate(now_s=now_s, num_gpus=num_gpus, promises=tuple(promises), ended=ended)
+            PromiseCertificate(
+                now_s=now_s, num_gpus=num_gpus, promises=tuple(promises), ended=ended, later=tuple(later)
+            )
         )
 
-    def _plannable_gpus(self, state: PoolState) -> int:
+    def _plannable_gpus(self, state: PoolState) -> tuple[GpusFrom, ...]:
         """Once the reserve is used for promises that would break (docs/adr/0013), all are planned on it."""
-        return state.num_gpus if self._exposed else _promisable_gpus(state)
+        return _gpus_until_ends(state, 0 if self._exposed else state.config.reserve_nodes)
 
     def _held_otherwise(self, state: PoolState, num_gpus_by_job: Mapping[str, int]) -> list[str]:
         """Where the allocation differs from the certified schedules."""
@@ -194,9 +206,11 @@ class TraceVerification:
             return [f"{event.job_id}: it is rejected without an infeasibility certificate"]
         counts_others = isinstance(event.infeasibility_certificate, OverloadedInterval | InfeasibleProgram)
         beside = self._certified if counts_others else ()
+        (_, num_gpus), *later = self._plannable_gpus(state)
         rejection = RejectionCertificate(
             now_s=now_s,
-            num_gpus=self._plannable_gpus(state),
+            num_gpus=num_gpus,
+            later=tuple(later),
             arriving_job=self._jobs.at(event.job_id, None, now_s),
             promised=tuple(self._jobs.at(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
             infeasibility_certificate=event.infeasibility_certificate,
@@ -222,9 +236,20 @@ def _held_at(schedule: tuple[Held, ...], now_s: float) -> tuple[int, float]:
     return 0, _NEVER_S
 
 
-def _promisable_gpus(state: PoolState) -> int:
-    """GPUs left when the largest nodes are down, as many as the pool reserves for."""
-    sizes = sorted(node.num_gpus for node in state.nodes.values() if node.alive)
-    nodes_down = len(state.nodes) - len(sizes)
-    reserved = max(state.config.reserve_nodes - nodes_down, 0)
-    return sum(sizes[: len(sizes) - reserved])
+def _gpus_until_ends(state: PoolState, reserve_nodes: int) -> tuple[GpusFrom, ...]:
+    """GPUs left when the largest nodes are down, as many as the pool reserves for, while each node has not ended.
+
+    A node ends `leave_s` before the end that it has announced: then its jobs have to move.
+    """
+    there = [
+        (math.inf if node.until_s is None else node.until_s, node.num_gpus)
+        for node in state.nodes.values()
+        if node.alive and not node.draining
+    ]
+    num_down = sum(not node.alive and not node.left for node in state.nodes.values())
+    reserved = max(reserve_nodes - num_down, 0)
+    steps = list[GpusFrom]()
+    for from_s in (-math.inf, *sorted({until_s for until_s, _ in there} - {math.inf})):
+        sizes = sorted(num_gpus for until_s, num_gpus in there if until_s > from_s)
+        steps.append(GpusFrom(from_s - state.config.leave_s, sum(sizes[: max(len(sizes) - reserved, 0)])))
+    return tuple(steps)

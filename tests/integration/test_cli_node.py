@@ -27,6 +27,18 @@ def eflow_node(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def eflow(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "elasticflow", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
 async def test_it_joins_with_what_its_options_say_and_leaves_on_sigterm(
     nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -36,12 +48,14 @@ async def test_it_joins_with_what_its_options_say_and_leaves_on_sigterm(
     node = eflow_node(
         tmp_path,
         *("--nats-url", nats_server.url, "--pool", POOL, "--data-dir", "data", "--node-id", "a-01"),
-        *("--device", "cpu", "--slots", "3", "--gpu-type", "small", "--rack", "hall-1/rack-7"),
+        *("--device", "cpu", "--slots", "3", "--gpu-type", "small", "--rack", "hall-1/rack-7", "--until", "2h"),
     )
     try:
         joined = await ledger.until_received(events.NodeJoined)
         assert (joined.node_id, joined.device, joined.num_gpus) == ("a-01", "cpu", 3)
         assert (joined.gpu_type, joined.rack) == ("small", "hall-1/rack-7")
+        assert joined.until_s is not None
+        assert 7_000.0 < joined.until_s - joined.at_s <= 7_200.0
         async with asyncio.timeout(60):
             await anext(aiter(heartbeats))  # it knows that it has joined
         node.send_signal(signal.SIGTERM)
@@ -52,6 +66,31 @@ async def test_it_joins_with_what_its_options_say_and_leaves_on_sigterm(
         node.communicate()
         await bus.close()
     assert (tmp_path / "data").is_dir()
+
+
+async def test_its_end_is_announced_later_and_it_leaves_by_itself(nats_server: EmbeddedServer, tmp_path: Path) -> None:
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    ledger = Ledger(bus)
+    where = ("--nats-url", nats_server.url, "--pool", POOL)
+    node = eflow_node(tmp_path, *where, "--data-dir", "data", "--node-id", "a-01", "--device", "cpu", "--slots", "1")
+    try:
+        await ledger.until_received(events.NodeJoined)
+        for arguments, answer in (
+            (("a-01", "--at", "2h"), "a-01 ends at "),
+            (("a-01", "--at", "never"), "a-01 stays"),
+            (("a-01", "--at", "1s"), "a-01 ends at "),
+        ):
+            said = await asyncio.to_thread(eflow, tmp_path, "drain", *arguments, *where)
+            assert answer in said.stdout, said
+        assert (await ledger.until_received(events.NodeLost)).reason == "left"
+        assert await asyncio.to_thread(node.wait, 60) == 0
+        unknown = await asyncio.to_thread(eflow, tmp_path, "drain", "b-02", *where)
+        assert (unknown.returncode, "no node 'b-02'" in unknown.stderr) == (1, True)
+    finally:
+        node.kill()
+        node.communicate()
+        await bus.close()
 
 
 def test_without_a_server_or_with_bad_settings_it_says_what_is_wrong(tmp_path: Path) -> None:

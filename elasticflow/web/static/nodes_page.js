@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/preact-htm.js";
 import { JobLink } from "./job_table.js";
-import { colourOf, counted, durationInWords } from "./words.js";
+import { clockTime, colourOf, counted, durationInWords } from "./words.js";
 
 const LOST_LATELY_S = 3600;
 
@@ -58,6 +58,14 @@ function Node({ node, nowS }) {
     <article class="node" aria-label=${`Node ${node.node_id}`}>
       <h2>${node.node_id} ${!node.alive && html`<span class="chip bad">✕ lost</span>`}</h2>
       <p>${node.device}${node.gpu_type && ` · ${node.gpu_type}`}${memory} · ${state}</p>
+      ${
+        node.alive &&
+        node.until_s > 0 &&
+        html`<p>
+          until ${clockTime(node.until_s, nowS)} (in ${durationInWords(Math.max(node.until_s - nowS, 0))})
+          ${node.draining && html`<span class="chip risk">▲ draining: its jobs move</span>`}
+        </p>`
+      }
       ${slow.length > 0 && html`<p><span class="chip risk">▲ slow: GPU ${slow.join(", ")}</span></p>`}
       ${node.slower_than_type > 0 && html`<p><span class="chip risk">▲ ${Math.round(100 * node.slower_than_type)} % slower than others of its type</span></p>`}
       ${sockets.map(

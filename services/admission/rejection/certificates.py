@@ -35,6 +35,7 @@ def infeasibility_certificate(
         session.plan.num_gpus,
         session.now_s,
         job.resize_cost,
+        drops=session.plan.drops,
         earliest_deadline_s=earliest_s,
         max_variables=MAX_PROGRAM_VARIABLES,
     )

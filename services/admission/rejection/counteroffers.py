@@ -1,6 +1,7 @@
 """The rejection of a deadline: why, and what would be promised instead now."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elasticflow.services.admission.rejection.certificates import infeasibility_certificate, overpriced
@@ -16,10 +17,12 @@ from elasticflow.shared.scheduling.availability.earliest_completion import (
     most_iterations_by,
 )
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, promised_deadline_s
 from elasticflow.shared.state.fold.profiles import with_profile
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.node_ends import drain_at_s, ending_nodes
+from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
 
 FEWEST_OFFERS = 3  # with each rejection, where any deadline is possible
 
@@ -70,13 +73,28 @@ class Refusal:
         else:
             if self.is_thorough:
                 fitting = max(fitting, session.admission_search.most_iterations(job))
-            why = why_late(state, spec, job, earliest_s, now_s)
+            why = why_late(state, spec, job, earliest_s, _hindering_ends(session, job), now_s)
             certificate = infeasibility_certificate(session, job, earliest_s, is_thorough=self.is_thorough)
         return Rejection(
             explanation=why,
             infeasibility_certificate=certificate,
             offers=_offers(session, job, spec, earliest_s, _affordable(session, job, fitting)),
         )
+
+
+def _hindering_ends(session: AdmissionSession, job: SchedulableJob) -> Sequence[NodeState]:
+    """The nodes that end before the deadline, the first to end first, if the job would fit without any ends."""
+    state, now_s = session.state, session.now_s
+    ending = [node for node in ending_nodes(state.nodes) if drain_at_s(node, state.config.leave_s) < job.deadline_s]
+    if not ending:
+        return ()
+    without_ends = state.nodes.mutate()
+    for node in ending:
+        without_ends[node.node_id] = replace(node, until_s=None, draining=False)
+    plan = planned_pool(with_nodes(state, without_ends.finish()), now_s).plan
+    fits_s = earliest_deadline_around_s(plan, job)
+    fits = fits_s is not None and fits_s <= job.deadline_s
+    return sorted(ending, key=lambda node: (node.until_s, node.node_id)) if fits else ()
 
 
 def refusal_of(

@@ -1,6 +1,7 @@
 """Rejection texts: what is wrong with a command, and why a deadline cannot be promised, in sentences with numbers."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -22,13 +23,14 @@ from elasticflow.shared.state.gpu_types import (
     spec_on,
     type_name,
 )
-from elasticflow.shared.state.pool import PoolState, largest_level, num_gpus_by_type
+from elasticflow.shared.state.pool import NodeState, PoolState, largest_level, num_gpus_by_type
 
 _SPEED_UNKNOWN = (
     "its speed is not known yet: `eflow profile` measures it, and so does a submission before it is decided"
 )
 
 
+MAX_NODES_NAMED = 3
 RUNS_NOWHERE = "it runs on no number of GPUs that the pool has now"
 
 
@@ -134,8 +136,15 @@ def _profiling_failures(state: PoolState, spec: JobSpec) -> list[str]:
     ]
 
 
-def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: PlannedTime | None, now_s: float) -> str:
-    """Why the deadline cannot be kept."""
+def why_late(
+    state: PoolState,
+    spec: JobSpec,
+    job: SchedulableJob,
+    earliest_s: PlannedTime | None,
+    ending: Sequence[NodeState],
+    now_s: float,
+) -> str:
+    """Why the deadline cannot be kept. ending: the nodes without whose announced ends it could be."""
     window_s = promised_deadline_s(state, PlannedTime(job.deadline_s)) - now_s
     most = job.curve.max_useful_gpus
     gpus = "1 GPU" if most == 1 else f"{most} GPUs"
@@ -144,7 +153,16 @@ def why_late(state: PoolState, spec: JobSpec, job: SchedulableJob, earliest_s: P
     return (
         f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {gpus} they take "
         f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {_offered(state, earliest_s, now_s)}"
+        f"{_ends_in_words(ending, now_s)}"
     )
+
+
+def _ends_in_words(ending: Sequence[NodeState], now_s: float) -> str:
+    """As "; it would fit if no node ended before that: node-7 in 3600 s"."""
+    first, others = ending[:MAX_NODES_NAMED], len(ending) - MAX_NODES_NAMED
+    named = ", ".join(f"{node.node_id} in {node.until_s - now_s:.0f} s" for node in first if node.until_s is not None)
+    more = f" and {others} more" if others > 0 else ""
+    return f"; it would fit if no node ended before that: {named}{more}" if named else ""
 
 
 def why_overpriced(

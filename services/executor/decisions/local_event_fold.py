@@ -10,6 +10,7 @@ from elasticflow.services.executor.decisions.artifacts import with_upload
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     Action,
     ArtifactsUploaded,
+    BeginShutDown,
     ContactLost,
     ContactRestored,
     KillWorker,
@@ -66,7 +67,7 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
             return state
         case ContactRestored():
             return replace(state, cut_off=False)
-        case ShutDownRequested():
+        case ShutDownRequested() | BeginShutDown():
             return replace(state, shutting_down=True)
         case StartWorker():
             return state.with_worker(_ordered(state, observed, now_s))

@@ -149,6 +149,11 @@ NO_PADDING_SLOTS = UsePaddingSlots()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeginShutDown:
+    """The node ends: from now on its executor stops what runs here, as if its operator had asked for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShutDown:
     """No worker runs here and none will: end the executor. replaced: another executor joined under the node's name."""
 
@@ -159,4 +164,4 @@ LocalEvent = (
     WorkerReported | WorkerEnded | NodeClaimed | ArtifactsUploaded | ContactLost | ContactRestored | ShutDownRequested
 )
 WorkerAction = StartWorker | SendToWorker | KillWorker | ShutDown
-Action = WorkerAction | UsePaddingSlots | StoreArtifacts
+Action = WorkerAction | UsePaddingSlots | StoreArtifacts | BeginShutDown

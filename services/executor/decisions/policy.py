@@ -4,6 +4,7 @@ Level-triggered: it can begin from any state. An event is emitted until the ledg
 taken for as long as the processes differ from what they should be.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from elasticflow.services.executor.decisions.artifacts import artifacts
@@ -12,6 +13,7 @@ from elasticflow.services.executor.decisions.exit_classification import crash_du
 from elasticflow.services.executor.decisions.local_event_fold import observe
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     Action,
+    BeginShutDown,
     KillWorker,
     ShutDown,
     WorkerId,
@@ -61,7 +63,12 @@ def executor_policy(node_specification: NodeSpecification) -> Policy[State]:
 
 
 def decide(state: State, commands: tuple[Command, ...], now_s: float) -> tuple[Output, ...]:
-    """Events that the ledger does not hold yet, and actions on the processes of this node."""
+    """Events that the ledger does not hold yet, and actions on the processes of this node.
+
+    At its end the node shuts down as if its operator had asked for it; until then its jobs have moved.
+    """
+    if now_s >= state.leaves_at_s and not state.shutting_down:
+        return (BeginShutDown(), *decide(replace(state, shutting_down=True), commands, now_s))
     slots = padding_slots(state)
     if slots != state.padding_slots:  # before any worker starts
         return (slots, *_decided(state, now_s))
@@ -80,10 +87,10 @@ def _decided(state: State, now_s: float) -> tuple[Output, ...]:
 
 
 def wake_at_s(state: State) -> float | None:
-    """When the next grace of a stop, wait of a survivor or profiling run ends."""
+    """When the next grace of a stop, wait of a survivor or profiling run ends, or this node does."""
     if state.membership is not PoolMembership.MEMBER:
         return None
-    due_s: list[float | None] = []
+    due_s: list[float | None] = [None if state.shutting_down or state.until_s is None else state.leaves_at_s]
     for worker in state.workers.values():
         job = state.pool.job(worker.id.job_id)
         due_s += (
@@ -116,6 +123,7 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         gpu_type=state.node_specification.gpu_type,
         gpu_memory_bytes=state.node_specification.gpu_memory_bytes,
         isolation=state.node_specification.isolation,
+        until_s=state.until_s,
         at_s=now_s,
     )
     return (joined,)

@@ -4,6 +4,7 @@
 ledger needs nothing more of its generations.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -52,6 +53,7 @@ class NodeSpecification:
     advertise_host: str
     sockets: int = 1
     rack: str = ""
+    until_s: float | None = None  # its announced end
     gpu_type: str = ""
     gpu_memory_bytes: int = 0  # of each GPU; 0: unknown
     isolation: Literal["", "none", "limits", "namespaces"] = ""  # of its workers
@@ -90,6 +92,18 @@ class State:
         return f"{self.node_specification.run_id}-{self.num_losses}"
 
     @property
+    def until_s(self) -> float | None:
+        """When this node ends: as the operator announced last, else as it was started."""
+        node = self.pool.nodes.get(self.node_id)
+        joined = node is not None and node.incarnation.rpartition("-")[0] == self.node_specification.run_id
+        return node.until_s if node is not None and joined else self.node_specification.until_s
+
+    @property
+    def leaves_at_s(self) -> float:
+        """When this executor stops what still runs here, and leaves; inf if its node has no end."""
+        return math.inf if self.until_s is None else self.until_s - self.node_specification.stop_grace_s
+
+    @property
     def running(self) -> tuple[WorkerRecord, ...]:
         """In the order of their ids."""
         return tuple(sorted((w for w in self.workers.values() if w.runs), key=lambda w: w.id))
@@ -126,6 +140,8 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
                     state = _refreshed(_with_membership(state), state.job_ids)
             case events.PlacementDecided():
                 state = _refreshed(state, (placed.job_id for placed in event.placements))
+            case events.NodeEndAnnounced() | events.NodeDrainStarted():
+                pass
             case events.AllocationDecided() | events.ProfileCompleted() | events.PoolConfigured() | Unreadable():
                 pass
             case _:

@@ -39,6 +39,7 @@ class NodeJoined:
     gpu_memory_bytes: NumBytes = 0  # of each GPU; 0: unknown
     # of its workers: by namespaces of their own, by limits alone, or none; "": unknown (docs/adr/0058)
     isolation: Literal["", "none", "limits", "namespaces"] = ""
+    until_s: TimeS | None = None  # its announced end: no promise rests on its GPUs beyond it; None: none is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

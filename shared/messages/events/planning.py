@@ -105,7 +105,40 @@ class PoolConfigured:
     at_s: TimeS
 
 
-PlanEvent = AdmissionEvent | AllocationDecided | ProfileCompleted | PlacementDecided | PoolConfigured
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEndAnnounced:
+    """A node that is there will end at another time than it said. From the operator: `eflow drain`.
+
+    until_s: its end from now on; None: none is known any more. incarnation: of the node, so that the end of one machine
+    does not become that of the next one with its name.
+    """
+
+    VERSION: ClassVar[int] = 1
+    node_id: Token
+    incarnation: Token
+    until_s: TimeS | None
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrainStarted:
+    """A node ends within `PoolConfig.leave_s`: its GPUs no longer count, and its jobs move. From the allocator."""
+
+    VERSION: ClassVar[int] = 1
+    node_id: Token
+    incarnation: Token
+    at_s: TimeS
+
+
+PlanEvent = (
+    AdmissionEvent
+    | AllocationDecided
+    | ProfileCompleted
+    | PlacementDecided
+    | PoolConfigured
+    | NodeEndAnnounced
+    | NodeDrainStarted
+)
 
 
 class QueuePosition(NamedTuple):

@@ -7,6 +7,7 @@ Axes: J = rows of the table; K = promised jobs by earliest deadline.
 Source: ElasticFlow, Algorithm 1, in continuous time and with every resize charged.
 """
 
+import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -30,13 +31,25 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     rows_that_differ,
     scatter_schedules,
 )
-from elasticflow.shared.scheduling.availability.plan_repair import late_jobs_first, repair_plan
+from elasticflow.shared.scheduling.availability.plan_repair import extend_where_possible, late_jobs_first, repair_plan
 from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, ScratchMemory
 from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.state.node_ends import CapacityDrop
 
 REPAIR_FILLINGS = 1_024  # before jobs count as late
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
+
+
+_NOBODY = SchedulableJob(job_id="", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=0.0)
+
+
+def _gone(table: JobTable, drop: CapacityDrop) -> int:
+    """A row that holds these GPUs from an instant on."""
+    row = table.append(_NOBODY)
+    table.write_schedule(row, (drop.at_s, math.inf, drop.num_gpus))
+    return row
 
 
 class AdmissionPlan:
@@ -46,6 +59,8 @@ class AdmissionPlan:
     late: rows whose promise can no longer be kept, for instance after node losses. They end as early as possible
     without making another job late; a job that needs more GPUs than are left has an empty schedule.
     reserved: rows of quote reservations: their schedules are fixed, and all other jobs are planned around them.
+    drops: GPUs that leave later, so that fewer than `num_gpus` are there. moves_s: when each job may have to move once.
+    gone: the rows that hold the GPUs of the drops for ever.
     order: the promised rows that are not late, by earliest deadline.
     changed: for each row, whether its schedule differs from the recorded one.
     """
@@ -58,15 +73,21 @@ class AdmissionPlan:
         now_s: float,
         reserved: Sequence[int] = (),
         scratch: ScratchMemory | None = None,
+        *,
+        drops: Sequence[CapacityDrop] = (),
+        moves_s: Sequence[float] = (),
     ) -> None:
         """Keep the recorded schedules that still hold and fill the other jobs again, without lateness if possible.
 
         Greedy filling can miss a solution that the recorded schedules contain; schedules that hold are therefore not
         touched.
         """
-        self.table, self.num_gpus, self.now_s = table, num_gpus, now_s
+        self.table, self.num_gpus, self.now_s, self.drops = table, num_gpus, now_s, tuple(drops)
         rows: Integers = np.asarray(promised, np.int64)
-        self._reserved: Integers = np.asarray(reserved, np.int64)
+        table.jobs = table.jobs._replace(moves_s=np.array(moves_s, np.float64))
+        # what nodes take with them is held by rows that no job has
+        self.gone: Integers = np.array([_gone(table, drop) for drop in drops], np.int64)
+        self._reserved: Integers = np.concatenate((np.asarray(reserved, np.int64), self.gone))
         num_segments = int(table.schedules.count_J[: table.num_jobs].sum())
         num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * num_segments
         self.availability = empty_availability_profile(num_pieces)
@@ -85,12 +106,15 @@ class AdmissionPlan:
         num_gpus: int,
         now_s: float,
         kept: Mapping[str, Schedule] = _NOTHING_KEPT,
+        *,
+        drops: Sequence[CapacityDrop] = (),
+        moves_s: Sequence[float] = (),
     ) -> "AdmissionPlan":
         """Return the plan of these promised jobs. kept: the schedules under which they ran until now."""
         table = JobTable.of(sorted(jobs, key=lambda job: job.job_id))
         for row, job_id in enumerate(table.job_ids):
             table.write_schedule(row, [number for segment in kept.get(job_id, ()) for number in segment])
-        return AdmissionPlan(table, range(table.num_jobs), num_gpus, now_s)
+        return AdmissionPlan(table, range(table.num_jobs), num_gpus, now_s, drops=drops, moves_s=moves_s)
 
     @property
     def scratch_arrays(self) -> ScratchArrays:
@@ -109,12 +133,12 @@ class AdmissionPlan:
 
     @property
     def fixed(self) -> Integers:
-        """The rows that are never filled again to insert another job: late jobs and reservations."""
+        """The rows that are never filled again to insert another job: late jobs, reservations and GPUs that leave."""
         return np.concatenate((np.array(self.late, np.int64), self._reserved))
 
     @property
     def num_needed(self) -> int:
-        """The largest number of GPUs that all schedules hold at one instant."""
+        """The largest number of GPUs that all schedules and nodes that left hold at one instant."""
         return self.num_gpus - int(self.availability.free_B[: self.availability.size[0]].min())
 
     @property
@@ -177,28 +201,53 @@ class AdmissionPlan:
         )
 
     def _repair(self) -> None:
-        """Compute schedules for all rows: recorded ones that hold, newly filled ones, and those of late jobs."""
+        """Compute schedules for all rows: recorded ones that hold, newly filled ones, and those of late jobs.
+
+        If that is impossible with all moves allowed for, a recorded schedule holds without: the end of a node was
+        announced after it was made, or the node joined later.
+        """
         table, order = self.table, self.order
-        broken, fit = repair_plan(
+        has_moves = len(table.jobs.moves_s) > 0
+        recorded = empty_schedules(len(table.schedules.count_J) if has_moves else 0)
+        if has_moves:
+            copy_schedules(recorded, table.schedules, order)
+        broken, fit = self._repaired(covers_moves=True)
+        if fit or self._filled_anew():
+            return
+        if has_moves:
+            copy_schedules(table.schedules, recorded, order)
+            self.changed[:] = False
+            broken, fit = self._repaired(covers_moves=False)
+            if fit:
+                extend_where_possible(self.availability, table.schedules, table.jobs, order, self.changed, self.now_s)
+                return
+        self._keep_what_fits(np.delete(order, broken), order)
+
+    def _repaired(self, *, covers_moves: bool) -> tuple[Integers, bool]:
+        """The positions of recorded schedules that do not hold, and whether all jobs fit nevertheless."""
+        return repair_plan(
             self.availability,
-            table.schedules,
-            table.jobs,
-            order,
+            self.table.schedules,
+            self.table.jobs,
+            self.order,
             self._reserved,
             self.changed,
+            covers_moves,
             self.now_s,
             self.num_gpus,
             self.scratch_arrays,
         )
-        if fit:
-            return
-        if self.fill_anew(fresh := order.copy(), REPAIR_FILLINGS):
-            moved = rows_that_differ(table.schedules, self.filled, fresh)
-            copy_schedules(table.schedules, self.filled, moved)
-            self.changed[moved] = True
-            copy_into(self.availability, self.scratch_availability)
-            return
-        self._keep_what_fits(np.delete(order, broken), order)
+
+    def _filled_anew(self) -> bool:
+        """Whether all jobs fit when they are filled again."""
+        table = self.table
+        if not self.fill_anew(fresh := self.order.copy(), REPAIR_FILLINGS):
+            return False
+        moved = rows_that_differ(table.schedules, self.filled, fresh)
+        copy_schedules(table.schedules, self.filled, moved)
+        self.changed[moved] = True
+        copy_into(self.availability, self.scratch_availability)
+        return True
 
     def _keep_what_fits(self, held: Integers, order: Integers) -> None:
         """Keep recorded schedules that fit together, earliest deadline first; fill other jobs, then late jobs."""

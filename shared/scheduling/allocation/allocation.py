@@ -51,7 +51,8 @@ def allocate(
     num_lent: GPUs beside those of the plan that are reserved for failures; only opportunistic jobs may use them.
     padding: rows that get what no other row can use, in the same way.
     No promise is touched: a schedule is only replaced by one that ends no later and fits around all others.
-    Opportunistic jobs use GPUs that no promise holds, for as long as none does.
+    Opportunistic jobs use GPUs that no promise holds, for as long as none does, and those of a node that leaves as if
+    it stayed: they wait when it is drained, if they must.
     """
     assert len(plan.changed) >= plan.table.num_jobs, "rows are appended with AdmissionPlan.append"
     table, rows, last = plan.table, np.array(opportunistic, np.int64), np.array(padding, np.int64)
@@ -69,7 +70,9 @@ def allocate(
     fill_or_report_late(availability, schedules, jobs, planned, changed, work)
     start_waiting_jobs(availability, schedules, jobs, _without_schedule(schedules, rows), work)
     allocate_by_marginal_return(availability, schedules, jobs, all_rows, changed, hysteresis_s, work)
-    if num_lent:
+    if num_lent or plan.drops:
+        for drop in plan.drops:
+            change(availability, drop.at_s, math.inf, drop.num_gpus)
         change(availability, plan.now_s, math.inf, num_lent)
         start_waiting_jobs(availability, schedules, jobs, _without_schedule(schedules, rows), work)
         allocate_by_marginal_return(availability, schedules, jobs, rows, changed, hysteresis_s, work)

@@ -27,8 +27,9 @@ class IdleCause(StrEnum):
 
 
 def idle_gpus(state: PoolState) -> Mapping[IdleCause, int]:
-    """The number of idle GPUs by cause; causes without any are left out."""
-    idle = sum(since_s < CARRIES_A_JOB for node in state.idle_since_s.values() for since_s in node)
+    """The number of idle GPUs by cause; causes without any are left out. GPUs of nodes about to leave do not count."""
+    counted = (since_s_G for node_id, since_s_G in state.idle_since_s.items() if node_id not in state.draining)
+    idle = sum(since_s < CARRIES_A_JOB for since_s_G in counted for since_s in since_s_G)
     allocated = sum(max(job.num_gpus - len(job.own_gpus), 0) for job in state.live_jobs.values()) if idle else 0
     between = min(idle, allocated)
     found = {IdleCause.BETWEEN_PLACEMENTS: between, **_of_unallocated(state, idle - between)}

@@ -118,11 +118,13 @@ def sweep(
         for segment in range(schedules.count_J[job]):
             held = schedules.num_gpus_JM[job, segment]
             at_s[at], by[at] = schedules.start_JM[job, segment], -held
-            at_s[at + 1], by[at + 1] = schedules.end_JM[job, segment], held
-            at += 2
+            at += 1
+            if schedules.end_JM[job, segment] < np.inf:  # GPUs of a node that has left never come back
+                at_s[at], by[at] = schedules.end_JM[job, segment], held
+                at += 1
     reset(availability, now_s, num_gpus)
     last = 0
-    for index in np.argsort(at_s):
+    for index in np.argsort(at_s[:at]):
         if at_s[index] > start_B[last]:
             if last == 0 or free_B[last] != free_B[last - 1]:
                 last += 1

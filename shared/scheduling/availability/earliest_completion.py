@@ -6,8 +6,6 @@ No function here changes the plan. Deadlines are whole seconds.
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.availability.availability_profile import AvailabilityProfile, sweep
 from elasticflow.shared.scheduling.availability.fill_many_jobs import write_segments
@@ -19,8 +17,6 @@ from elasticflow.shared.scheduling.availability.fill_one_job import (
 from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
 from elasticflow.shared.scheduling.availability.plan_repair import trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, end_s, schedule_of
-
-_NO_ROWS = np.empty(0, np.int64)
 
 
 def earliest_deadline_around_s(plan: AdmissionPlan, job: SchedulableJob) -> float | None:
@@ -69,7 +65,7 @@ def end_under_s(plan: AdmissionPlan, job: SchedulableJob, schedule: Schedule) ->
     """When the job ends under a schedule; inf if the schedule does not complete the remaining work."""
     with plan.with_candidate(job) as row:
         plan.table.write_schedule(row, [number for segment in schedule for number in segment])
-        ends_s = trim_to_remaining_work(plan.table.schedules, plan.table.jobs, row, plan.now_s)
+        ends_s = trim_to_remaining_work(plan.table.schedules, plan.table.jobs, row, True, plan.now_s)
         return ends_s if ends_s <= (end_s(schedule) if schedule else plan.now_s) else math.inf
 
 
@@ -81,7 +77,7 @@ def _earliest_end_s(plan: AdmissionPlan, job: SchedulableJob, beside: Availabili
 
 
 def _empty(plan: AdmissionPlan) -> AvailabilityProfile:
-    sweep(plan.scratch_availability, plan.table.schedules, _NO_ROWS, plan.now_s, plan.num_gpus)
+    sweep(plan.scratch_availability, plan.table.schedules, plan.gone, plan.now_s, plan.num_gpus)
     return plan.scratch_availability
 
 

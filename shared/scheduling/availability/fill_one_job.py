@@ -5,6 +5,7 @@ resize cost of the new level. Among all ways to change levels at breakpoints, `f
 For one level, the work done since a change is a straight line over time. Only the highest line of each level can be
 part of an optimal schedule, so that one pass over the pieces is sufficient.
 Axes: J = jobs; L = levels of a job, ascending and faster; M = segments.
+The work includes an allowance for failures, and one for moves away from nodes that leave before the end.
 Source: ElasticFlow, Algorithm 1 (progressive filling), over a step function, with every resize charged.
 """
 
@@ -44,6 +45,8 @@ class Jobs(NamedTuple):
     stalled_until_J: Floats  # no progress before: a resize is in progress
     deadline_J: Floats  # the planned end; inf: none
     lost_JL: Floats  # iterations that k failures cost at most while it holds up to this level
+    moved_JL: Floats  # iterations that one move to other GPUs costs at most while it holds up to this level
+    moves_s: Floats  # ascending: when nodes leave, so that each job may have to move once (docs/adr/0072)
 
 
 @compiled
@@ -66,7 +69,7 @@ def fill(
     now_s = start_B[0]
     if jobs.remaining_J[job] <= 0.0:
         return 0
-    lost = jobs.lost_JL[job, cap]
+    lost, moved = jobs.lost_JL[job, cap], jobs.moved_JL[job, cap]
     left = jobs.remaining_J[job] + SLACK_S * rates[jobs.num_levels_J[job] - 1] + lost
     lost_per_s = lost / OUTAGE_S  # failures grow with the duration
     if num_pieces + 4 * MAX_SEGMENTS > start_B.shape[0]:  # no capacity to reserve the result
@@ -118,6 +121,10 @@ def fill(
         for level in range(most + 1):
             gained_per_s = rates[level] - lost_per_s
             level_done_s = (left - line[level]) / gained_per_s if gained_per_s > 0.0 else np.inf
+            num_moves = 0
+            while num_moves < jobs.moves_s.shape[0] and jobs.moves_s[num_moves] - now_s < level_done_s < np.inf:
+                num_moves += 1
+                level_done_s = (left + num_moves * moved - line[level]) / gained_per_s
             if level_done_s < done_s:
                 done_s, final = level_done_s, line_change[level]
         if final >= 0 and done_s <= end_s:
@@ -139,8 +146,10 @@ def earliest_end_s(
 ) -> float:
     """The earliest end of the job over all caps; inf if it does not end by `by_s`."""
     earliest_s, num_caps, count = np.inf, jobs.num_levels_J[job], LATE
+    may_move = jobs.moves_s.shape[0] > 0
     for cap in range(num_caps - 1, -1, -1):
         loses_less = cap == num_caps - 1 or jobs.lost_JL[job, cap] < jobs.lost_JL[job, cap + 1]
+        loses_less |= may_move and jobs.moved_JL[job, cap] < jobs.moved_JL[job, cap + 1]
         if not loses_less and count != TOO_MANY:
             continue  # the allowance for failures is too large; otherwise fewer GPUs never end sooner
         count = fill(availability, jobs, job, cap, by_s, out, memory)

@@ -9,6 +9,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     AvailabilityProfile,
     Schedules,
     fewest_free,
+    release,
     reserve,
     sweep,
 )
@@ -68,6 +69,7 @@ def repair_plan(
     order_K: Integers,
     reserved: Integers,
     changed_J: Flags,
+    covers_moves: bool,
     now_s: float,
     num_gpus: int,
     work: ScratchArrays,
@@ -76,17 +78,17 @@ def repair_plan(
     order.
 
     reserved: rows that keep their schedules in any case. changed_J: set where a schedule differs from the recorded
-    one.
+    one. covers_moves: a schedule holds only if it allows for all moves.
     Returns the positions of the schedules that did not hold, and whether all jobs fit.
     """
     drop_past(schedules, order_K, now_s)
-    broken = trim_all(schedules, jobs, order_K, changed_J, now_s)
+    broken = trim_all(schedules, jobs, order_K, changed_J, covers_moves, now_s)
     if sweep(availability, schedules, np.concatenate((np.delete(order_K, broken), reserved)), now_s, num_gpus) < 0:
         return broken, False
     short = np.empty(len(broken), np.int64)
     num_short = 0
     for job in order_K[broken]:
-        if not extend_last_segment(availability, schedules, jobs, job, changed_J, now_s):
+        if not extend_last_segment(availability, schedules, jobs, job, changed_J, covers_moves, now_s):
             short[num_short] = job
             num_short += 1
     return broken, len(fill_or_report_late(availability, schedules, jobs, short[:num_short], changed_J, work)) == 0
@@ -99,13 +101,14 @@ def extend_last_segment(
     jobs: Jobs,
     job: int,
     changed_J: Flags,
+    covers_moves: bool,
     now_s: float,
 ) -> bool:
     """Hold the last share for as long as needed if the job then meets its deadline and the GPUs are free.
 
     Progress is reported in whole iterations: nearly every job seems slightly behind its plan.
     """
-    ends_s, count = trim_to_remaining_work(schedules, jobs, job, now_s), schedules.count_J[job]
+    ends_s, count = trim_to_remaining_work(schedules, jobs, job, covers_moves, now_s), schedules.count_J[job]
     if count == 0 or ends_s == np.inf or ends_s > jobs.deadline_J[job]:
         return False
     until_s = min(ends_s + SLACK_S, jobs.deadline_J[job])
@@ -117,6 +120,26 @@ def extend_last_segment(
     ends[count - 1], changed_J[job] = until_s, True
     reserve(availability, schedules, job)
     return True
+
+
+@compiled
+def extend_where_possible(
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs: Jobs,
+    jobs_K: Integers,
+    changed_J: Flags,
+    now_s: float,
+) -> None:
+    """Hold the last share of each job for as long as its allowance for moves needs, where the GPUs are free."""
+    for job in jobs_K:
+        count = schedules.count_J[job]
+        until_s = schedules.end_JM[job, count - 1] if count else now_s
+        if trim_to_remaining_work(schedules, jobs, job, True, now_s) <= until_s:
+            continue
+        release(availability, schedules, job)
+        if not extend_last_segment(availability, schedules, jobs, job, changed_J, True, now_s):
+            reserve(availability, schedules, job)
 
 
 @compiled
@@ -135,11 +158,12 @@ def drop_past(schedules: Schedules, jobs_K: Integers, now_s: float) -> None:
 
 
 @compiled
-def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, now_s: float) -> float:
+def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, covers_moves: bool, now_s: float) -> float:
     """When the job ends under its schedule; a schedule that is too long is shortened. inf if it holds no schedule.
 
     The end is later than the schedule's own if the last share has to be held for longer.
-    The schedule keeps the allowance for failures that `fill` requires beyond the remaining work.
+    The schedule keeps the allowances for failures and moves that `fill` requires beyond the remaining work. It holds
+    without that for failures, and unless `covers_moves` without that for moves.
     """
     starts, ends = schedules.start_JM[job], schedules.end_JM[job]
     num_gpus = schedules.num_gpus_JM[job]
@@ -154,7 +178,9 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, now_s: fl
         schedules.count_J[job] = 0
         return now_s
     left += 0.5 * SLACK_S * jobs.rates_JL[job, jobs.num_levels_J[job] - 1]
-    lost, done, needed_until_s = max_lost_iterations(schedules, jobs, job), False, np.inf
+    highest = highest_level(schedules, jobs, job)
+    lost, moved = jobs.lost_JL[job, highest], jobs.moved_JL[job, highest]
+    done, needed_until_s = False, np.inf
     for segment in range(count):
         level = 0
         while level < jobs.num_levels_J[job] and jobs.levels_JL[job, level] != num_gpus[segment]:
@@ -165,9 +191,14 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, now_s: fl
             ready_s = starts[segment] + jobs.costs_JL[job, level]
         working_s = max(starts[segment], ready_s)
         rate = jobs.rates_JL[job, level]
-        done = done or left <= rate * (ends[segment] - working_s)
         enough = left + lost * (1.0 + (working_s - now_s) / OUTAGE_S)
         gained_per_s = rate - lost / OUTAGE_S
+        needed = left
+        for move_s in jobs.moves_s:
+            if gained_per_s > 0.0 and move_s < working_s + enough / gained_per_s:
+                enough += moved
+                needed += moved if covers_moves else 0.0
+        done = done or needed <= rate * (ends[segment] - working_s)
         needed_until_s = working_s + enough / gained_per_s if gained_per_s > 0.0 else np.inf
         if enough <= gained_per_s * (ends[segment] - working_s):
             if working_s + enough / gained_per_s < ends[count - 1] - WORTH_GIVING_BACK_S:
@@ -180,18 +211,20 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, now_s: fl
 
 
 @compiled
-def max_lost_iterations(schedules: Schedules, jobs: Jobs, job: int) -> float:
-    """The most iterations that k failures cost under this schedule."""
+def highest_level(schedules: Schedules, jobs: Jobs, job: int) -> int:
+    """The highest level of this schedule: what failures and moves cost at most follows from it."""
     highest, level = 0, 0
     for segment in range(schedules.count_J[job]):
         highest = max(highest, schedules.num_gpus_JM[job, segment])
     while level < jobs.num_levels_J[job] - 1 and jobs.levels_JL[job, level] < highest:
         level += 1
-    return jobs.lost_JL[job, level]
+    return level
 
 
 @compiled
-def trim_all(schedules: Schedules, jobs: Jobs, jobs_K: Integers, changed_J: Flags, now_s: float) -> Integers:
+def trim_all(
+    schedules: Schedules, jobs: Jobs, jobs_K: Integers, changed_J: Flags, covers_moves: bool, now_s: float
+) -> Integers:
     """Trim each schedule; return the positions in jobs_K of those that no longer end on time."""
     broken = np.empty(jobs_K.shape[0], np.int64)
     num_broken = 0
@@ -199,7 +232,7 @@ def trim_all(schedules: Schedules, jobs: Jobs, jobs_K: Integers, changed_J: Flag
         job = jobs_K[position]
         count = schedules.count_J[job]
         until_s = schedules.end_JM[job, count - 1] if count else now_s
-        ends_s = trim_to_remaining_work(schedules, jobs, job, now_s)
+        ends_s = trim_to_remaining_work(schedules, jobs, job, covers_moves, now_s)
         held = schedules.count_J[job]
         held_until_s = schedules.end_JM[job, held - 1] if held else now_s
         if ends_s > min(held_until_s, jobs.deadline_J[job]):

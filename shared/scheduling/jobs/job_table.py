@@ -124,7 +124,7 @@ def schedule_of(schedules: Schedules, row: int) -> Schedule:
 
 def with_room(jobs: Jobs, num_rows: int, num_levels: int) -> Jobs:
     """The same rows, with capacity for more rows and levels."""
-    larger = empty_jobs(num_rows, num_levels)
+    larger = empty_jobs(num_rows, num_levels)._replace(moves_s=jobs.moves_s)
     for new, old in zip(larger, jobs, strict=True):
         new[tuple(slice(0, size) for size in old.shape)] = old
     return larger
@@ -151,19 +151,22 @@ def empty_jobs(num_rows: int, num_levels: int) -> Jobs:
         np.full(num_rows, -np.inf),
         np.full(num_rows, np.inf),
         np.empty(shape),
+        np.empty(shape),
+        np.empty(0),
     )
 
 
 def write_levels(
     jobs: Jobs, row: int, curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float
 ) -> None:
-    """Store the useful levels of a curve, the resize cost of each, and what failures may cost."""
+    """Store the useful levels of a curve, the resize cost of each, and what failures and moves may cost."""
     levels = curve.derived(_levels, cost, reserve_nodes, notice_s)
     count = jobs.num_levels_J[row] = len(levels.num_gpus_L)
     jobs.levels_JL[row, :count] = levels.num_gpus_L
     jobs.rates_JL[row, :count] = levels.rates_L
     jobs.costs_JL[row, :count] = levels.costs_L
     jobs.lost_JL[row, :count] = levels.lost_L
+    jobs.moved_JL[row, :count] = levels.moved_L
 
 
 @compiled
@@ -176,6 +179,7 @@ def copy_rows(jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedule
         jobs.rates_JL[new, :levels] = other_jobs.rates_JL[old, :levels]
         jobs.costs_JL[new, :levels] = other_jobs.costs_JL[old, :levels]
         jobs.lost_JL[new, :levels] = other_jobs.lost_JL[old, :levels]
+        jobs.moved_JL[new, :levels] = other_jobs.moved_JL[old, :levels]
         jobs.remaining_J[new] = other_jobs.remaining_J[old]
         jobs.held_J[new] = other_jobs.held_J[old]
         jobs.stalled_until_J[new] = other_jobs.stalled_until_J[old]
@@ -184,12 +188,14 @@ def copy_rows(jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedule
 
 
 class Levels(NamedTuple):
-    """The levels of one job: GPUs, iterations/s, seconds of a resize to it, iterations that failures may cost."""
+    """The levels of one job: GPUs, iterations/s, seconds of a resize to it, iterations that failures may cost, and
+    those that one move may cost."""
 
     num_gpus_L: Integers
     rates_L: Floats
     costs_L: Floats
     lost_L: Floats
+    moved_L: Floats
 
 
 def levels_of(job: SchedulableJob) -> Levels:
@@ -202,7 +208,8 @@ def _levels(curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s:
     rates_L = np.array([curve.rate_by_num_gpus[level] for level in curve.levels])
     costs_L = np.array([cost.seconds(level) for level in curve.levels])
     lost_L = reserve_nodes * np.maximum.accumulate(rates_L * (costs_L + notice_s))
-    return Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L)
+    moved_L = np.maximum.accumulate(rates_L * costs_L)
+    return Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L, moved_L)
 
 
 def write_schedule(schedules: Schedules, row: int, numbers: Sequence[float]) -> None:

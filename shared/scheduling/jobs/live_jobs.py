@@ -39,7 +39,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.measured_curve import MeasuredCurve
-from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.pool import PoolState, num_draining_gpus, spec_of
 
 _SPARE_ROWS = 8  # for arriving jobs
 OVERDUE_S = 1.0  # of work that an overdue job is assumed to need
@@ -84,7 +84,7 @@ class LiveJobRows:
 
     def table(self, state: PoolState, now_s: float) -> LiveJobTable:
         """The table of all admitted jobs at an instant; the caller owns its arrays."""
-        num_gpus, cost = state.num_gpus, resize_cost(state)
+        num_gpus, cost = state.num_gpus + num_draining_gpus(state), resize_cost(state)
         if state.config is not self._config or num_gpus != self._num_gpus or cost != self._cost:
             self._forget()
             self._config, self._num_gpus, self._cost = state.config, num_gpus, cost

@@ -10,10 +10,10 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
     arriving_job,
     known_curve,
-    promisable_gpus_of,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.node_ends import PromisableGpus, ending_nodes, moves_of, promisable_of
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
 
@@ -47,36 +47,39 @@ def planned_pool(
     without: str = "",
 ) -> PlannedPool:
     """Plan all promises except that to the job `without`, on all GPUs or on `num_gpus` of them, less the reserve for
-    failures.
+    failures, and on those of each node until it is drained.
 
     If that is too few GPUs because more failed than was reserved, use more and more of the reserve (docs/adr/0013).
     """
     there = state.num_gpus if num_gpus is None else num_gpus
     cache = PlanningCache() if cache is None else cache
-    promisable = cache.last(promisable_gpus_of, state.nodes, state.config.reserve_nodes)
-    most, *more = (min(num_promisable, there) for num_promisable in promisable)
+    promisable = cache.last(promisable_of, state.nodes, state.config.reserve_nodes, state.config.leave_s)
+    most, *more = (each.limited_to(there) for each in promisable)
     planned = _beside_quotes(state, now_s, cache, most, without)
     while planned.plan.late and more:
         planned = _beside_quotes(state, now_s, cache, more.pop(0), without)
     return replace(planned, num_lent=there - planned.plan.num_gpus)
 
 
-def _beside_quotes(state: PoolState, now_s: float, cache: PlanningCache, num_gpus: int, without: str) -> PlannedPool:
+def _beside_quotes(
+    state: PoolState, now_s: float, cache: PlanningCache, gpus: PromisableGpus, without: str
+) -> PlannedPool:
     """Plan promises and quote reservations together. Drop the reservations if they do not fit, or if a job is late and
-    a node was lost after a quote.
+    a node was lost, or its end announced, after a quote.
     """
     held = tuple((quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote, cache.curves)))
-    planned = _planned(state, now_s, cache, num_gpus, without, held)
+    planned = _planned(state, now_s, cache, gpus, without, held)
     fits = not planned.plan.overcommitted
     if not held or (fits and not (planned.plan.late and _lost_a_node(state, held))):
         return planned
-    alone = _planned(state, now_s, cache, num_gpus, without, ())
+    alone = _planned(state, now_s, cache, gpus, without, ())
     return planned if fits and set(planned.plan.late_jobs) == set(alone.plan.late_jobs) else alone
 
 
 def _lost_a_node(state: PoolState, held: tuple[tuple[QuoteReservation, SchedulableJob], ...]) -> bool:
-    """Whether a node was lost after one of these quotes was reserved."""
+    """Whether a node was lost, or its end announced, after one of these quotes was reserved."""
     lost_s = [node.since_s for node in state.nodes.values() if not node.alive]
+    lost_s += [node.end_announced_s for node in state.nodes.values() if node.end_announced_s is not None]
     return any(quote.at_s <= at_s for quote, _ in held for at_s in lost_s)
 
 
@@ -84,7 +87,7 @@ def _planned(
     state: PoolState,
     now_s: float,
     cache: PlanningCache,
-    num_gpus: int,
+    gpus: PromisableGpus,
     without: str,
     held: tuple[tuple[QuoteReservation, SchedulableJob], ...],
 ) -> PlannedPool:
@@ -97,7 +100,10 @@ def _planned(
         row = pool.table.append(job)
         pool.table.write_schedule(row, quote.schedule)
         reserved.append(row)
-    plan = AdmissionPlan(pool.table, promised, num_gpus, now_s, reserved, cache.scratch)
+    moves_s = moves_of(state, cache.last(ending_nodes, state.nodes), now_s)
+    plan = AdmissionPlan(
+        pool.table, promised, gpus.num_gpus, now_s, reserved, cache.scratch, drops=gpus.drops, moves_s=moves_s
+    )
     others = tuple(map(int, pool.others))
     quotes = tuple(quote for quote, _ in held)
     return PlannedPool(plan=plan, listed=pool.listed, curves=pool.curves, others=others, held=quotes)

@@ -8,15 +8,14 @@ made for: `deadline_slack_s` earlier, so that the last evaluation and the last r
 import math
 from typing import NewType
 
-from immutables import Map
-
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.jobs.confidence import confidence_factor
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
-from elasticflow.shared.state.pool import NodeState, PoolState, largest_level
+from elasticflow.shared.state.node_ends import promisable_of
+from elasticflow.shared.state.pool import PoolState, largest_level
 
 MAX_KNOWN_CURVES = 4096
 WORTHWHILE_SPEEDUP = 1.1  # profiling stops at a doubling that gains less
@@ -127,19 +126,9 @@ def arriving_job(
 
 
 def promisable_gpus(state: PoolState) -> tuple[int, ...]:
-    """Numbers of GPUs to promise: with the whole reserve kept back, then with one node less of it, at last with none.
-
-    A reserve of r nodes leaves the GPUs that remain if the r largest nodes are down; nodes that are down count as part
-    of the reserve. So the first number does not shrink while at most r nodes are down, nor when they return.
-    """
-    return promisable_gpus_of(state.nodes, state.config.reserve_nodes)
-
-
-def promisable_gpus_of(nodes: Map[str, NodeState], reserve_nodes: int) -> tuple[int, ...]:
-    """The same for these nodes."""
-    sizes = sorted((node.num_gpus for node in nodes.values() if not node.left), reverse=True)
-    there = sum(node.num_gpus for node in nodes.values() if node.alive)
-    return tuple(dict.fromkeys(min(sum(sizes[k:]), there) for k in range(reserve_nodes, -1, -1)))
+    """Numbers of GPUs to promise now: with the whole reserve kept back, then with less and less of it."""
+    numbers = promisable_of(state.nodes, state.config.reserve_nodes, state.config.leave_s)
+    return tuple(dict.fromkeys(each.num_gpus for each in numbers))
 
 
 def resize_cost(state: PoolState) -> ResizeCost:

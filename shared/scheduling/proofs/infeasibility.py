@@ -21,6 +21,7 @@ from elasticflow.shared.messages.rejection import (
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import Demands, Floats, Request, demands
+from elasticflow.shared.state.node_ends import CapacityDrop
 
 MARGIN = 1e-8  # relative: ten times the tolerance of a floating-point checker
 MAX_VARIABLES = 2_000  # of the linear program
@@ -34,15 +35,17 @@ def find_infeasibility_certificate(
     now_s: float,
     resize_cost: ResizeCost,
     *,
+    drops: tuple[CapacityDrop, ...] = (),
     earliest_deadline_s: float | None = None,
     max_variables: int = MAX_VARIABLES,
 ) -> InfeasibilityCertificate:
     """Return the proof that `arriving_job` cannot be promised beside `promised`, or Unproven; all jobs have deadlines.
 
+    drops: GPUs of `num_gpus` that are there until an instant only.
     earliest_deadline_s: the earliest that the scheduler found, for Unproven. max_variables: of the linear program; 0:
     none.
     """
-    asked = demands((arriving_job, *promised), num_gpus, now_s, resize_cost)
+    asked = demands((arriving_job, *promised), num_gpus, now_s, resize_cost, drops)
     takes_s = float(asked.takes_J[0])
     if takes_s > (arriving_job.deadline_s - now_s) * (1 + MARGIN):
         return TooSlowAlone(earliest_end_s=now_s + takes_s if math.isfinite(takes_s) else None)
@@ -69,7 +72,8 @@ def _overloaded_interval(asked: Demands) -> OverloadedInterval | None:
     close_K = _fullest_first(quick, near_K)[:NUM_CLOSE_LOOKS]
     for until_s, needed in zip(close_K.tolist(), asked.needed_before(close_K).tolist(), strict=True):
         end_s = asked.now_s + until_s
-        available = asked.num_gpus * (end_s - asked.now_s)
+        missing = float(asked.missing(np.array([asked.now_s]), np.array([end_s]))[0])
+        available = asked.num_gpus * (end_s - asked.now_s) - missing
         if available * (1 + MARGIN) < needed < math.inf:
             return OverloadedInterval(
                 start_s=asked.now_s,
@@ -96,6 +100,7 @@ def _infeasible_program(asked: Demands, max_variables: int) -> InfeasibleProgram
     is_priced = price_K > 0
     starts_s_K, ends_s_K, price_K = starts_s_K[is_priced], ends_s_K[is_priced], price_K[is_priced]
     income = asked.num_gpus * float(price_K @ (ends_s_K - starts_s_K))
+    income -= float(price_K @ asked.missing(starts_s_K, ends_s_K))
     payment = asked.least_payment(starts_s_K, ends_s_K, price_K)
     if not income * (1 + MARGIN) < payment < math.inf:
         return None

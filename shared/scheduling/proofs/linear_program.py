@@ -5,7 +5,7 @@ all jobs can meet their deadlines if GPUs can be divided and moved for free:
 
     minimise load   subject to   each job completes its work before its deadline, no faster than it can,
                                  along the lower convex hull of its levels; and
-                                 all jobs together hold at most load * num_gpus GPUs in each interval.
+                                 all jobs together hold at most load times the GPU-seconds of each interval.
 
 A load above 1 means that no schedule exists, and the prices prove it. A load below 1 proves nothing.
 Axes: J = jobs; B = intervals between some of the deadlines; V = variables, in `relax` one for (job, interval, edge of
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers
 from elasticflow.shared.scheduling.proofs.payment_bound import Demands
+
+LEAST_SUPPLY = 1e-3  # of an interval in which few or no GPUs are there, as a part of all GPUs
 
 
 class Entries(NamedTuple):
@@ -104,6 +106,9 @@ def relax(demands: Demands, *, max_variables: int) -> Relaxation | None:
     job_V, interval_V, edge_V = np.nonzero(most_JBH)
     # In parts of a job's work and of an interval's GPU-seconds, so that all numbers are near 1.
     supply_B = demands.num_gpus * (ends_s_B - starts_s_B)
+    if demands.drops:  # never 0, so that no part is infinite: the prices are checked against what there is
+        missing_B = demands.missing(demands.now_s + starts_s_B, demands.now_s + ends_s_B)
+        supply_B = np.maximum(supply_B - missing_B, LEAST_SUPPLY * supply_B)
     part_V = slope_JH[job_V, edge_V] * left_J[job_V] / supply_B[interval_V]
     solution = _solve(
         part_V,

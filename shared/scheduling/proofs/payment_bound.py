@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve, lower_hull, slope
+from elasticflow.shared.state.node_ends import CapacityDrop
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -42,11 +43,12 @@ class Demands:
 
     job_U: the job, ascending; left_U: iterations; until_U: its deadline; ready_U: when it can make progress at the
     earliest; takes_U: its shortest duration; stop_U: GPU-seconds of the stop before its fastest level; slope_UH,
-    speed_UH: GPUs for one more iteration/s, and how many iterations/s, by rising price.
+    speed_UH: GPUs for one more iteration/s, and how many iterations/s, by rising price. drops: of num_gpus, later.
     """
 
     num_gpus: int
     now_s: float
+    drops: tuple[CapacityDrop, ...]
     job_U: Integers
     left_U: Floats
     until_U: Floats
@@ -70,6 +72,7 @@ class Demands:
         return Demands(
             num_gpus=self.num_gpus,
             now_s=self.now_s,
+            drops=self.drops,
             job_U=self.job_U[uses_U],
             left_U=self.left_U[uses_U],
             until_U=self.until_U[uses_U],
@@ -79,6 +82,13 @@ class Demands:
             slope_UH=self.slope_UH[uses_U],
             speed_UH=self.speed_UH[uses_U],
         )
+
+    def missing(self, starts_s_K: Floats, ends_s_K: Floats) -> Floats:
+        """GPU-seconds within each interval of the GPUs that have left by then; times since the epoch."""
+        missing_K = np.zeros(len(starts_s_K))
+        for at_s, num_gpus in self.drops:
+            missing_K += num_gpus * np.clip(ends_s_K - np.maximum(starts_s_K, at_s), 0.0, None)
+        return missing_K
 
     def hopeful(self) -> "Demands":
         """Without the jobs that would be late with all GPUs to themselves."""
@@ -135,8 +145,14 @@ class Demands:
         return np.flatnonzero(np.diff(self.job_U, prepend=-1))
 
 
-def demands(jobs: Sequence[Request], num_gpus: int, now_s: float, resize_cost: ResizeCost) -> Demands:
-    """The demands of these jobs, at least one, on `num_gpus` GPUs from now on."""
+def demands(
+    jobs: Sequence[Request],
+    num_gpus: int,
+    now_s: float,
+    resize_cost: ResizeCost,
+    drops: tuple[CapacityDrop, ...] = (),
+) -> Demands:
+    """The demands of these jobs, at least one, on `num_gpus` GPUs from now on, and fewer from each drop on."""
     number = dict[ScalingCurve, int]()
     curve_J = np.array([number.setdefault(job.curve, len(number)) for job in jobs])
     tables = [curve.derived(_table, num_gpus, resize_cost) for curve in number]
@@ -173,6 +189,7 @@ def demands(jobs: Sequence[Request], num_gpus: int, now_s: float, resize_cost: R
     return Demands(
         num_gpus=num_gpus,
         now_s=now_s,
+        drops=drops,
         job_U=job_U,
         left_U=left_U,
         until_U=np.array([job.deadline_s - now_s for job in jobs])[job_U],

@@ -128,6 +128,11 @@ def alive(state: PoolState, node_id: str) -> bool:
     return node is not None and node.alive
 
 
+def takes_jobs(state: PoolState, node_id: str) -> bool:
+    node = state.nodes.get(node_id)
+    return node is not None and node.takes_jobs
+
+
 def checkpointed(job: Job, iteration: int) -> Job:
     """With a newer checkpoint, which is durable progress: it resets the restarts. A profiling run has none."""
     if iteration <= job.checkpoint_iteration or job.phase is Phase.PROFILING:

@@ -31,7 +31,7 @@ from elasticflow.shared.state.fold.jobs import (
 )
 from elasticflow.shared.state.fold.loads import with_load_event
 from elasticflow.shared.state.fold.mixed_speeds import with_measured_mix, with_slower_mix
-from elasticflow.shared.state.fold.nodes import node_joined, node_lost
+from elasticflow.shared.state.fold.nodes import node_drain_started, node_end_announced, node_joined, node_lost
 from elasticflow.shared.state.fold.plan import allocated, commands_decided, placed
 from elasticflow.shared.state.fold.profiles import profile_completed, throughput_measured
 from elasticflow.shared.state.fold.profiling_runs import profiling_failed, with_failures_forgotten
@@ -53,7 +53,7 @@ from elasticflow.shared.state.job import Phase, has_workers_on
 from elasticflow.shared.state.node_speeds import with_speed_on_node
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 26  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 27  # raise it when the same messages fold to another state: older snapshots are then not read
 
 _BY_SERVICES = (  # executors report the others, each on the jobs that have workers on its node
     *(events.JobCancelled, events.JobProfiled, events.JobAmended, events.JobProgressed, events.JobAtRisk),
@@ -117,6 +117,10 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return node_joined(state, event, sequence)
         case events.NodeLost():
             return node_lost(state, event, sequence)
+        case events.NodeEndAnnounced():
+            return node_end_announced(state, event, sequence)
+        case events.NodeDrainStarted():
+            return node_drain_started(state, event)
         case events.QuoteReserved():
             return quote_reserved(state, event, sequence)
         case (

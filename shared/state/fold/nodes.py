@@ -37,6 +37,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         gpu_type=event.gpu_type,
         gpu_memory_bytes=event.gpu_memory_bytes,
         isolation=event.isolation,
+        until_s=event.until_s,
     )
     state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)
     state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))
@@ -69,6 +70,23 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
     state = with_nodes(state, state.nodes.set(event.node_id, node))
     state = without_workers_on(state, event.node_id, left=node.left)
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
+
+
+def node_end_announced(state: PoolState, event: events.NodeEndAnnounced, sequence: int) -> PoolState:
+    """The node takes jobs again until the allocator drains it for its new end."""
+    node = state.nodes.get(event.node_id)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return state
+    node = replace(node, until_s=event.until_s, end_announced_s=event.at_s, draining=False)
+    return scheduling_event(with_nodes(state, state.nodes.set(event.node_id, node)), sequence)
+
+
+def node_drain_started(state: PoolState, event: events.NodeDrainStarted) -> PoolState:
+    """The allocation of the same decision already does without the node."""
+    node = state.nodes.get(event.node_id)
+    if node is None or node.incarnation != event.incarnation or not node.takes_jobs:
+        return state
+    return with_nodes(state, state.nodes.set(event.node_id, replace(node, draining=True)))
 
 
 def without_departed_nodes(state: PoolState, now_s: float) -> PoolState:

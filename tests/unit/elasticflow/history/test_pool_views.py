@@ -141,3 +141,13 @@ def test_nodes_that_left_or_were_lost_long_ago_are_not_present() -> None:
         "left 10.0s ago",
         "lost 10.0s ago",
     ]
+
+
+def test_a_node_shows_its_end_and_that_it_is_drained() -> None:
+    history = pool(2, 2).then(
+        events.NodeEndAnnounced(node_id="node-1", incarnation="first-1", until_s=NOW_S + 7_200.0, at_s=NOW_S)
+    )
+    views = node_views(history.state)
+    assert [(view.until_s, view.draining) for view in views] == [(None, False), (NOW_S + 7_200.0, False)]
+    history.then(events.NodeDrainStarted(node_id="node-1", incarnation="first-1", at_s=NOW_S + 7_170.0))
+    assert node_views(history.state)[1].draining

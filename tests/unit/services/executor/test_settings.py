@@ -122,6 +122,14 @@ def test_each_gpu_has_a_warm_worker_and_cpu_slots_only_by_setting() -> None:
         read({"EF_SLOTS": "4", "EF_WARM_WORKERS": "5"})
 
 
+def test_the_end_of_the_node_is_set_or_that_of_the_allocation_of_slurm() -> None:
+    assert read({}).until_s is None
+    assert read({"SLURM_JOB_END_TIME": "1800000000"}).until_s == 1_800_000_000.0
+    assert read({"SLURM_JOB_END_TIME": "1800000000", "EF_NODE_UNTIL": "1700000000.5"}).until_s == 1_700_000_000.5
+    with pytest.raises(BadSettings, match="EF_NODE_UNTIL"):
+        read({"EF_NODE_UNTIL": "tomorrow"})
+
+
 def test_sockets_are_detected_if_gpus_are_spread_evenly_and_else_set() -> None:
     assert (read({}, num_gpus=8).sockets, read({}, num_gpus=8).rack) == (2, "")
     assert read({}, num_gpus=8, sockets=3).sockets == 1

@@ -179,7 +179,7 @@ def held_until(job: SchedulableJob, schedule: Schedule, now_s: float = 0.0) -> t
     """When it ends under this schedule, and what it then holds."""
     table = JobTable.of([job])
     table.write_schedule(0, [number for segment in schedule for number in segment])
-    return trim_to_remaining_work(table.schedules, table.jobs, 0, now_s), table.schedule(0)
+    return trim_to_remaining_work(table.schedules, table.jobs, 0, True, now_s), table.schedule(0)
 
 
 def test_when_a_job_ends_under_a_given_schedule() -> None:

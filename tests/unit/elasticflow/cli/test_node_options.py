@@ -1,0 +1,51 @@
+"""The end of a node in words, and as options of `eflow node` and `eflow drain` give it."""
+
+import io
+from datetime import datetime
+
+import pytest
+import typer
+from rich.console import Console
+
+from elasticflow.cli.jobs_and_nodes import nodes_table
+from elasticflow.cli.option_values import end_of
+from elasticflow.history.event_cause import cause_in_words
+from elasticflow.history.pool_views import node_views
+from elasticflow.shared.messages import events
+from tests.support.histories import NOW_S, pool
+
+
+def table(history_nodes: events.NodeEndAnnounced | None) -> str:
+    history = pool(2, 2)
+    if history_nodes is not None:
+        history.then(history_nodes)
+    out = io.StringIO()
+    Console(file=out, width=160).print(nodes_table(node_views(history.state), NOW_S))
+    return out.getvalue()
+
+
+def announced(until_s: float | None) -> events.NodeEndAnnounced:
+    return events.NodeEndAnnounced(node_id="node-1", incarnation="first-1", until_s=until_s, at_s=NOW_S)
+
+
+def test_an_end_is_a_duration_a_time_or_seconds_as_slurm_has_them() -> None:
+    assert end_of("2h30m", "--until", NOW_S) == NOW_S + 9_000.0
+    assert end_of("1800007200", "--until", NOW_S) == 1_800_007_200.0
+    local = datetime.fromtimestamp(NOW_S + 60.0).replace(microsecond=0)  # noqa: DTZ006 - as a user writes it
+    assert end_of(local.isoformat(), "--until", NOW_S) == local.timestamp()
+    with pytest.raises(typer.BadParameter, match="soon"):
+        end_of("soon", "--until", NOW_S)
+
+
+def test_the_table_has_a_column_of_ends_where_a_node_has_one() -> None:
+    assert "UNTIL" not in table(None)
+    shown = table(announced(NOW_S + 7_200.0))
+    assert "UNTIL" in shown
+    assert "(in 2h 00m)" in shown
+
+
+def test_the_causes_of_a_change_of_gpus_name_the_end() -> None:
+    assert "node-1 ends at " in cause_in_words(announced(NOW_S + 60.0), "a")
+    assert "node-1 stays" in cause_in_words(announced(None), "a")
+    drained = events.NodeDrainStarted(node_id="node-1", incarnation="first-1", at_s=NOW_S)
+    assert cause_in_words(drained, "a") == "node-1 is drained before its end"

@@ -1,0 +1,65 @@
+"""A node with an announced end tells it when it joins, and leaves by itself."""
+
+from dataclasses import replace
+
+from elasticflow.services.executor.decisions.local_events_and_actions import BeginShutDown, ShutDown
+from elasticflow.services.executor.decisions.policy import executor_policy
+from elasticflow.shared.messages import events
+from tests.support.executor_node import ExecutorNode, kinds, node_specification, stops
+from tests.support.histories import NOW_S
+
+GRACE_S = 10.0
+
+
+class EndingNode(ExecutorNode):
+    """Ends 100 s from now, as it was started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = executor_policy(replace(node_specification(), until_s=NOW_S + 100.0))
+        self.state = self.policy.start(self.state.pool)
+
+
+def announced(node: ExecutorNode, until_s: float | None) -> events.NodeEndAnnounced:
+    return events.NodeEndAnnounced(
+        node_id="node-0", incarnation=node.state.incarnation, until_s=until_s, at_s=node.now_s
+    )
+
+
+def test_it_joins_with_its_end_and_leaves_in_time() -> None:
+    node = EndingNode().settle()
+    (joined,) = node.emitted
+    assert joined.until_s == NOW_S + 100.0
+    assert node.policy.wake_at_s(node.state) == NOW_S + 100.0 - GRACE_S
+    node.forget().at(NOW_S + 100.0 - GRACE_S - 0.1)
+    assert (node.emitted, node.actions) == ([], [])
+    node.at(NOW_S + 100.0 - GRACE_S)
+    assert kinds(node.emitted) == [events.NodeLost]
+    assert node.emitted[0].reason == "left"
+    assert node.actions == [BeginShutDown(), ShutDown(replaced=False)]
+
+
+def test_what_still_runs_at_its_end_stops_at_a_boundary() -> None:
+    node = EndingNode().training(1).forget().at(NOW_S + 100.0 - GRACE_S)
+    assert node.actions == [BeginShutDown(), *stops(0)]
+    node.ends()
+    assert kinds(node.emitted) == [events.NodeLost]
+
+
+def test_the_operator_announces_moves_and_takes_back_an_end() -> None:
+    node = ExecutorNode().settle().forget()
+    node.ledger(announced(node, NOW_S + 50.0))
+    assert node.state.leaves_at_s == NOW_S + 40.0
+    node.ledger(announced(node, None)).at(NOW_S + 45.0)
+    assert (node.actions, node.state.until_s) == ([], None)
+    node.ledger(announced(node, NOW_S + 46.0))
+    assert node.actions == [BeginShutDown(), ShutDown(replaced=False)]
+
+
+def test_a_node_that_was_lost_joins_with_the_end_that_was_announced_last() -> None:
+    node = EndingNode().settle()
+    node.ledger(announced(node, NOW_S + 60.0)).forget()
+    node.ledger(events.NodeLost(node_id="node-0", incarnation=node.state.incarnation, reason="silent", at_s=node.now_s))
+    joined = node.emitted[-1]
+    assert isinstance(joined, events.NodeJoined)
+    assert joined.until_s == NOW_S + 60.0

@@ -1,0 +1,111 @@
+"""When nodes with an announced end are drained, and what the pool can promise until then."""
+
+from dataclasses import replace
+
+from elasticflow.shared.messages import events
+from elasticflow.shared.state.node_ends import (
+    CapacityDrop,
+    PromisableGpus,
+    ending_nodes,
+    moves_of,
+    next_drain_s,
+    nodes_to_drain,
+    promisable_of,
+)
+from tests.support.histories import NOW_S, History, pool
+
+LEAVE_S = 30.0
+
+
+def ending(*num_gpus: int, until: dict[int, float], **config: object) -> History:
+    """A pool of which some nodes have ends, in seconds from now."""
+    history = pool(**config)
+    for number, count in enumerate(num_gpus):
+        until_s = NOW_S + until[number] if number in until else None
+        joined = events.NodeJoined(
+            node_id=f"node-{number}",
+            incarnation=f"first-{number}",
+            num_gpus=count,
+            device="cpu",
+            until_s=until_s,
+            at_s=NOW_S,
+        )
+        history.then(joined)
+    return history
+
+
+def announced(number: int, until_s: float | None, at_s: float = NOW_S) -> events.NodeEndAnnounced:
+    return events.NodeEndAnnounced(node_id=f"node-{number}", incarnation=f"first-{number}", until_s=until_s, at_s=at_s)
+
+
+def drained(number: int, incarnation: str = "first") -> events.NodeDrainStarted:
+    return events.NodeDrainStarted(node_id=f"node-{number}", incarnation=f"{incarnation}-{number}", at_s=NOW_S)
+
+
+def promisable(history: History, reserve_nodes: int = 0) -> tuple[PromisableGpus, ...]:
+    return promisable_of(history.state.nodes, reserve_nodes, LEAVE_S)
+
+
+def test_gpus_are_promised_until_the_drain_of_their_node() -> None:
+    assert promisable(pool(4, 2)) == (PromisableGpus(6),)
+    history = ending(4, 2, 2, 8, until={1: 100.0, 2: 100.0, 3: 500.0})
+    drops = (CapacityDrop(NOW_S + 70.0, 4), CapacityDrop(NOW_S + 470.0, 8))
+    assert promisable(history) == (PromisableGpus(16, drops),)
+    history.then(drained(1))
+    assert history.state.num_gpus == 14
+    assert promisable(history) == (PromisableGpus(14, (CapacityDrop(NOW_S + 70.0, 2), drops[1])),)
+
+
+def test_a_reserve_keeps_the_largest_of_the_nodes_that_are_there_at_each_instant() -> None:
+    history = ending(4, 2, 8, until={2: 100.0})
+    kept, none = promisable(history, 1)
+    assert kept == PromisableGpus(6, (CapacityDrop(NOW_S + 70.0, 4),))
+    assert none == PromisableGpus(14, (CapacityDrop(NOW_S + 70.0, 8),))
+    history.then(events.NodeLost(node_id="node-2", incarnation="first-2", reason="silent", at_s=NOW_S))
+    assert promisable(history, 1)[0] == PromisableGpus(6, (CapacityDrop(NOW_S + 70.0, 4),)), (
+        "the lost one is the reserve"
+    )
+
+
+def test_drops_of_fewer_gpus_never_exceed_them() -> None:
+    drops = (CapacityDrop(1.0, 4), CapacityDrop(2.0, 3), CapacityDrop(3.0, 1))
+    assert PromisableGpus(8, drops).limited_to(9) == PromisableGpus(8, drops)
+    assert PromisableGpus(8, drops).limited_to(5) == PromisableGpus(5, (drops[0], CapacityDrop(2.0, 1)))
+
+
+def test_a_drain_is_due_once_and_its_event_changes_nothing_twice() -> None:
+    history = ending(2, 2, until={1: 100.0})
+    assert next_drain_s(history.state) == NOW_S + 70.0
+    assert nodes_to_drain(history.state, NOW_S + 69.0) == []
+    assert [node.node_id for node in nodes_to_drain(history.state, NOW_S + 70.0)] == ["node-1"]
+    history.then(drained(1, "other"))
+    assert history.state.num_gpus == 4, "of another incarnation"
+    history.then(drained(1), drained(1))
+    assert (history.state.num_gpus, history.state.draining) == (2, {"node-1"})
+    assert (next_drain_s(history.state), nodes_to_drain(history.state, NOW_S + 99.0)) == (None, [])
+
+
+def test_an_end_may_move_and_be_taken_back() -> None:
+    history = pool(2, 2).then(announced(1, NOW_S + 50.0))
+    assert next_drain_s(history.state) == NOW_S + 20.0
+    history.then(drained(1), announced(1, NOW_S + 500.0, at_s=NOW_S + 25.0))
+    assert (history.state.num_gpus, next_drain_s(history.state)) == (4, NOW_S + 470.0)
+    assert history.state.scheduling_event_sequence == history.state.sequence
+    history.then(replace(announced(1, NOW_S + 1.0), incarnation="an earlier one"))
+    assert next_drain_s(history.state) == NOW_S + 470.0
+    history.then(announced(1, None))
+    assert (next_drain_s(history.state), ending_nodes(history.state.nodes)) == (None, ())
+
+
+def test_a_node_that_joins_anew_has_the_end_that_it_names() -> None:
+    history = pool(2).then(announced(0, NOW_S + 50.0), drained(0))
+    history.then(events.NodeJoined(node_id="node-0", incarnation="next", num_gpus=2, device="cpu", at_s=NOW_S + 9.0))
+    node = history.state.nodes["node-0"]
+    assert (node.until_s, node.draining, history.state.num_gpus) == (None, False, 2)
+
+
+def test_jobs_may_have_to_move_at_each_drain_ahead_and_while_one_lasts() -> None:
+    history = ending(2, 2, 2, until={0: 100.0, 1: 100.0, 2: 300.0})
+    ends = ending_nodes(history.state.nodes)
+    assert moves_of(history.state, ends, NOW_S) == (NOW_S + 70.0, NOW_S + 270.0)
+    assert moves_of(history.state, ends, NOW_S + 80.0) == (NOW_S + 270.0,), "no job is on the nodes that are drained"
