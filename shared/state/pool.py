@@ -59,6 +59,7 @@ class NodeState:
     gpu_type: str = ""  # of all its GPUs; "": its executor named none
     gpu_memory_bytes: int = 0  # of each GPU; 0: unknown
     isolation: str = ""  # of its workers, as in `NodeJoined`
+    workers_secret: str = ""  # a digest, as in `NodeJoined`
     slow_gpus: tuple[SlowGpu, ...] = ()  # some may have expired
     earlier_incarnations: tuple[str, ...] = ()  # newest first; their repeated joins are ignored
 

@@ -116,6 +116,7 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         gpu_type=state.node_specification.gpu_type,
         gpu_memory_bytes=state.node_specification.gpu_memory_bytes,
         isolation=state.node_specification.isolation,
+        workers_secret=state.node_specification.workers_secret,
         at_s=now_s,
     )
     return (joined,)

@@ -18,6 +18,7 @@ from elasticflow.shared.messages.limits import (
     NumSockets,
     Rack,
     Rate,
+    SecretDigest,
     TimeS,
     Token,
 )
@@ -39,6 +40,8 @@ class NodeJoined:
     gpu_memory_bytes: NumBytes = 0  # of each GPU; 0: unknown
     # of its workers: by namespaces of their own, by limits alone, or none; "": unknown (docs/adr/0058)
     isolation: Literal["", "none", "limits", "namespaces"] = ""
+    # a digest of the secret by which its workers know each other, to compare nodes; "none": it has none; "": unknown
+    workers_secret: SecretDigest = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

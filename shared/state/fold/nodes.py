@@ -37,6 +37,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         gpu_type=event.gpu_type,
         gpu_memory_bytes=event.gpu_memory_bytes,
         isolation=event.isolation,
+        workers_secret=event.workers_secret,
     )
     state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)
     state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))
