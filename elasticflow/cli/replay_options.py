@@ -29,7 +29,7 @@ Delay = Annotated[
 OneJob = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Show only this job.")]
 OtherPolicy = Annotated[
     str | None,
-    typer.Option("--policy", metavar="OTHER", help="Compare with another policy: edf, tiresias, pollux, ..."),
+    typer.Option("--policy", metavar="OTHER", help="Compare with another policy: edf, tiresias, gandiva, ..."),
 ]
 FromSequence = Annotated[
     int | None,

@@ -16,6 +16,14 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A job was without GPUs for this long, before it got some again. attained_gpu_seconds: until then."""
+
+    waited_s: float
+    attained_gpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineJob:
     """A live job as a baseline sees it at one instant; each baseline reads what its paper assumes to be known.
 
@@ -24,6 +32,7 @@ class BaselineJob:
     attained_gpu_seconds: of all GPUs held so far, stalls included.
     held_since_s: the start of holding current_num_gpus; without GPUs, the start of waiting.
     num_resizes: changes from one share to another so far, starts and stops included.
+    waits: those that have ended, the first start's included, in their order.
     """
 
     job_id: str
@@ -38,6 +47,7 @@ class BaselineJob:
     current_num_gpus: int = 0
     held_since_s: float
     num_resizes: int = 0
+    waits: tuple[Wait, ...] = ()
     weight: float = 1.0
     resize_cost: ResizeCost = field(default_factory=ResizeCost)
 

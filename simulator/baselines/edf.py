@@ -1,15 +1,16 @@
 """Earliest deadline first: without admission control, with it, and with elastic scaling.
 
-The first two give each job its fastest level; without admission control, deadlines that cannot be met go unnoticed.
-With elastic scaling it is ElasticFlow without its admission control: minimum satisfactory shares are filled in the
-order of deadlines (Algorithm 1), and the GPUs left now go where their marginal return is greatest (Algorithm 2); late
-jobs share in these. The implementation is independent of the scheduler's: it works on pieces of a step function.
+The first two give each job its fastest level, or as the published program up to 64 GPUs even where that is slower;
+without admission control, deadlines that cannot be met go unnoticed. With elastic scaling, minimum satisfactory shares
+are filled in the order of deadlines (Algorithm 1), and the GPUs left now go where their marginal return is greatest
+(Algorithm 2); late jobs share in these. The implementation is independent of the scheduler's: it works on pieces of a
+step function.
 Source: ElasticFlow, sections 4.1, 4.2, 6.1 and 6.4 (EDF + admission control, EDF + elastic scaling); Liu and Layland,
 JACM 1973.
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,24 +21,39 @@ from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Sha
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadlineFirst(AdmitsAll):
-    """Jobs without a deadline come last, by arrival."""
+    """Jobs without a deadline come last, by arrival.
+
+    most_gpus: as the published program, the most GPUs on which a job runs up to that many, even where fewer are faster.
+    """
 
     name: str = "edf"
+    most_gpus: int | None = None
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
-        return Shares(num_gpus_by_job=_widest_in_order(sorted(jobs, key=by_deadline), num_gpus))
+        ordered = sorted(jobs, key=by_deadline)
+        return Shares(num_gpus_by_job=_widest_in_order(ordered, num_gpus, self.most_gpus))
 
 
-def _widest_in_order(jobs_in_order: Sequence[BaselineJob], num_gpus: int) -> dict[str, int]:
-    """Each job its fastest level that is still free, in this order."""
+def _widest_in_order(
+    jobs_in_order: Sequence[BaselineJob], num_gpus: int, most_gpus: int | None = None
+) -> dict[str, int]:
+    """Each job its fastest level that is still free, or its largest one up to most_gpus, in this order."""
     shares: dict[str, int] = {}
     for job in jobs_in_order:
         if not num_gpus:
             break
-        if level := job.level(num_gpus):
+        level = job.level(num_gpus) if most_gpus is None else _largest(job, min(num_gpus, most_gpus))
+        if level:
             shares[job.job_id] = level
             num_gpus -= level
     return shares
+
+
+def _largest(job: BaselineJob, most: int) -> int:
+    """The largest level up to `most`, also where it is slower; 0 if there is none."""
+    levels = job.curve.num_gpus_L
+    fitting = bisect_right(levels, most)
+    return levels[fitting - 1] if fitting else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +61,28 @@ class EarliestDeadlineFirstWithAdmission:
     """Admission simulates the schedule of all jobs to its end, every resize charged, and foresees no later arrival."""
 
     name: str = "edf-admission"
+    most_gpus: int | None = None  # as above
 
     def admits(self, arriving: BaselineJob, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> bool:
         if arriving.due_s == math.inf:  # all jobs with deadlines precede it
             return True
         dated = [job for job in jobs if job.due_s < math.inf]
-        late = _late([*dated, arriving], num_gpus, now_s)
+        late = _late([*dated, arriving], num_gpus, now_s, self.most_gpus)
         first = next(late, None)
         if first is None:
             return True
-        lost_anyway = set(_late(dated, num_gpus, now_s))
+        lost_anyway = set(_late(dated, num_gpus, now_s, self.most_gpus))
         return {first, *late} <= lost_anyway
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
-        return EarliestDeadlineFirst().shares(jobs, num_gpus, now_s)
+        return EarliestDeadlineFirst(most_gpus=self.most_gpus).shares(jobs, num_gpus, now_s)
 
 
-def _late(jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Iterator[str]:
+def _late(jobs: Sequence[BaselineJob], num_gpus: int, now_s: float, most_gpus: int | None) -> Iterator[str]:
     """Jobs that end after their deadline if no other job arrives, in the order of their ends."""
     waiting = sorted(jobs, key=by_deadline)
     while waiting:
-        shares = _widest_in_order(waiting, num_gpus)
+        shares = _widest_in_order(waiting, num_gpus, most_gpus)
         if not shares:
             yield from (job.job_id for job in waiting)
             return
@@ -101,9 +118,9 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadlineFirstElastic(AdmitsAll):
-    """Every job is admitted."""
+    """Every job is admitted. Jobs that will be late share in what the others leave."""
 
-    name: str = "edf-elastic"
+    name: str = "edf-elastic-late-last"
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
         free, shares = _Free(num_gpus, now_s), dict[str, int]()

@@ -96,13 +96,21 @@ class Chronus(AdmitsAll):
     Jobs whose deadline cannot be kept lose their class, and run with the best-effort jobs on the rest, the shortest
     first. The paper solves a mixed-integer program for each lease. Here jobs are packed by deadline, and where one does
     not fit the largest packed job is given up (Moore and Hodgson's rule, exact for one machine).
+    slack: a part of each duration that is added to it. waits_for_ticks: as the published program, jobs start only
+    where a lease begins.
     Axis: T = leases from now on. Source: Chronus (Gao et al., SoCC 2021), section 4.
     """
 
     name: str = "chronus"
     lease_s: float = 240.0
+    slack: float = 0.0
+    waits_for_ticks: bool = False
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
+        if self.waits_for_ticks and not at_lease_end(now_s, self.lease_s):
+            held = {job.job_id: job.current_num_gpus for job in jobs if job.current_num_gpus}
+            until_s = next_lease_end_s(now_s, self.lease_s) if len(held) < len(jobs) else math.inf
+            return Shares(num_gpus_by_job=held, valid_until_s=until_s)
         if at_lease_end(now_s, self.lease_s):
             leased = self._leased_now(jobs, num_gpus, now_s)
             order = sorted(jobs, key=lambda job: (job.job_id not in leased, *_shortest_first(job)))
@@ -131,7 +139,7 @@ class Chronus(AdmitsAll):
 
     def _window(self, job: BaselineJob, now_s: float) -> tuple[int, int] | None:
         """Leases that the job needs, and leases that it can use before its deadline; None if these are too few."""
-        needed_s = job.seconds_left(job.gang, now_s)
+        needed_s = job.seconds_left(job.gang, now_s) * (1.0 + self.slack)
         needed = max(math.ceil(needed_s / self.lease_s), 1)
         last_s = needed_s - (needed - 1) * self.lease_s  # of its last lease it needs only this
         if job.due_s == math.inf or now_s + needed_s > job.due_s:

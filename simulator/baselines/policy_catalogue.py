@@ -17,6 +17,7 @@ from elasticflow.simulator.baselines.edf import (
     EarliestDeadlineFirstElastic,
     EarliestDeadlineFirstWithAdmission,
 )
+from elasticflow.simulator.baselines.elasticflow_algorithms import ElasticFlowAlgorithms
 from elasticflow.simulator.baselines.lease_schedulers import Chronus, Gandiva, Themis
 from elasticflow.simulator.baselines.policy_adapter import NO_REQUESTS, baseline_policies
 from elasticflow.simulator.baselines.pollux import Pollux
@@ -27,14 +28,20 @@ AdmissionPolicy = Literal["first-come", "selective"]
 OURS: tuple[AdmissionPolicy, ...] = ("selective", "first-come")
 
 _BASELINES: tuple[Baseline, ...] = (
+    ElasticFlowAlgorithms(),
     EarliestDeadlineFirst(),
+    EarliestDeadlineFirst("edf-64", most_gpus=64),
     EarliestDeadlineFirstWithAdmission(),
+    EarliestDeadlineFirstWithAdmission("edf-admission-64", most_gpus=64),
     EarliestDeadlineFirstElastic(),
+    ElasticFlowAlgorithms("edf-elastic-reserving", admission=False),
     Gandiva(),
     Tiresias(),
+    Tiresias("tiresias-3250-7200", quanta_gpu_s=(3_250.0, 7_200.0)),
     ElasticTiresias(),
     Themis(),
     Chronus(),
+    Chronus("chronus-ticks", slack=0.1, waits_for_ticks=True),
     Pollux(),
     WeightedFairSharing(),
     StaticPriority(),

@@ -27,7 +27,7 @@ POWER = -1  # of the power mean: the harmonic mean, which counts the slowest mos
 class Pollux(AdmitsAll):
     """interval_s: between two optimizations; a job that arrives meanwhile starts on its fewest GPUs if free."""
 
-    name: str = "pollux"
+    name: str = "pollux-fixed-batch"
     interval_s: float = 60.0
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:

@@ -18,7 +18,7 @@ from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.shared.state.pool import PoolState, spec_of
-from elasticflow.simulator.baselines.baseline import BaselineJob
+from elasticflow.simulator.baselines.baseline import BaselineJob, Wait
 
 WEIGHTS: Mapping[JobClass, float] = {
     JobClass.SLO: 10.0,
@@ -30,12 +30,13 @@ WEIGHTS: Mapping[JobClass, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
-    """The past of one job. attained_gpu_seconds: up to held_since_s."""
+    """The past of one job. attained_gpu_seconds: up to held_since_s. waits: those that have ended."""
 
     num_gpus: int = 0
     held_since_s: float
     attained_gpu_seconds: float = 0.0
     num_resizes: int = 0
+    waits: tuple[Wait, ...] = ()
 
     def until(self, now_s: float) -> float:
         """GPU-seconds attained by then."""
@@ -44,11 +45,15 @@ class Tenure:
     def change(self, num_gpus: int, now_s: float) -> "Tenure":
         if num_gpus == self.num_gpus:
             return self
+        attained_gpu_seconds, waits = self.until(now_s), self.waits
+        if not self.num_gpus:
+            waits += (Wait(waited_s=now_s - self.held_since_s, attained_gpu_seconds=attained_gpu_seconds),)
         return Tenure(
             num_gpus=num_gpus,
             held_since_s=now_s,
-            attained_gpu_seconds=self.until(now_s),
+            attained_gpu_seconds=attained_gpu_seconds,
             num_resizes=self.num_resizes + 1,
+            waits=waits,
         )
 
 
@@ -117,6 +122,7 @@ class PoolView:
             current_num_gpus=tenure.num_gpus,
             held_since_s=tenure.held_since_s,
             num_resizes=tenure.num_resizes,
+            waits=tenure.waits,
             weight=WEIGHTS[spec.job_class],
             resize_cost=self._cost,
         )

@@ -17,8 +17,8 @@ from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Sha
 class Tiresias(AdmitsAll):
     """quanta_gpu_s: attained GPU-seconds at which a job sinks into the next queue.
 
-    promote_after: a job that waits this many times as long as it has run returns to the first queue; it sinks again
-    as soon as it runs, since its attained service stays.
+    promote_after: a job that waits this many times as long as it has run returns to the first queue, and its service
+    counts from there again.
     """
 
     name: str = "tiresias"
@@ -35,27 +35,40 @@ class Tiresias(AdmitsAll):
 
     def queue(self, job: BaselineJob, now_s: float) -> int:
         """0 is served first."""
-        if not job.current_num_gpus and now_s >= self._promoted_at_s(job):
+        if self._is_promoted(job, now_s):
             return 0
-        return bisect_right(self.quanta_gpu_s, job.attained_gpu_seconds)
+        return bisect_right(self.quanta_gpu_s, self._service_gpu_s(job))
 
     def next_change_s(self, jobs: Sequence[BaselineJob], shares: dict[str, int], num_gpus: int, now_s: float) -> float:
         """When a running job sinks or a waiting one is promoted; infinity while no job waits."""
         if len(shares) == len(jobs):
             return math.inf
         sinks_s = (
-            now_s + (limit - job.attained_gpu_seconds) / shares[job.job_id]
+            now_s + (limit - service_gpu_s) / shares[job.job_id]
             for job in jobs
             if job.job_id in shares
+            for service_gpu_s in (0.0 if self._is_promoted(job, now_s) else self._service_gpu_s(job),)
             for limit in self.quanta_gpu_s
-            if limit > job.attained_gpu_seconds
+            if limit > service_gpu_s
         )
         promoted_s = (self._promoted_at_s(job) for job in jobs if job.job_id not in shares)
         return min((at_s for at_s in (*sinks_s, *promoted_s) if at_s > now_s), default=math.inf)
 
+    def _is_promoted(self, job: BaselineJob, now_s: float) -> bool:
+        return not job.current_num_gpus and now_s >= self._promoted_at_s(job)
+
     def _promoted_at_s(self, job: BaselineJob) -> float:
-        ran_s = job.attained_gpu_seconds / job.gang
+        ran_s = self._service_gpu_s(job) / job.gang
         return job.held_since_s + self.promote_after * ran_s if ran_s else math.inf
+
+    def _service_gpu_s(self, job: BaselineJob) -> float:
+        """Attained since its last promotion."""
+        since_gpu_s = 0.0
+        for wait in job.waits:
+            ran_s = (wait.attained_gpu_seconds - since_gpu_s) / job.gang
+            if ran_s and wait.waited_s >= self.promote_after * ran_s:
+                since_gpu_s = wait.attained_gpu_seconds
+        return job.attained_gpu_seconds - since_gpu_s
 
 
 @dataclass(frozen=True, slots=True)

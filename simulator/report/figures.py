@@ -30,7 +30,7 @@ from elasticflow.simulator.workload.workload import Workload
 Bounds = Mapping[tuple[str, int], Bound]  # by trace and number of GPUs, where they are known
 Cell = str | int | float | None
 
-VARIANTS_OF_EDF = ("edf", "edf-admission", "edf-elastic")
+VARIANTS_OF_EDF = ("edf", "edf-admission", "edf-elastic-late-last")
 BEST_EFFORT_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 

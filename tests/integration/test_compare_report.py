@@ -147,7 +147,7 @@ def test_loosened_deadlines_multiply_the_time() -> None:
     ("interrupted_at", "runs", "figures"),
     [
         (150, ["edf"], ["7", "8"]),  # in the second run
-        (400, ["edf", "gandiva", "pollux"], ["7", "8"]),  # later, among those of other figures
+        (400, ["edf", "gandiva", "pollux-fixed-batch"], ["7", "8"]),  # later, among those of other figures
     ],
 )
 def test_ctrl_c_leaves_a_report_of_the_completed_runs(
@@ -160,7 +160,7 @@ def test_ctrl_c_leaves_a_report_of_the_completed_runs(
     trace, folder = tmp_path / "few.csv", tmp_path / "report"
     write_trace(small(), trace)
     interrupt_at(interrupted_at, monkeypatch)
-    chosen = [word for policy in ("edf", "gandiva", "pollux") for word in ("--policy", policy)]
+    chosen = [word for policy in ("edf", "gandiva", "pollux-fixed-batch") for word in ("--policy", policy)]
     status, said, noted = compare("--trace", str(trace), *chosen, "--out", str(folder))
     assert status == 130
     assert said.strip() == str(folder / "report.html")
@@ -192,7 +192,7 @@ def test_the_first_trials_are_all_of_a_smaller_comparison() -> None:
     two = RunMatrix(
         workloads=(small(1), small(2)),
         clusters=(ClusterShape(num_nodes=1, gpus_per_node=8), ClusterShape(num_nodes=2, gpus_per_node=8)),
-        policies=("edf", "gandiva", "pollux"),
+        policies=("edf", "gandiva", "pollux-fixed-batch"),
     )
     simulated_runs = two.runs()
     assert two.first(0) is None

@@ -9,7 +9,7 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob
+from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Wait
 from elasticflow.simulator.baselines.edf import (
     EarliestDeadlineFirst,
     EarliestDeadlineFirstElastic,
@@ -62,7 +62,7 @@ def test_a_gang_is_what_was_requested_as_far_as_job_and_pool_can(requested: int,
 
 
 def test_every_baseline_is_listed_by_its_name() -> None:
-    assert len(BASELINES) == 11
+    assert len(BASELINES) == 17
     assert all(baseline.name == name for name, baseline in BASELINES.items())
 
 
@@ -78,6 +78,20 @@ def test_edf_serves_a_deadline_that_has_passed_and_best_effort_last() -> None:
     hopeless, easy, free = job("hopeless", -10.0), job("easy", 900.0), job("free")
     assert shares(EarliestDeadlineFirst(), free, easy, hopeless) == {"hopeless": 8}
     assert shares(EarliestDeadlineFirst(), free, easy, num_gpus=15) == {"easy": 8, "free": 4}
+
+
+def test_edf_of_the_published_program_goes_up_to_64_gpus_even_where_that_is_slower() -> None:
+    curve = ScalingCurve((1, 2, 32, 64, 128), (1.0, 1.8, 9.0, 8.0, 12.0))
+    policy = EarliestDeadlineFirst("edf-64", most_gpus=64)
+    assert shares(policy, job("a", 50.0, curve=curve), num_gpus=128) == {"a": 64}
+    assert shares(policy, job("a", 50.0, curve=curve), num_gpus=63) == {"a": 32}
+    assert shares(EarliestDeadlineFirst(), job("a", 50.0, curve=curve), num_gpus=64) == {"a": 32}
+
+
+def test_edf_admission_plans_with_the_most_gpus_that_it_gives() -> None:
+    due = job("due", 45.0, curve=BENT)  # 41.7 s on 4 GPUs, 50 s on 8
+    assert EarliestDeadlineFirstWithAdmission().admits(due, [], 8, NOW_S)
+    assert not EarliestDeadlineFirstWithAdmission(most_gpus=64).admits(due, [], 8, NOW_S)
 
 
 def test_edf_puts_soft_deadlines_after_hard_ones() -> None:
@@ -195,6 +209,23 @@ def test_tiresias_promotes_a_job_that_waits_too_long() -> None:
     assert shares(Tiresias(), replace(starved, held_since_s=NOW_S - 15_999.0), young) == {"young": 8}
 
 
+def test_tiresias_counts_the_service_of_a_promoted_job_from_its_promotion() -> None:
+    promotion = Wait(waited_s=16_000.0, attained_gpu_seconds=16_000.0)  # it had run for 2000 s on 8 GPUs
+    first = Wait(waited_s=9_999.0, attained_gpu_seconds=0.0)  # a first start is no promotion
+    again = running("again", 8, attained_gpu_seconds=25_999.0, waits=(first, promotion))
+    young = job("young", requested_num_gpus=8)
+    assert shares(Tiresias(), again, young) == {"again": 8}
+    assert shares(Tiresias(), replace(again, attained_gpu_seconds=26_000.0), young) == {"young": 8}
+    assert shares(Tiresias(), replace(again, waits=(first,)), young) == {"young": 8}
+    assert shares(Tiresias(), replace(again, waits=(replace(promotion, waited_s=15_999.0),)), young) == {"young": 8}
+
+
+def test_tiresias_looks_again_when_a_job_that_it_promotes_now_would_sink() -> None:
+    starved = job("starved", requested_num_gpus=8, attained_gpu_seconds=16_000.0, held_since_s=NOW_S - 16_000.0)
+    answer = Tiresias().shares((starved, job("young", requested_num_gpus=8)), 8, NOW_S)
+    assert (answer.num_gpus_by_job, answer.valid_until_s) == ({"starved": 8}, NOW_S + 10_000.0 / 8)
+
+
 def test_elastic_tiresias_halves_all_but_the_first_queue_while_others_wait() -> None:
     old = running("old", 8, attained_gpu_seconds=20_000.0)
     young = job("young", requested_num_gpus=4)
@@ -225,6 +256,23 @@ def test_chronus_packs_leases_before_deadlines_and_gives_up_the_largest() -> Non
     assert shares(Chronus(), large, small) == {"small": 8}
     patient = replace(small, deadline_s=NOW_S + 720.0)
     assert shares(Chronus(), large, patient) == {"large": 8}
+
+
+def test_chronus_of_the_published_program_starts_jobs_at_ticks_only() -> None:
+    policy = Chronus(slack=0.1, waits_for_ticks=True)
+    holder, waiting = running("holder", 4), job("waiting", 480.0, requested_num_gpus=4)
+    answer = policy.shares((holder, waiting), 8, NOW_S + 100.0)
+    assert (answer.num_gpus_by_job, answer.valid_until_s) == ({"holder": 4}, NOW_S + 240.0)
+    assert policy.shares((holder,), 8, NOW_S + 100.0).valid_until_s == math.inf
+    assert shares(policy, holder, waiting) == {"holder": 4, "waiting": 4}
+
+
+def test_chronus_with_slack_gives_up_a_deadline_that_leaves_less() -> None:
+    tight = job("tight", 109.9, remaining_iterations=800.0, requested_num_gpus=8)
+    short = job("short", remaining_iterations=8.0, requested_num_gpus=8)
+    assert shares(Chronus(slack=0.1), tight, short) == {"short": 8}
+    assert shares(Chronus(slack=0.1), replace(tight, deadline_s=NOW_S + 110.1), short) == {"tight": 8}
+    assert shares(Chronus(), tight, short) == {"tight": 8}
 
 
 def test_chronus_runs_late_and_best_effort_jobs_on_the_rest_shortest_first() -> None:

@@ -11,10 +11,10 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Shares
+from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Shares, Wait
 from elasticflow.simulator.baselines.policy_adapter import baseline_policies
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
-from elasticflow.simulator.baselines.pool_view import JobAccounting
+from elasticflow.simulator.baselines.pool_view import JobAccounting, Tenure
 from tests.support.histories import LINEAR, NOW_S, pool, submit
 
 
@@ -152,3 +152,12 @@ def test_curves_end_at_the_size_of_the_pool_and_shrink_with_a_lost_node() -> Non
     table.fact(events.NodeLost(node_id="node-1", incarnation="first-1", reason="silent", at_s=NOW_S))
     table.decide("allocator", at_s=1.0)
     assert baseline.seen["one"].curve.num_gpus_L == (1, 2, 4)
+
+
+def test_a_tenure_remembers_how_long_a_job_waited_and_what_it_had_attained() -> None:
+    started = Tenure(held_since_s=100.0).change(4, 130.0)
+    assert started.waits == (Wait(waited_s=30.0, attained_gpu_seconds=0.0),)
+    grown = started.change(8, 140.0)
+    assert grown.waits == started.waits
+    again = grown.change(0, 150.0).change(2, 200.0)
+    assert again.waits == (*started.waits, Wait(waited_s=50.0, attained_gpu_seconds=120.0))

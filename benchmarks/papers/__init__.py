@@ -1,0 +1,1 @@
+"""Claims of papers, as data, and runs that check them."""

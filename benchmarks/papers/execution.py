@@ -1,0 +1,114 @@
+"""Makes the workloads of runs from the given folders, and runs them."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from benchmarks.papers.published_jobs import GeneratorSettings, published_jobs
+from benchmarks.papers.quantities import part_of_linear_scaling, run_numbers, share_with_time_enough
+from benchmarks.papers.runs import BOUND, Jobs, Run
+from benchmarks.scheduling.workloads import cluster_of
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.simulator.report.run_matrix import mixed
+from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
+from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
+from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs
+
+Numbers = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """traces: None without a folder. throughputs: None for the project's own tables."""
+
+    traces: Path | None
+    throughputs: Path | None
+    generator: GeneratorSettings
+
+    @property
+    def tables(self) -> Throughputs:
+        return _tables(self.throughputs or bundled_throughputs())
+
+    def has(self, jobs: Jobs) -> bool:
+        """Whether these jobs can be made."""
+        return not jobs.trace or (self.traces is not None and self._file(jobs).is_file())
+
+    def workload(self, jobs: Jobs) -> Workload:
+        if jobs.trace:
+            workload = _trace(self._file(jobs), self.throughputs or bundled_throughputs())
+        else:
+            workload = published_jobs(
+                self.generator, self.tables, num_jobs=jobs.num_jobs, mean_gap_s=jobs.mean_gap_s, seed=jobs.seed
+            )
+        if (times := jobs.deadline_over_duration) is not None:
+            workload = Workload.of(workload.name, (_due_after(job, times) for job in workload.jobs))
+        if jobs.best_effort_share is not None:
+            workload = mixed(workload, jobs.best_effort_share, jobs.seed)
+        return workload
+
+    def num_jobs(self, jobs: Jobs) -> int:
+        """Small workloads are run first, so that an interrupted report has many rows."""
+        return len(self.workload(replace(jobs, best_effort_share=None)).jobs) if jobs.trace else jobs.num_jobs
+
+    def digest(self) -> str:
+        """Of all files and settings that results depend on."""
+        files = sorted((self.throughputs or bundled_throughputs()).glob("*.csv"))
+        files += sorted(self.traces.glob("*.csv")) if self.traces is not None else []
+        hashed = hashlib.sha256(repr(self.generator).encode())
+        for file in files:
+            hashed.update(file.name.encode())
+            hashed.update(file.read_bytes())
+        return hashed.hexdigest()[:16]
+
+    def _file(self, jobs: Jobs) -> Path:
+        assert self.traces is not None
+        return self.traces / f"{jobs.trace}.csv"
+
+
+@lru_cache
+def _tables(folder: Path) -> Throughputs:
+    return read_throughputs(folder)
+
+
+@lru_cache
+def _trace(file: Path, throughputs: Path) -> Workload:
+    return read_trace(file, _tables(throughputs), True, 0)  # bad rows are left out; see Workload.skipped
+
+
+def _due_after(job: TraceJob, durations: float) -> TraceJob:
+    deadline_s = job.submitted_at_s + durations * job.duration_s
+    return replace(job, job_class=JobClass.SLO, deadline_s=deadline_s)
+
+
+def execute_run(run: Run, inputs: Inputs) -> dict[str, object]:
+    """Its numbers, by name, and the CPU time that they took."""
+    began_s = time.process_time()
+    numbers = _numbers(run, inputs)
+    return {"run": run.run_id, "numbers": dict(numbers), "cpu_s": round(time.process_time() - began_s, 2)}
+
+
+def _numbers(run: Run, inputs: Inputs) -> Numbers:
+    workload = inputs.workload(run.jobs)
+    if run.contestant is None:
+        return {"jobs": len(workload.jobs), "share_with_time_enough": share_with_time_enough(workload)}
+    simulated = SimulatedRun(
+        workload=workload,
+        cluster=cluster_of(run.num_gpus),
+        policy="first-come" if run.contestant == BOUND else run.contestant.policy,
+        overhead=run.contestant.overhead,
+    )
+    if run.contestant == BOUND:
+        num_slo = sum(job.job_class is JobClass.SLO for job in workload.jobs)
+        met = simulated.bound().jobs_met
+        return {"met": met, "deadline_satisfactory_ratio": met / num_slo if num_slo else None}
+    result = execute(simulated, simulated.simulation(), None).result
+    return {"jobs": len(workload.jobs), "skipped": len(workload.skipped), **run_numbers(result)}
+
+
+def curve_number(inputs: Inputs, model: str, batch_size: int, num_gpus: int) -> float | None:
+    """The number of a claim about a scaling curve."""
+    return part_of_linear_scaling(inputs.tables, model, batch_size, num_gpus)

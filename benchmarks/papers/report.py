@@ -1,0 +1,133 @@
+"""The report as Markdown, JSON and one HTML page: what is not reached first, then all rows."""
+
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from benchmarks.papers.claims import Claim, Form
+from benchmarks.papers.picture import picture
+from benchmarks.papers.rows import Row, Section, counts, setup_text
+from benchmarks.papers.verdicts import Measurement, Verdict
+from elasticflow.simulator.report.page import STYLE
+
+COLUMNS = ("claim", "published", "policy", "here", "as described", "ours", "at most", "verdict", "on ours")
+TITLE = "Four papers against this project"
+_SVG = "svg { max-width: 100%; height: auto; } td:nth-child(n) { vertical-align: top; } .note { font-size: 0.85rem; }"
+
+
+def write_report(folder: Path, shown: tuple[Section, ...], about: Mapping[str, object]) -> Path:
+    """Write report.html, report.md and report.json; returns the page. about: the machine, the inputs, the time."""
+    found = {"counts": counts(shown), **about}
+    rows = [row.as_object() for section in shown for row in section.rows]
+    (folder / "report.json").write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(markdown(shown, about), encoding="utf-8")
+    page = folder / "report.html"
+    page.write_text(_page(shown, about), encoding="utf-8")
+    return page
+
+
+def markdown(shown: tuple[Section, ...], about: Mapping[str, object]) -> str:
+    """All rows, by figure."""
+    lines = [f"# {TITLE}", "", _summary(shown, about), "", "## Not reached", ""]
+    lines += [f"- {text}" for text in _not_reached(shown)] or ["- nothing that was run"]
+    for section in shown:
+        lines += ["", f"## {section.figure.figure_id}: {section.figure.title}", "", _about(section), ""]
+        lines += [_line(COLUMNS), _line(("---",) * len(COLUMNS)), *(_line(_cells(row)) for row in section.rows)]
+        lines += [""] + [f"- {note}" for note in _notes(section)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _page(shown: tuple[Section, ...], about: Mapping[str, object]) -> str:
+    title = html.escape(TITLE)
+    missed = "".join(f"<li>{html.escape(text)}</li>" for text in _not_reached(shown))
+    body = "\n".join(map(_section, shown))
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
+        f"<style>{STYLE}{_SVG}</style></head>\n<body>\n<h1>{title}</h1>\n<p>{html.escape(_summary(shown, about))}</p>\n"
+        f"<h2>Not reached</h2>\n<ul>{missed}</ul>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _section(section: Section) -> str:
+    heads = "".join(f"<th>{column}</th>" for column in COLUMNS)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row)) + "</tr>\n" for row in section.rows
+    )
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in _notes(section))
+    return (
+        f'<h2 id="{section.figure.figure_id}">{section.figure.figure_id}: {html.escape(section.figure.title)}</h2>\n'
+        f"<p>{html.escape(_about(section))}</p>\n{picture(section)}\n"
+        f'<table>\n<tr>{heads}</tr>\n{rows}</table>\n<ul class="note">{notes}</ul>'
+    )
+
+
+def _summary(shown: tuple[Section, ...], about: Mapping[str, object]) -> str:
+    total = sum(len(section.rows) for section in shown)
+    found = ", ".join(f"{count} {name}" for name, count in counts(shown).items())
+    return f"{total} rows: {found}. " + " ".join(f"{name}: {value}." for name, value in about.items())
+
+
+def _not_reached(shown: tuple[Section, ...]) -> Iterator[str]:
+    """Rows that were run and differ, figure by figure."""
+    for section in shown:
+        differing = [row for row in section.rows if row.verdict is Verdict.DIFFERS]
+        if differing:
+            rows = ", ".join(
+                f"{row.claim.name} {_number(row.measurement)} (published {_published(row.claim)})" for row in differing
+            )
+            reason = differing[0].reason or "no reason was found yet"
+            yield f"{section.figure.figure_id}, {section.figure.title}: {rows}. {reason}"
+
+
+def _about(section: Section) -> str:
+    figure, first = section.figure, section.rows[0]
+    setups = dict.fromkeys(setup_text(row.claim.setup) for row in section.rows if row.claim.setup is not None)
+    said = f"{figure.paper}, section {figure.section}; read from: {first.claim.read_from.value}. "
+    return f"{said}{'; '.join(setups)}{'. ' if setups else ''}Alone: {first.command}"
+
+
+def _notes(section: Section) -> Iterable[str]:
+    """Reasons of differences, stand-ins and what is missing, each once."""
+    notes = [row.reason for row in section.rows if row.reason and row.verdict is not Verdict.REPRODUCED]
+    notes += [f"at most the direction can hold: {row.claim.stands_in}" for row in section.rows if row.claim.stands_in]
+    notes += [f"missing: {text}" for row in section.rows for text in row.missing]
+    return dict.fromkeys(notes)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.claim.name,
+        f"{_published(row.claim)} {row.claim.unit}".strip(),
+        _policy(row.claim),
+        _number(row.measurement),
+        ", ".join(f"{policy} {_number(value)}" for policy, value in row.described.items()),
+        _number(row.ours),
+        _number(row.bound),
+        row.verdict.value,
+        row.verdict_on_ours.value if row.verdict_on_ours else "",
+    )
+
+
+def _policy(claim: Claim) -> str:
+    if claim.contestant is None:
+        return ""
+    if claim.against is None:
+        return claim.contestant.policy
+    between = "over" if claim.form is Form.QUOTIENT else "instead of"
+    return f"{claim.contestant.policy} {between} {claim.against.policy}"
+
+
+def _published(claim: Claim) -> str:
+    return claim.published or ("no number" if claim.value is None else f"{claim.value:,.4g}")
+
+
+def _number(found: Measurement | None) -> str:
+    if found is None:
+        return ""
+    spread = f" ({found.least:,.3g} to {found.most:,.3g})" if found.most > found.least else ""
+    return f"{found.value:,.3g}{spread}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -1,0 +1,124 @@
+"""The rows of the report: each claim beside what was measured, its verdict, and the command for it alone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+
+from benchmarks.papers.claims import Claim, Figure, Form, Setup
+from benchmarks.papers.execution import Inputs, curve_number
+from benchmarks.papers.measurements import NumbersOf, measured, missing, with_order
+from benchmarks.papers.runs import Run, as_described, for_bound, for_ours
+from benchmarks.papers.verdicts import Measurement, Verdict, order_beside, verdict
+
+OTHERS = "runs of the other claims of the figure, which --resume goes on with"
+OWN_TABLES = "the project's own throughput tables stand in for the published ones"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """ours, bound, described: the same number with our policy, at most, and with the baseline as its paper says."""
+
+    claim: Claim
+    measurement: Measurement | None
+    verdict: Verdict
+    ours: Measurement | None
+    verdict_on_ours: Verdict | None
+    bound: Measurement | None
+    described: Mapping[str, Measurement]
+    reason: str
+    missing: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        return f"python -m benchmarks.papers --only {self.claim.figure}"
+
+    def as_object(self) -> dict[str, object]:
+        """For JSON."""
+        return {**asdict(self), "claim": self.claim.claim_id, "about": asdict(self.claim), "command": self.command}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A figure of a paper and the rows of its claims."""
+
+    figure: Figure
+    rows: tuple[Row, ...]
+
+
+def sections(
+    figures: tuple[Figure, ...], inputs: Inputs, numbers_of: NumbersOf, reasons: Mapping[str, str]
+) -> tuple[Section, ...]:
+    """reasons: of differences, by claim or figure, as checked by a person."""
+
+    def has(run: Run) -> bool:
+        return inputs.has(run.jobs)
+
+    def row(figure: Figure, claim: Claim) -> Row:
+        if inputs.throughputs is None and claim.setup is not None and claim.setup.generated is not None:
+            claim = replace(claim, stands_in=OWN_TABLES)
+        found = with_order(claim, _measured(claim, inputs, numbers_of), figure, numbers_of)
+        own = for_ours(claim)
+        ours = None if own is None else with_order(claim, measured(own, numbers_of), figure, numbers_of)
+        limit = for_bound(claim)
+        described = {
+            other.contestant.policy: value
+            for other in as_described(claim)
+            if other.contestant is not None and (value := measured(other, numbers_of)) is not None
+        }
+        judged = verdict(claim, found)
+        is_open = judged is Verdict.DIFFERS and found is not None and _lacks_order(figure, claim, found)
+        return Row(
+            claim=claim,
+            measurement=found,
+            verdict=Verdict.NOT_RUN if is_open else judged,
+            ours=ours,
+            verdict_on_ours=None if ours is None else verdict(claim, ours),
+            bound=None if limit is None else measured(limit, numbers_of),
+            described=described,
+            reason=reasons.get(claim.claim_id, reasons.get(claim.figure, "")),
+            missing=missing(claim, numbers_of, has) if found is None else (OTHERS,) * is_open,
+        )
+
+    return tuple(
+        Section(figure=figure, rows=tuple(row(figure, claim) for claim in figure.claims)) for figure in figures
+    )
+
+
+def _lacks_order(figure: Figure, claim: Claim, found: Measurement) -> bool:
+    """Whether it could still hold when the claims have run whose order with this one counts."""
+    return claim.form is Form.VALUE and len(found.beside) < len(order_beside(figure.claims, claim))
+
+
+def _measured(claim: Claim, inputs: Inputs, numbers_of: NumbersOf) -> Measurement | None:
+    if claim.setup is None or not claim.setup.model or claim.needs:
+        return measured(claim, numbers_of)
+    (num_gpus,) = claim.setup.num_gpus_by_trace
+    value = curve_number(inputs, claim.setup.model, claim.setup.batch_size, num_gpus)
+    return None if value is None else Measurement(value=value, least=value, most=value)
+
+
+def counts(shown: tuple[Section, ...], of: Callable[[Row], bool] = lambda row: True) -> dict[str, int]:
+    """Rows by verdict, in the order of reports."""
+    found = [row.verdict for section in shown for row in section.rows if of(row)]
+    return {one.value: found.count(one) for one in Verdict}
+
+
+def setup_text(setup: Setup | None) -> str:
+    """A line that says on which jobs and GPUs a claim is measured."""
+    if setup is None:
+        return ""
+    sizes = " and ".join(map(str, dict.fromkeys(setup.num_gpus_by_trace)))
+    parts = [", ".join(setup.traces)] if setup.traces else []
+    if (generated := setup.generated) is not None:
+        seeds = ", ".join(map(str, generated.seeds))
+        parts.append(f"{generated.num_jobs} generated jobs, mean gap {generated.mean_gap_s:g} s, seeds {seeds}")
+    if setup.model:
+        parts.append(f"{setup.model}, batch size {setup.batch_size}")
+    if sizes:
+        parts.append(f"{sizes} GPUs")
+    if setup.deadline_over_duration is not None:
+        parts.append(f"deadlines of {setup.deadline_over_duration:g} durations")
+    if setup.best_effort_share is not None:
+        parts.append(f"{setup.best_effort_share:.0%} best effort")
+    if setup.average is not None:
+        parts.append(setup.average.value)
+    return "; ".join(parts)

@@ -1,0 +1,111 @@
+"""The simulated runs behind a claim."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from benchmarks.papers.claims import Claim, Contestant, Form, Setup
+
+PAPERS_OWN, OURS = "elasticflow-algorithms", "selective"
+BOUND = Contestant(policy="bound")  # no policy: what any of them can meet with knowledge of the future
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """The jobs of a trace, or of the published generator with a seed, and what is changed in them."""
+
+    trace: str = ""
+    num_jobs: int = 0
+    mean_gap_s: float = 0.0
+    seed: int = 0
+    deadline_over_duration: float | None = None
+    best_effort_share: float | None = None
+
+    @property
+    def name(self) -> str:
+        source = self.trace or f"generated-{self.num_jobs}-{self.mean_gap_s:g}-seed{self.seed}"
+        tight = "" if self.deadline_over_duration is None else f"-due{self.deadline_over_duration:g}"
+        share = "" if self.best_effort_share is None else f"-be{self.best_effort_share:g}"
+        return source + tight + share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Jobs on a number of GPUs under a policy. num_gpus, contestant: 0 and None if only the jobs are looked at."""
+
+    jobs: Jobs
+    num_gpus: int = 0
+    contestant: Contestant | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Names a file."""
+        if self.contestant is None:
+            return self.jobs.name
+        return f"{self.jobs.name}-{self.num_gpus}gpus-{self.contestant.policy}-{self.contestant.overhead}"
+
+
+Pair = tuple[Run, Run | None]
+
+
+def runs_of(claim: Claim) -> tuple[Pair, ...]:
+    """For each trace or seed the run, and the one that it is compared with; none if no jobs are needed."""
+    setup = claim.setup
+    if setup is None or claim.needs:
+        return ()
+    return tuple(
+        (
+            Run(jobs=jobs, num_gpus=num_gpus, contestant=claim.contestant),
+            Run(jobs=jobs, num_gpus=num_gpus, contestant=claim.against) if claim.against else None,
+        )
+        for jobs, num_gpus in _jobs_of(setup, with_policy=claim.contestant is not None)
+    )
+
+
+def _jobs_of(setup: Setup, *, with_policy: bool) -> Iterator[tuple[Jobs, int]]:
+    changed = Jobs(deadline_over_duration=setup.deadline_over_duration, best_effort_share=setup.best_effort_share)
+    sizes = setup.num_gpus_by_trace if with_policy else (0,) * max(len(setup.traces), 1)
+    for trace, num_gpus in zip(setup.traces, sizes, strict=False):
+        yield replace(changed, trace=trace), num_gpus
+    if setup.generated is not None:
+        for seed in setup.generated.seeds:
+            generated = setup.generated
+            jobs = replace(changed, num_jobs=generated.num_jobs, mean_gap_s=generated.mean_gap_s, seed=seed)
+            yield jobs, sizes[0]
+
+
+def for_ours(claim: Claim) -> Claim | None:
+    """The same claim with our policy in place of the paper's own; None if that does not run in it."""
+    return _exchanged(claim, Contestant(policy=OURS))
+
+
+def for_bound(claim: Claim) -> Claim | None:
+    """The same claim with the bound in place of the paper's own policy; None if it is no number of met deadlines."""
+    if claim.quantity != "deadline_satisfactory_ratio" or claim.form is not Form.VALUE:
+        return None
+    return _exchanged(claim, BOUND)
+
+
+def as_described(claim: Claim) -> tuple[Claim, ...]:
+    """The same claim with each policy that its paper describes in place of the published program's."""
+    return tuple(replace(claim, contestant=Contestant(policy=name)) for name in claim.also)
+
+
+def _exchanged(claim: Claim, other: Contestant) -> Claim | None:
+    if claim.contestant is not None and claim.contestant.policy == PAPERS_OWN:
+        return replace(claim, contestant=other)
+    if claim.against is not None and claim.against.policy == PAPERS_OWN:
+        return replace(claim, against=other)
+    return None
+
+
+def variants_of(claim: Claim) -> Iterator[Claim]:
+    """The claim, and those that are shown beside it."""
+    yield claim
+    yield from (other for other in (for_ours(claim), for_bound(claim)) if other is not None)
+    yield from as_described(claim)
+
+
+def all_runs(claims: Iterator[Claim]) -> tuple[Run, ...]:
+    """Each run once, in the order of the claims."""
+    pairs = (pair for claim in claims for variant in variants_of(claim) for pair in runs_of(variant))
+    return tuple(dict.fromkeys(run for pair in pairs for run in pair if run is not None))

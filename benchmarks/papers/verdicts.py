@@ -1,0 +1,80 @@
+"""The verdict on a claim: a pure function of the claim and of what was measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from benchmarks.papers.claims import Better, Claim, Form
+
+
+class Verdict(StrEnum):
+    """In the order of reports: what was not reached comes first."""
+
+    DIFFERS = "differs"
+    HOLDS = "holds"
+    REPRODUCED = "reproduced"
+    BETTER = "better"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Another claim of the same figure: the two published values have an order, and so have the measured ones."""
+
+    published: float
+    measured: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """value: the mean over seeds; least, most: over them. beside: other measured claims of the figure."""
+
+    value: float
+    least: float
+    most: float
+    beside: tuple[Beside, ...] = ()
+
+
+def verdict(claim: Claim, measurement: Measurement | None) -> Verdict:
+    """None: it was not run.
+
+    Reproduced: within the tolerance. Better: beyond it in the better direction, for the paper's own system. Holds: the
+    direction of a quotient or a reduction, or the order among the claims of the figure. A stand-in can at most hold.
+    """
+    if measurement is None or claim.value is None:
+        return Verdict.NOT_RUN
+    if not claim.stands_in:
+        if abs(measurement.value - claim.value) <= claim.within:
+            return Verdict.REPRODUCED
+        if claim.own and _is_better(claim, measurement.value):
+            return Verdict.BETTER
+    return Verdict.HOLDS if _holds(claim, claim.value, measurement) else Verdict.DIFFERS
+
+
+def _is_better(claim: Claim, measured: float) -> bool:
+    assert claim.value is not None
+    if claim.better is Better.HIGHER:
+        return measured > claim.value
+    return claim.better is Better.LOWER and measured < claim.value
+
+
+def _holds(claim: Claim, published: float, measurement: Measurement) -> bool:
+    if claim.form is Form.QUOTIENT:
+        return _same_side(published - 1.0, measurement.value - 1.0)
+    if claim.form is Form.REDUCTION:
+        return _same_side(published, measurement.value)
+    return bool(measurement.beside) and all(
+        _same_side(published - other.published, measurement.value - other.measured)
+        for other in measurement.beside
+        if abs(published - other.published) > claim.within
+    )
+
+
+def _same_side(published: float, measured: float) -> bool:
+    return published * measured > 0 or published == measured == 0
+
+
+def order_beside(claims: Sequence[Claim], claim: Claim) -> tuple[Claim, ...]:
+    """The claims whose order with this one counts: of a baseline, the paper's own system; of that, all baselines."""
+    plain = [other for other in claims if other.form is Form.VALUE and other is not claim]
+    return tuple(other for other in plain if other.own != claim.own and other.quantity == claim.quantity)

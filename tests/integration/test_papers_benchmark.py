@@ -1,0 +1,74 @@
+"""`python -m benchmarks.papers` as a user runs it: a figure, an interruption, a resumed run, missing traces."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+DEADLINE_S = 300.0
+
+
+def started(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.papers", "--workers", "1", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(*arguments: str) -> tuple[int, str]:
+    process = started(*arguments)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, said
+
+
+def test_rows_without_their_trace_name_it_and_the_page_is_whole(tmp_path: Path) -> None:
+    code, said = ended("--only", "EF-F6b", "--only", "EF-F12b", "--out", str(tmp_path))
+    assert code == 0, said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["counts"]["not run"] == len(report["rows"])
+    assert report["rows"][0]["missing"] == ["the trace itp_195job.csv in the folder of --traces"]
+    page = (tmp_path / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "python -m benchmarks.papers --only EF-F12b" in page
+    assert "itp_195job" in (tmp_path / "report.md").read_text()
+
+
+def test_an_interrupted_run_reports_what_it_has_and_is_resumed(tmp_path: Path) -> None:
+    process = started("--only", "EF-F10-makespan", "--out", str(tmp_path))
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not any((tmp_path / "runs").glob("*.json")):
+        assert time.monotonic() < give_up_at
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, said
+    assert "--resume goes on" in said
+    assert "Traceback" not in said
+    first = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")}
+    assert (tmp_path / "report.html").exists()
+    code, said = ended("--only", "EF-F10-makespan", "--out", str(tmp_path), "--resume")
+    assert code == 0, said
+    kept = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")}
+    assert first.items() <= kept.items()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["counts"]["not run"] == 0
+    assert report["counts"]["reproduced"] == 0  # on the project's own tables the direction can hold at most
+    assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+def test_runs_of_other_inputs_are_not_resumed_and_bad_figures_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "inputs.json").write_text('{"digest": "of something else"}')
+    code, said = ended("--only", "F12", "--out", str(tmp_path), "--resume")
+    assert (code, "leave out --resume" in said) == (2, True)
+    code, said = ended("--only", "F99", "--out", str(tmp_path))
+    assert (code, "no figure is named 'F99'" in said) == (2, True)

@@ -1,0 +1,100 @@
+"""Jobs of the published generator, and the numbers of a run that claims name."""
+
+import pytest
+
+from benchmarks.papers.claims_file import read_claims
+from benchmarks.papers.published_jobs import GeneratorSettings, published_jobs
+from benchmarks.papers.quantities import share_with_time_enough
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.trace.cluster_state import Occupancy
+from elasticflow.simulator.trace.completion_times import completion_numbers
+from elasticflow.simulator.trace.result import Fate, Result
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+CURVE = ScalingCurve((1, 2, 4), (1.0, 1.8, 3.0))
+TABLES = Throughputs(source="tables", curves={"resnet50": {64: CURVE}, "other": {8: CURVE}})
+SETTINGS = GeneratorSettings(
+    short_share=0.5,
+    short_exponents=(0.0, 1.0),
+    long_exponents=(2.0, 3.0),
+    num_gpus_weights={1: 0.5, 16: 0.5},
+    pairs=(("resnet50", 64),),
+    tightness=(2.0, 3.0),
+)
+
+
+def generated(seed: int) -> Workload:
+    return published_jobs(SETTINGS, TABLES, num_jobs=400, mean_gap_s=100.0, seed=seed)
+
+
+def test_generated_jobs_follow_the_settings() -> None:
+    jobs = generated(1).jobs
+    assert {job.num_gpus for job in jobs} == {1, 4}  # no model runs on 16
+    assert {job.model_name for job in jobs} == {"resnet50"}
+    assert all(60.0 <= job.duration_s <= 600.0 or 6_000.0 <= job.duration_s <= 60_000.0 for job in jobs)
+    assert 100 < sum(job.duration_s <= 600.0 for job in jobs) < 300
+    assert jobs[-1].submitted_at_s == pytest.approx(40_000.0, rel=0.2)
+    assert share_with_time_enough(generated(1)) == 1.0
+
+
+def test_each_seed_gives_its_own_jobs_always() -> None:
+    assert generated(1) == generated(1)
+    assert generated(1) != generated(2)
+
+
+def test_the_generator_of_the_claims_makes_jobs_of_other_tables_too() -> None:
+    settings = read_claims().generator
+    other = Throughputs(source="tables", curves={"other": {8: CURVE}})
+    workload = published_jobs(settings, other, num_jobs=20, mean_gap_s=1.0, seed=1)
+    assert {job.model_name for job in workload.jobs} == {"other"}
+    assert 0.0 < (share_with_time_enough(workload) or 0.0) < 1.0
+
+
+def test_times_and_classes_of_a_result() -> None:
+    """Two jobs on a pool of four GPUs: a small one that waits 10 s, and a large one."""
+    small, large = _fate("small", 0.0, 10.0, 110.0, duration_s=100.0), _fate("large", 5.0, 5.0, 205.0, duration_s=2e6)
+    result = Result(
+        workload=Workload.of("two", [small.job, large.job]),
+        cluster=ClusterShape(num_nodes=1, gpus_per_node=4),
+        fates=(small, large),
+        outages=(),
+        num_migrations=0,
+        ended_at_s=205.0,
+        partial=False,
+    )
+    numbers = completion_numbers(result)
+    assert (numbers["mean_jct_s"], numbers["median_jct_s"]) == (155.0, 155.0)
+    assert (numbers["mean_jct_small_s"], numbers["mean_jct_large_s"]) == (110.0, 200.0)
+    assert numbers["mean_jct_medium_s"] is None
+    assert numbers["mean_jct_best_effort_s"] is None
+    assert (numbers["mean_queueing_s"], numbers["scheduling_interval_s"]) == (5.0, 5.0)
+    assert numbers["utilization"] == pytest.approx((100.0 + 200.0) / (4 * 205.0))
+
+
+def _fate(job_id: str, submitted_at_s: float, placed_at_s: float, finished_at_s: float, *, duration_s: float) -> Fate:
+    """A job on one GPU."""
+    job = TraceJob(
+        job_id=job_id,
+        submitted_at_s=submitted_at_s,
+        num_iterations=100,
+        model_name="resnet50",
+        global_batch_size=64,
+        deadline_s=submitted_at_s + 9e6,
+        job_class=JobClass.SLO,
+        num_gpus=1,
+        duration_s=duration_s,
+        curve=CURVE,
+    )
+    stay = Occupancy(job_id, 1, {"": 1}, placed_at_s, placed_at_s, finished_at_s, 100.0, 1.0)
+    return Fate(
+        job=job,
+        admitted=True,
+        admitted_on="",
+        rejection=None,
+        decided_at_s=submitted_at_s,
+        finished_at_s=finished_at_s,
+        occupancies=(stay,),
+    )
