@@ -25,6 +25,7 @@ from benchmarks.engine.device import Device, device_fields
 from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.engine.models import PerceptronOfEight
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
+from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
 from elasticflow.services.executor.processes.launcher import Exited, WorkerHandle
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import Progressed, Started, Switched
@@ -158,6 +159,7 @@ class Resized:
         self._engine = engine
         self._assignment = engine.assignment(PerceptronOfEight, million_parameters)
         self._generation = 0
+        self.secrets = GenerationSecrets()  # of the generations that follow
         self.switched_at_s = 0.0  # when the last resize was reported
 
     async def start(self, num_workers: int, *, generation: int) -> list[WorkerHandle]:
@@ -190,6 +192,7 @@ class Resized:
                     rendezvous_rank=rendezvous_rank,
                     world_size=len(members),
                     rendezvous_size=size,
+                    generation_secret=self._secret(),
                 )
                 worker.send(change)
         event = await self._engine.receive(Switched, workers[0], rendezvous=[*workers, *leaving])
@@ -232,6 +235,10 @@ class Resized:
             rank=rank,
             world_size=world_size,
             rendezvous_size=rendezvous_size,
+            generation_secret=self._secret(),
             **device_fields(self._engine.device, rank),
         )
         return await self._engine.launcher.launch(assignment)
+
+    def _secret(self) -> str:
+        return self.secrets.of(self._assignment.job_id, self._generation)

@@ -13,6 +13,7 @@ from elasticflow.local import key_store
 from elasticflow.local.key_store import KeyStore
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.secret_sealing import kept_key
+from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, VARIABLE, keep_workers_secret
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -40,6 +41,7 @@ def keys() -> None:
       eflow keys add node gpu-7
       eflow keys revoke tenant alice
       eflow keys secrets
+      eflow keys workers
     """
 
 
@@ -75,6 +77,8 @@ def add(role: RoleOfKey, name: Name, folder: Folder = _FOLDER, as_json: Json = F
     note(f"send {store.accounts_file} to each NATS server, then run there twice: {_RELOAD}")
     note("(the first reload makes an account, the second what it imports)")
     note(f"give the {role} this file, by a way that no other person can read, and these variables:")
+    if role is Role.NODE and store.workers_secret_file.exists():
+        note(f"put {store.workers_secret_file.name} beside it there: workers of all nodes know each other by it")
     say_line(f"export EF_NATS_CREDS={store.seed_file(role, name)} EF_POOL={store.pool}{own}")
 
 
@@ -90,6 +94,30 @@ def make_secrets_key(folder: Folder = _FOLDER, as_json: Json = False) -> None:
     say_line(f'secrets_key = "{public_key}"')
     note("give each node this file, by a way that no other person can read, and this variable:")
     say_line(f"export EF_SECRETS_KEY={store.secrets_file}")
+
+
+@app.command("workers")
+def make_workers_secret(
+    folder: Folder = _FOLDER,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="Make it in this data folder of a pool with a token instead."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the secret by which workers of a job know each other, or say where it is. All nodes need the same one."""
+    if data_dir is None:
+        file = key_store.read(folder.absolute()).workers_secret_file
+    else:
+        file = data_dir.absolute() / FILE_NAME
+    keep_workers_secret(file)
+    if as_json:
+        print_json({"file": str(file)})
+    elif data_dir is None:
+        note("put this file beside the key of each node, by a way that no other person can read, or set the variable:")
+        say_line(f"export {VARIABLE}={file}")
+    else:
+        say_line(f"{file}: nodes with this data folder find it")
 
 
 @app.command("list")

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from elasticflow.client.curve_check import curve_problems
 from elasticflow.client.ledger import LedgerView
 from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.client.workers_check import workers_problems
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.extras import require_one_version, torch_problem
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
@@ -24,6 +25,7 @@ from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.process.private_file import readable_by_others
+from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, workers_secret_file
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.decision_problems import (
     chain_problem,
@@ -58,7 +60,7 @@ async def examine(
     """
     access = NatsAccess.from_environment(environment)
     findings = [
-        *_findings("credentials", (*access.problems(), *_secret_problems(endpoint))),
+        *_findings("credentials", (*access.problems(), *_secret_problems(endpoint, environment))),
         *_findings("TLS", _encryption_problems(endpoint, access)),
         *_findings("certificates", await asyncio.to_thread(lambda: tuple(_certificate_problems(access, clock)))),
         *_findings("tenants", _token_problems(endpoint, access)),
@@ -93,10 +95,14 @@ async def _of_pool(bus: NatsBus, pool: str, clock: Clock) -> AsyncIterator[Findi
     async def curves() -> Iterable[str]:
         return curve_problems(await LedgerView(bus, pool).state())
 
+    async def workers() -> Iterable[str]:
+        return workers_problems((await LedgerView(bus, pool).state()).nodes.values())
+
     checks: tuple[tuple[str, Callable[[], Awaitable[Iterable[Any]]]], ...] = (
         ("streams", streams),
         ("clock and plan", decisions),
         ("curves", curves),
+        ("workers", workers),
     )
     for name, check in checks:
         try:
@@ -112,11 +118,12 @@ def _findings(check: str, problems: Iterable[str | None]) -> tuple[Finding, ...]
     return found or (Finding(check=check),)
 
 
-def _secret_problems(endpoint: Endpoint) -> Iterable[str]:
-    """Of the files that `eflow up` has written."""
-    if endpoint.data_dir is None:
-        return
-    for file in (endpoint.data_dir / "nats" / "token", endpoint.data_dir / "run.json"):
+def _secret_problems(endpoint: Endpoint, environment: Mapping[str, str]) -> Iterable[str]:
+    """Of the files that `eflow up` has written, and of an executor with this environment."""
+    files = {file} if (file := workers_secret_file(environment)) else set[Path]()
+    if endpoint.data_dir is not None:
+        files |= {endpoint.data_dir / name for name in ("nats/token", "run.json", FILE_NAME)}
+    for file in sorted(files):
         if (problem := readable_by_others(file)) is not None:
             yield f"{file}: {problem}"
 

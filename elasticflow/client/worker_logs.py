@@ -5,9 +5,10 @@ import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
+from elasticflow.shared.runtime.process.file_beginning import kept_from
 from elasticflow.shared.runtime.process.regular_file import NotRegularFile, open_regular_file
 from elasticflow.shared.state.pool import PoolState
 
@@ -40,22 +41,39 @@ class LogReader:
     def new_lines(self, *, to_the_end: bool) -> Iterator[str]:
         """By generation, then by rank: "g2-r0 | epoch 3 ...". to_the_end: include an unfinished last line."""
         for path in self._files():
-            with contextlib.suppress(NotRegularFile, FileNotFoundError), open_regular_file(path) as file:
-                for part in self._new_parts(path, file, to_the_end=to_the_end):
-                    for line in part.decode(errors="replace").splitlines():
-                        yield f"{path.stem} | {line}"
+            moved = path.with_name(f"{path.name}.1")  # its beginning, on filesystems without holes (docs/adr/0073)
+            lines = chain(
+                () if path in self._read_up_to else self._lines_of(moved, to_the_end=True),
+                self._lines_of(path, to_the_end=to_the_end),
+            )
+            for line in lines:
+                yield f"{path.stem} | {line}"
+
+    def _lines_of(self, path: Path, *, to_the_end: bool) -> Iterator[str]:
+        with contextlib.suppress(NotRegularFile, FileNotFoundError), open_regular_file(path) as file:
+            for part in self._new_parts(path, file, to_the_end=to_the_end):
+                yield from part.decode(errors="replace").splitlines()
 
     def _new_parts(self, path: Path, file: int, *, to_the_end: bool) -> Iterator[bytes]:
-        """Whole lines; parts of those that are longer than _PART_BYTES, so that no file fills the memory."""
+        """Whole lines; parts of those that are longer than _PART_BYTES, so that no file fills the memory.
+
+        Where the node has freed the beginning of the file, from the first line behind it on.
+        """
         is_last = False
+        if os.fstat(file).st_size < self._read_up_to.get(path, 0):  # it was emptied
+            self._read_up_to[path] = 0
         while not is_last:
             start = self._read_up_to.get(path, 0)
-            data = os.pread(file, _PART_BYTES, start)
+            kept = kept_from(file, start)
+            data = os.pread(file, _PART_BYTES, kept)
+            if kept_from(file, kept) > kept:
+                continue  # freed since
             is_last = len(data) < _PART_BYTES
             ends_at = len(data) if is_last and to_the_end else data.rfind(b"\n") + 1
+            begins_at = data.find(b"\n") + 1 if kept > start else 0
             read = data[:ends_at] if ends_at or is_last else data
-            self._read_up_to[path] = start + len(read)
-            yield read
+            self._read_up_to[path] = kept + len(read)
+            yield read[begins_at:]
 
     def _files(self) -> list[Path]:
         found: list[tuple[int, int, Path]] = []

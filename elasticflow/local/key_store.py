@@ -3,6 +3,7 @@
 keys.json            the pool's name and the public keys
 accounts.conf        what NATS servers include: accounts, users and permissions; no secret
 secrets.key          the private key for secrets of jobs; mode 0600
+workers.secret       the secret by which workers of a job know each other; mode 0600
 <role>-<name>.seed   the secret key for one process or person; mode 0600
 """
 
@@ -19,6 +20,7 @@ from elasticflow.errors import NoKeys, UnusableKeys
 from elasticflow.shared.messages.limits import TOKEN_PATTERN
 from elasticflow.shared.runtime.bus.nats.accounts import PublicKey, server_configuration
 from elasticflow.shared.runtime.bus.nats.permissions import Role
+from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, keep_workers_secret
 
 _KEYS_FILE = "keys.json"
 _ACCOUNTS_FILE = "accounts.conf"
@@ -39,6 +41,10 @@ class KeyStore:
     @property
     def secrets_file(self) -> Path:
         return self.folder / "secrets.key"
+
+    @property
+    def workers_secret_file(self) -> Path:
+        return self.folder / FILE_NAME
 
     def seed_file(self, role: Role, name: str) -> Path:
         return self.folder / f"{role}-{name}.seed"
@@ -85,7 +91,9 @@ def create(folder: Path, pool: str) -> KeyStore:
     if (folder / _KEYS_FILE).exists():
         raise UnusableKeys(str(folder), "it has keys already; choose another folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return KeyStore(folder=folder, pool=pool).add(Role.OPERATOR, "operator").add(Role.SERVICE, "services")
+    store = KeyStore(folder=folder, pool=pool).add(Role.OPERATOR, "operator").add(Role.SERVICE, "services")
+    keep_workers_secret(store.workers_secret_file)
+    return store
 
 
 def read(folder: Path) -> KeyStore:

@@ -23,6 +23,7 @@ from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.shared.runtime.process.secret_sealing import kept_key
+from elasticflow.shared.runtime.process.workers_secret import keep_workers_secret
 
 HEALTHY_WITHIN_S = 60.0
 GIVE_UP_AFTER = 4  # failures before the process is first healthy
@@ -53,6 +54,8 @@ class Supervisor:
                 await compile_scheduler(os.environ, log_file, self._report)
             async with self._nats() as url:
                 config = await self._configure(url)
+                if not self._plan.nats_url:
+                    keep_workers_secret(self._plan.workers_secret_file)
                 own_nodes = self._plan.nodes()
                 if 0 < len(own_nodes) <= config.reserve_nodes:
                     self._report(

@@ -10,6 +10,7 @@ from elasticflow.client.pool_endpoint import DEFAULT_POOL
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.process.local_hardware import CPU_SLOTS_PART_OF_CORES, num_cores, visible_gpus
+from elasticflow.shared.runtime.process.workers_secret import FILE_NAME
 
 DECIDERS = ("admission", "allocator", "placement")
 REPLICABLE = (*DECIDERS, "monitor")
@@ -42,6 +43,11 @@ class UpPlan:
     def secrets_file(self) -> Path:
         """The private key for secrets of jobs, of a pool with a server of its own."""
         return self.data_dir / "secrets.key"
+
+    @property
+    def workers_secret_file(self) -> Path:
+        """The secret by which workers know each other. Executors find it in their data folder."""
+        return self.data_dir / FILE_NAME
 
     def nodes(self) -> tuple[dict[str, str], ...]:
         """For each node of this machine, the environment that only its executor gets."""

@@ -58,7 +58,8 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     for missing in isolation.missing:
         process.log.warning("NotIsolated", missing=missing)
     generation_secrets = GenerationSecrets.read(settings.workers_secret_file)
-    specification = _node_specification(settings, data_dir, isolation)
+    workers_secret = generation_secrets.digest(process.settings.pool)
+    specification = _node_specification(settings, data_dir, isolation, workers_secret)
     with _only_executor(data_dir, specification) as previous_run_id:
         default = partial(_launcher, data_dir, settings, isolation)
         executor = Executor(
@@ -250,7 +251,9 @@ def _launcher(data_dir: Path, settings: ExecutorSettings, isolation: WorkerIsola
     )
 
 
-def _node_specification(settings: ExecutorSettings, data_dir: Path, isolation: WorkerIsolation) -> NodeSpecification:
+def _node_specification(
+    settings: ExecutorSettings, data_dir: Path, isolation: WorkerIsolation, workers_secret: str
+) -> NodeSpecification:
     return NodeSpecification(
         node_id=settings.node_id,
         run_id=fresh_id(),
@@ -268,6 +271,7 @@ def _node_specification(settings: ExecutorSettings, data_dir: Path, isolation: W
         stop_grace_s=settings.stop_grace_s,
         memory_limit_bytes=settings.job_memory_bytes,
         isolation=isolation.kind,
+        workers_secret=workers_secret,
     )
 
 

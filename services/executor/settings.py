@@ -21,6 +21,7 @@ from elasticflow.shared.runtime.process.local_hardware import (
 from elasticflow.shared.runtime.process.private_file import file_named
 from elasticflow.shared.runtime.process.reachable_host import reachable_host
 from elasticflow.shared.runtime.process.settings import Reader
+from elasticflow.shared.runtime.process.workers_secret import workers_secret_file
 
 
 def num_sockets(system: Path = Path("/sys/devices/system")) -> int:
@@ -104,7 +105,7 @@ class ExecutorSettings:
     isolation: Literal["none", "auto", "required"]
     secrets_key: Path | None  # EF_SECRETS_KEY: file with the pool's private key for secrets of jobs; None: opens none
     # EF_WORKERS_SECRET_FILE: the same secret on all nodes, with which workers of a job know each other (docs/adr/0070);
-    # None: they trust each connection
+    # default: workers.secret beside EF_NATS_CREDS or in EF_DATA_DIR, if it is there; None: they trust each connection
     workers_secret_file: Path | None
     data_folders: tuple[str, ...]  # EF_DATA_FOLDERS: separated by colons; isolated workers may read them
 
@@ -176,7 +177,7 @@ class ExecutorSettings:
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
             isolation=cast(Literal["none", "auto", "required"], isolation),
             secrets_key=file_named(given, "EF_SECRETS_KEY"),
-            workers_secret_file=file_named(given, "EF_WORKERS_SECRET_FILE"),
+            workers_secret_file=workers_secret_file(given),
             data_folders=data_folders,
         )
         read.check()

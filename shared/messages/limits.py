@@ -69,6 +69,7 @@ GpuType = Annotated[str, StringConstraints(pattern=GPU_TYPE_PATTERN)]
 NamedGpuType = Annotated[GpuType, Len(min_length=1)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
+SecretDigest = Annotated[str, StringConstraints(pattern=r"^(none|[0-9a-f]{16})?$")]  # "": unknown
 ChainDigest = Annotated[str, StringConstraints(pattern=_CHAIN_PATTERN)]  # "": unknown
 FilePath = Annotated[str, StringConstraints(max_length=MAX_PATH_LENGTH, pattern=FILE_PATH_PATTERN)]
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]

@@ -62,6 +62,7 @@ class NodeState:
     until_s: float | None = None  # its announced end
     end_announced_s: float | None = None  # when the operator last announced or moved it
     draining: bool = False  # it leaves: its GPUs no longer count, and its jobs move
+    workers_secret: str = ""  # a digest, as in `NodeJoined`
     slow_gpus: tuple[SlowGpu, ...] = ()  # some may have expired
     earlier_incarnations: tuple[str, ...] = ()  # newest first; their repeated joins are ignored
 

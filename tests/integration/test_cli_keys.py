@@ -27,14 +27,26 @@ def test_keys_are_made_listed_and_revoked(folder: Path) -> None:
     assert f'include "{folder}/accounts.conf"' in eflow("keys", "init", "--pool", "lab")
     shown = eflow("keys", "add", "tenant", "alice")
     assert f"export EF_NATS_CREDS={folder}/tenant-alice.seed EF_POOL=lab EF_TENANT=alice" in shown
-    assert "EF_NODE_ID=gpu-7" in eflow("keys", "add", "node", "gpu-7")
+    shown = eflow("keys", "add", "node", "gpu-7")
+    assert "EF_NODE_ID=gpu-7" in shown
+    assert "put workers.secret beside it there" in shown
+    assert f"export EF_WORKERS_SECRET_FILE={folder}/workers.secret" in eflow("keys", "workers")
     listed = json.loads(eflow("keys", "list", "--json"))
     names = ["node gpu-7", "operator operator", "service services", "tenant alice"]
     assert sorted(f"{key['role']} {key['name']}" for key in listed["keys"]) == names
-    seed = (folder / "tenant-alice.seed").read_text()
-    assert seed not in eflow("keys", "list")
+    for file in ("tenant-alice.seed", "workers.secret"):
+        assert (folder / file).read_text() not in eflow("keys", "list")
+        assert (folder / file).stat().st_mode & 0o077 == 0
     eflow("keys", "revoke", "tenant", "alice")
     assert "alice" not in eflow("keys", "list")
+
+
+def test_the_secret_of_workers_is_made_once_also_in_a_data_folder(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "workers.secret"
+    assert str(file) in eflow("keys", "workers", "--data-dir", str(file.parent))
+    secret = file.read_text()
+    assert json.loads(eflow("keys", "workers", "--data-dir", str(file.parent), "--json")) == {"file": str(file)}
+    assert file.read_text() == secret
 
 
 def test_a_mistake_is_one_line(folder: Path) -> None:

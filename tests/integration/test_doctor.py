@@ -23,9 +23,11 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
+from elasticflow.shared.runtime.process.workers_secret import keep_workers_secret
 from tests.support.certificates import make_certificates
 from tests.support.deployed_server import serving
 from tests.support.shared_pool import POOL
+from tests.support.worker_events import joined
 
 
 class WrongClock(SystemClock):
@@ -60,6 +62,21 @@ async def test_a_sound_pool_has_no_problem(endpoint: Endpoint) -> None:
 async def test_a_token_that_others_can_read(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "nats" / "token").chmod(0o644)
     assert "mode 0644 lets other users read it; run: chmod 600" in await problems(endpoint)
+
+
+async def test_a_secret_of_workers_that_others_can_read(endpoint: Endpoint, tmp_path: Path) -> None:
+    keep_workers_secret(tmp_path / "workers.secret")
+    assert await problems(endpoint) == ""
+    (tmp_path / "workers.secret").chmod(0o640)
+    assert "workers.secret: mode 0640 lets other users read it; run: chmod 600" in await problems(endpoint)
+
+
+async def test_nodes_without_the_secret_of_workers(endpoint: Endpoint) -> None:
+    bus = await connect_nats(endpoint.nats_url, name="test")
+    event = replace(joined("first", "node-7"), workers_secret="none")
+    await bus.append(subjects.node(POOL, "node-7"), codec.encode(event, id="j", recorded_at_s=1.0), message_id="j")
+    await bus.close()
+    assert "workers on node-7 trust each connection" in await problems(endpoint)
 
 
 async def test_a_token_of_the_documentation(endpoint: Endpoint) -> None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmarks.engine import resizes, restores, stalls, torchft, torchrun, transient
+from benchmarks.engine import resizes, restores, secret_costs, stalls, torchft, torchrun, transient
 from benchmarks.engine.parts import Options
 from benchmarks.engine.stalls import measure_stalls
 from benchmarks.engine.steady import measure_steady
@@ -31,6 +31,12 @@ def test_changes_and_losses_are_measured() -> None:
     assert stops_by_num_gpus(rows).keys() == {"1", "2", "4", "8"}
     assert fitted(rows)["relative_error_rms"] >= 0
     assert resizes.table(rows).row_count == len(rows)
+
+
+def test_the_cost_of_a_secret_is_measured() -> None:
+    (row,) = secret_costs.measure(SMALL)
+    assert min(row[f"{time}_{what}_s"] for time in ("stop", "prepare") for what in ("with", "without")) > 0
+    assert secret_costs.table([row]).row_count == 1
 
 
 @pytest.mark.skipif("EF_BENCHMARK_PEERS" not in os.environ, reason="EF_BENCHMARK_PEERS=1 measures others, too")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.runtime.process.private_file import readable_by_others
 from elasticflow.shared.state.job import Phase
 from tests.support.executor_process import ROOT
 from tests.support.fault_evidence import assert_sound
@@ -23,5 +24,8 @@ async def test_jobs_of_an_isolated_pool_finish(tmp_path: Path, monkeypatch: pyte
         entries = await pool.ledger()
     assert {each.phase for each in state.ended_jobs.values()} == {Phase.FINISHED}
     assert {node.isolation for node in state.nodes.values()} == {"namespaces"}
+    (digest,) = {node.workers_secret for node in state.nodes.values()}
+    assert len(digest) == 16, "`eflow up` has made a secret of the workers, and all executors have found it"
+    assert readable_by_others(pool.data_dir / "workers.secret") is None
     assert all(list((pool.data_dir / "checkpoints" / job_id).glob("*.ckpt")) for job_id in ("first", "second"))
     assert_sound(entries, pool.data_dir)

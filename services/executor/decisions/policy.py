@@ -124,6 +124,7 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         gpu_memory_bytes=state.node_specification.gpu_memory_bytes,
         isolation=state.node_specification.isolation,
         until_s=state.until_s,
+        workers_secret=state.node_specification.workers_secret,
         at_s=now_s,
     )
     return (joined,)

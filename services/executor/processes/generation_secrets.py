@@ -4,13 +4,17 @@ Each executor derives them from a secret of the pool, so they are in no message 
 """
 
 import hmac
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.process.private_file import private_bytes
+from elasticflow.shared.runtime.process.workers_secret import VARIABLE
 
 _LEAST_BYTES = 16
+_RANDOM = re.compile(rb"[0-9a-f]{64}")  # as `eflow keys` makes it: nobody finds it by its digest
+_DIGEST_LENGTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +28,19 @@ class GenerationSecrets:
         """None: no file. Raises BadSettings."""
         if file is None:
             return cls()
-        secret = private_bytes("EF_WORKERS_SECRET_FILE", file).strip()
+        secret = private_bytes(VARIABLE, file).strip()
         if len(secret) < _LEAST_BYTES:
             advice = f"`(umask 077; openssl rand -hex 32 > {file})` makes a secret"
-            raise BadSettings((f"EF_WORKERS_SECRET_FILE={file}: shorter than {_LEAST_BYTES} bytes; {advice}",))
+            raise BadSettings((f"{VARIABLE}={file}: shorter than {_LEAST_BYTES} bytes; {advice}",))
         return cls(secret)
+
+    def digest(self, pool: str) -> str:
+        """For `NodeJoined`: "none" without a secret, "" of one that may be guessed."""
+        if not self.pool_secret:
+            return "none"
+        if not _RANDOM.fullmatch(self.pool_secret):
+            return ""
+        return hmac.digest(self.pool_secret, f"digest/{pool}".encode(), "sha256").hex()[:_DIGEST_LENGTH]
 
     def of(self, job_id: str, generation: int) -> str:
         """64 hexadecimal digits; "" without a secret of the pool."""

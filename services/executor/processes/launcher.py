@@ -17,6 +17,7 @@ import structlog
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkServer, LaunchFailed
 from elasticflow.services.executor.processes.forked_process import ForkedProcess, fork_process
 from elasticflow.services.executor.processes.frame_rate import FrameRate
+from elasticflow.services.executor.processes.log_rotation import bounded
 from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped, kill_marked
 from elasticflow.services.executor.processes.warm_pool import WarmPool
 from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED, WorkerIsolation
@@ -117,7 +118,7 @@ class Launcher:
         handle = WorkerHandle(assignment, process, log_file)
         handle.send(WriteLog(file=str(log_file)))
         handle.send(assignment)
-        follower = asyncio.create_task(self._follow(handle), name=f"worker {process.pid}")
+        follower = asyncio.create_task(self._follow(handle, log_file), name=f"worker {process.pid}")
         self._followers.add(follower)
         follower.add_done_callback(self._followers.discard)
         return handle
@@ -134,7 +135,7 @@ class Launcher:
             raise LaunchFailed(reason, str(self._server_log)) from error
 
     def log_file(self, job_id: str, generation: int, rank: int) -> Path:
-        """The file of a worker's output; it is never deleted."""
+        """The file of a worker's output: the newest of it (`log_rotation`)."""
         return self._logs / job_id / f"g{generation}-r{rank}.log"
 
     async def close(self) -> None:
@@ -149,7 +150,7 @@ class Launcher:
             await asyncio.wait(self._followers)
         await asyncio.to_thread(kill_marked, self._marks)
 
-    async def _follow(self, handle: WorkerHandle) -> None:
+    async def _follow(self, handle: WorkerHandle, log_file: Path) -> None:
         """Pass on the worker's messages until it has ended and its last ones are read."""
         watching = asyncio.create_task(_kill_if_stopped(handle))
         handle.process.exited.add_done_callback(lambda _: watching.cancel())
@@ -159,13 +160,14 @@ class Launcher:
             frame_rate.count_one()
             self._on_event(handle, message)
 
-        end = await handle.process.follow(
-            FrameReader[FromWorker](*get_args(FromWorker)),
-            on_message=on_message,
-            on_broken=lambda reason: log.error("worker_channel_broken", pid=handle.pid, reason=reason),
-        )
-        handle.exited = end
-        self._on_event(handle, end)
+        async with bounded(log_file):
+            end = await handle.process.follow(
+                FrameReader[FromWorker](*get_args(FromWorker)),
+                on_message=on_message,
+                on_broken=lambda reason: log.error("worker_channel_broken", pid=handle.pid, reason=reason),
+            )
+            handle.exited = end
+            self._on_event(handle, end)
 
     @property
     def _server_log(self) -> Path:

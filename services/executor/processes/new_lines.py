@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elasticflow.shared.messages.log_chunk import LogLine
+from elasticflow.shared.runtime.process.file_beginning import kept_from
 from elasticflow.shared.runtime.process.regular_file import open_regular_file
 
 MAX_BACKLOG_BYTES = 1 << 20  # of a file; what lies further behind is passed over
@@ -22,9 +23,12 @@ def new_lines(log_file: Path, offset: int, *, max_bytes: int, max_lines: int, to
         size = os.fstat(file).st_size
         if size < offset:  # its job has cut it
             offset = 0
-        if size - offset > MAX_BACKLOG_BYTES:
-            num_left_out, offset = _passed_over(file, offset, size - max_bytes)
-            note = f"eflow: {num_left_out:,} lines left out: more than the bus takes; the node has them in {log_file}"
+        kept = kept_from(file, offset)
+        if kept > offset or size - offset > MAX_BACKLOG_BYTES:
+            num_left_out, up_to = _passed_over(file, kept, max(size - max_bytes, kept + 1))
+            number = f"more than {num_left_out:,}" if kept > offset else f"{num_left_out:,}"
+            note = f"eflow: {number} lines left out: more than the bus takes; the node has the newest in {log_file}"
+            offset = up_to
             lines.append(LogLine(file=log_file.stem, text=note, up_to=offset))
         data = os.pread(file, max_bytes, offset)
         is_last = offset + len(data) >= size and to_the_end

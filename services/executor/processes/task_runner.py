@@ -22,7 +22,7 @@ from elasticflow.services.executor.processes.bundle_outcomes import (
 )
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.forked_process import ForkedProcess
-from elasticflow.services.executor.processes.log_rotation import keep_bounded
+from elasticflow.services.executor.processes.log_rotation import bounded
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
 from elasticflow.shared.messages.worker_protocol.task_running import (
     MAX_TASK_BYTES,
@@ -143,11 +143,10 @@ class TaskRunner:
     # --- following ----------------------------------------------------------------------------------------
 
     async def _follow(self) -> RunnerEnded:
-        rotating = asyncio.create_task(keep_bounded(self._log_file), name=f"runner {self.pid} log")
-        exited = await self._process.follow(
-            FrameReader[FromRunner](*get_args(FromRunner)), self._take, self._report_broken_channel
-        )
-        rotating.cancel()
+        async with bounded(self._log_file):
+            exited = await self._process.follow(
+                FrameReader[FromRunner](*get_args(FromRunner)), self._take, self._report_broken_channel
+            )
         self._timing.cancel()
         return self._finish(exited)
 

@@ -18,6 +18,7 @@ from elasticflow.shared.messages.limits import (
     NumSockets,
     Rack,
     Rate,
+    SecretDigest,
     TimeS,
     Token,
 )
@@ -40,6 +41,8 @@ class NodeJoined:
     # of its workers: by namespaces of their own, by limits alone, or none; "": unknown (docs/adr/0058)
     isolation: Literal["", "none", "limits", "namespaces"] = ""
     until_s: TimeS | None = None  # its announced end: no promise rests on its GPUs beyond it; None: none is known
+    # a digest of the secret by which its workers know each other, to compare nodes; "none": it has none; "": unknown
+    workers_secret: SecretDigest = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,3 +36,13 @@ def test_an_unusable_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadSettings, match=f"EF_WORKERS_SECRET_FILE={file}: .*{problem}"):
             GenerationSecrets.read(file)
+
+
+def test_a_digest_tells_secrets_apart_and_is_of_random_ones_only(tmp_path: Path) -> None:
+    here, other = (GenerationSecrets.read(written(tmp_path / name, name.encode() * 64)) for name in ("a", "b"))
+    assert here.digest("pool") != other.digest("pool")
+    assert len(here.digest("pool")) == 16
+    assert here.digest("pool") != here.digest("other pool")
+    assert here.digest("pool") not in here.of("a", 1)
+    assert GenerationSecrets.read(written(tmp_path / "typed", b"correct horse battery staple")).digest("pool") == ""
+    assert GenerationSecrets.read(None).digest("pool") == "none"

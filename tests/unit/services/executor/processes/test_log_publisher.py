@@ -1,5 +1,6 @@
 """From log files to a reader, over the bus in memory: each line once, in order, through faults and restarts."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +10,19 @@ import pytest
 from elasticflow.client.stored_logs import StoredLogs
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
 from elasticflow.services.executor.processes.log_publisher import QUIET_TURNS, LogPublisher
+from elasticflow.services.executor.processes.log_rotation import MAX_LOG_BYTES, rotate
+from elasticflow.services.executor.processes.new_lines import MAX_BACKLOG_BYTES
 from elasticflow.shared.errors import MaybeStored, NotPermitted, StorageFull, Unavailable
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.log_chunk import NUM_SLOTS
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.process.file_beginning import BLOCK_BYTES
 from elasticflow.shared.state.job import Job
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import NOW_S, gpus, pool, spec
+from tests.support.holes import skip_without_holes
 
 POOL, NODE = "p", "node-0"
 LIVE = {"a"}
@@ -198,6 +203,49 @@ async def test_a_flood_is_bounded_and_says_how_much_is_left_out(node: Node) -> N
     assert shown <= 3 * 2_001
     stored = node.bus.broker._values[streams.log_bucket(POOL)].values()
     assert sum(len(value.data) for value, _ in stored) < 1_000_000
+
+
+async def test_the_work_of_a_turn_is_bounded_however_much_was_written(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without_holes(node.data_dir)
+    read = list[int]()
+    pread = os.pread
+
+    def counting_pread(file: int, num_bytes: int, offset: int) -> bytes:
+        read.append(num_bytes)
+        return pread(file, num_bytes, offset)
+
+    node.runs()
+    node.writes("x\n")
+    await node.publisher.publish(LIVE)
+    for _ in range(4):  # seconds without NATS
+        node.writes(("x" * 99 + "\n") * 100_000)
+        rotate(node.folder / "g1-r0.log")
+    monkeypatch.setattr(os, "pread", counting_pread)
+    await node.publisher.publish(LIVE)
+    assert MAX_LOG_BYTES / 2 < sum(read) < MAX_LOG_BYTES + 4 * MAX_BACKLOG_BYTES
+    assert max(read) <= MAX_BACKLOG_BYTES
+    shown = [line for line in await node.read() if line.endswith("x")]
+    assert 2 <= len(shown) <= 2_002
+
+
+async def test_a_job_that_stays_within_the_bounds_loses_no_line_by_rotation(node: Node) -> None:
+    skip_without_holes(node.data_dir)
+    node.runs()
+    num_turns, lines = 2 * NUM_SLOTS, list[str]()
+    for turn in range(num_turns):
+        if turn == num_turns // 2:
+            node.publisher = node.started()
+            node.publisher.resume([node.job])
+        node.writes("".join(f"{turn:06d}-{line:03d}-{'x' * 88}\n" for line in range(100)))
+        await node.publisher.publish(LIVE)
+        rotate(node.folder / "g1-r0.log", max_bytes=4 * BLOCK_BYTES)
+        lines += await node.read()
+    assert [line[8:18] for line in lines] == [
+        f"{turn:06d}-{line:03d}" for turn in range(num_turns) for line in range(100)
+    ]
+    assert (node.folder / "g1-r0.log").stat().st_blocks * 512 <= 5 * BLOCK_BYTES
 
 
 async def test_after_the_end_of_its_job_the_last_line_arrives_and_the_reader_knows(node: Node) -> None:

@@ -1,0 +1,30 @@
+"""Whether the workers of all nodes know each other by one secret (docs/adr/0070)."""
+
+from collections.abc import Iterable, Sequence
+
+from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, VARIABLE
+from elasticflow.shared.state.pool import NodeState
+
+_SHOWN_NODES = 5
+
+
+def workers_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
+    """What is wrong and what to do. Older nodes, and secrets that may be guessed, have no digest to compare."""
+    by_digest: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.alive and node.workers_secret:
+            by_digest.setdefault(node.workers_secret, []).append(node.node_id)
+    if without := by_digest.pop("none", None):
+        others = " and do not meet those of other nodes" if by_digest else ""
+        yield (
+            f"workers on {_named(without)} trust each connection{others}: put {FILE_NAME} into the data folder or "
+            f"beside the key there, or set {VARIABLE}; `eflow keys workers` makes it"
+        )
+    if len(by_digest) > 1:
+        groups = "; ".join(sorted(map(_named, by_digest.values())))
+        yield f"nodes have different secrets in {VARIABLE}, so no job trains on several of them: {groups}: copy one"
+
+
+def _named(node_ids: Sequence[str]) -> str:
+    shown = ", ".join(sorted(node_ids)[:_SHOWN_NODES])
+    return f"{shown} and {len(node_ids) - _SHOWN_NODES} more" if len(node_ids) > _SHOWN_NODES else shown
