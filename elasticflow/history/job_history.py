@@ -111,7 +111,7 @@ class EventsInWords:
         if not name:
             return cause_in_words(event, name)
         old, new = before.job(name), self.state.job(name)
-        if new is None or (self._for_tenants and is_of_another_tenant(event, new)):
+        if new is None or (self._for_tenants and _is_of_another_tenant(event, new)):
             return ""
         shown = self._shown_to(new.tenant)
         match event:
@@ -159,7 +159,7 @@ class EventsInWords:
         return shown if self._for_tenants else str
 
 
-def is_of_another_tenant(event: Event, job: Job) -> bool:
+def _is_of_another_tenant(event: Event, job: Job) -> bool:
     """Whether it answers a command of another tenant about this job: admission rejects those in the ledger."""
     return getattr(event, "job_id", "") == job.job_id and getattr(event, "tenant", "") not in ("", job.tenant)
 

@@ -61,6 +61,12 @@ class StoredHistory:
         )
         return longer.bounded(MAX_ENTRIES)
 
+    def followed_by(self, newer: "StoredHistory") -> "StoredHistory":
+        """With what is newer in the other one."""
+        longer = self.extended(newer.sequence, newer.entries, newer.events)
+        is_new = bool(newer.entries) and newer.entries[0].sequence > self.sequence
+        return replace(longer, num_left_out=longer.num_left_out + newer.num_left_out) if is_new else longer
+
     def bounded(self, max_entries: int) -> "StoredHistory":
         """With at most so many entries."""
         too_many = len(self.entries) - max_entries

@@ -38,6 +38,7 @@ class TenantPart:
     """What one tenant sees besides. Fields: as in `PoolState`, of this tenant only.
 
     curves: also those that tenants share, and those that belong to no tenant.
+    num_left_out: live jobs that one message has no place for; the oldest.
     """
 
     live_jobs: Mapping[str, Job] = field(default_factory=dict[str, Job])
@@ -51,6 +52,7 @@ class TenantPart:
     virtual_nodes_by_type: Mapping[str, Mapping[str, tuple[int, ...]]] = field(
         default_factory=dict[str, Mapping[str, tuple[int, ...]]]
     )
+    num_left_out: int = 0
 
 
 def pool_part(state: PoolState) -> PoolPart:

@@ -6,7 +6,7 @@ new VIEW_VERSION; older readers then say that they are too old.
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,10 @@ from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.tenant_view import PoolPart, TenantPart
 
 VIEW_VERSION = 1
-MAX_ENDED_BYTES = 4 << 20  # of a tenant's ended jobs before their compression; older ones are left out
+# Of a tenant's jobs before their compression; older ones are left out.
+MAX_ENDED_BYTES = 4 << 20
+MAX_BODY_BYTES = 3 << 20  # of a view; a larger one has as many live jobs as fit without any compression
+LARGE_BODY_BYTES = 512 * 1024  # such views are stored less often than `AsOf`
 _MAX_BYTES = 256 << 20  # of a view after its decompression
 _LEVEL = 1  # of the compression: specs of jobs repeat each other
 _JOBS = ("live_jobs", "ended_jobs")
@@ -85,23 +88,27 @@ class TenantBodies:
     _kept: dict[str, tuple[Job, bytes]] = field(default_factory=dict[str, tuple[Job, bytes]])
 
     def body(self, part: TenantPart) -> bytes:
+        live = {job_id: self._job(job) for job_id, job in part.live_jobs.items()}
+        body = self._body(part, live, self._newest(part.ended_jobs, MAX_ENDED_BYTES))
+        if len(body) <= MAX_BODY_BYTES:
+            return body
+        fitting = self._newest(part.live_jobs, MAX_BODY_BYTES)
+        return self._body(replace(part, num_left_out=len(live) - len(fitting)), fitting, {})
+
+    def _body(self, part: TenantPart, live: Mapping[str, bytes], ended: Mapping[str, bytes]) -> bytes:
         plain = _adapter(TenantPart).dump_python(part, exclude=set(_JOBS), warnings=False)
-        plain |= {
-            "live_jobs": {job_id: self._job(job) for job_id, job in part.live_jobs.items()},
-            "ended_jobs": self._newest(part.ended_jobs),
-        }
-        return zlib.compress(_packed(plain), _LEVEL)
+        return zlib.compress(_packed(plain | {"live_jobs": live, "ended_jobs": ended}), _LEVEL)
 
     def forget_others(self, parts: Mapping[str, TenantPart]) -> None:
         """Keep the bytes of these jobs only."""
         kept = {job_id for part in parts.values() for jobs in (part.live_jobs, part.ended_jobs) for job_id in jobs}
         self._kept = {job_id: value for job_id, value in self._kept.items() if job_id in kept}
 
-    def _newest(self, jobs: Mapping[str, Job]) -> dict[str, bytes]:
+    def _newest(self, jobs: Mapping[str, Job], max_bytes: int) -> dict[str, bytes]:
         newest, num_bytes = dict[str, bytes](), 0
-        for job in sorted(jobs.values(), key=lambda job: (-(job.ended_at_s or 0.0), job.job_id)):
+        for job in sorted(jobs.values(), key=lambda job: (-(job.ended_at_s or job.decided_at_s), job.job_id)):
             packed = self._job(job)
-            if (num_bytes := num_bytes + len(packed)) > MAX_ENDED_BYTES:
+            if (num_bytes := num_bytes + len(packed)) > max_bytes:
                 break
             newest[job.job_id] = packed
         return newest
