@@ -54,6 +54,19 @@ class CommandRequests(PoolReader):
 
         Raises InvalidJob, Undecided.
         """
+        reply = await self._first_reply_to(command, kinds, timeout, code, on_undecided)
+        if self.view is not None:
+            await self.view.until_seen(id_of(command), reply)
+        return reply
+
+    async def _first_reply_to(
+        self,
+        command: Command,
+        kinds: tuple[type[SomeReply], ...],
+        timeout: Duration,
+        code: Package | None,
+        on_undecided: Callable[[ProfileRequested], None] | None,
+    ) -> SomeReply:
         check(command)
         timeout_s = seconds_of(timeout)
         spec = command.spec if isinstance(command, SubmitJob | ProfileJob) else None
@@ -66,7 +79,7 @@ class CommandRequests(PoolReader):
                     while True:
                         match await replies.next():
                             case reply if isinstance(reply, kinds) and _is_about(reply, spec):
-                                break
+                                return reply
                             case ProfileRequested() as undecided if spec is not None:
                                 if on_undecided and deadline.when() is not None:  # it arrives twice
                                     on_undecided(undecided)
@@ -77,9 +90,6 @@ class CommandRequests(PoolReader):
                                 pass
             except TimeoutError:
                 raise Undecided(id_of(command), timeout_s) from None
-        if self.view is not None:
-            await self.view.until_seen(id_of(command), reply)
-        return reply
 
     async def _publish(self, command: Command, message_id: str, code: Package | None = None) -> None:
         """Upload the code, then append to the work queue once: a retry has the same message id. Raises InvalidJob."""
