@@ -46,6 +46,45 @@ class UnusableKeys(Stop):
 
 
 @dataclass(eq=False)
+class OperatorsOnly(Stop):
+    pool: str
+
+    MESSAGE: ClassVar[str] = (
+        "this reads what all tenants of pool {pool!r} do, which the key of a tenant does not permit: use the key of an "
+        "operator in EF_NATS_CREDS"
+    )
+
+
+@dataclass(eq=False)
+class WrongTenant(Stop):
+    tenant: str
+    pool: str
+
+    MESSAGE: ClassVar[str] = (
+        "the key in EF_NATS_CREDS may not read the jobs of tenant {tenant!r} in pool {pool!r}: set EF_TENANT to the "
+        "tenant of the key; a key that an older version made needs a new accounts.conf (`eflow keys`)"
+    )
+
+
+@dataclass(eq=False)
+class NoViews(Retry):
+    pool: str
+
+    MESSAGE: ClassVar[str] = (
+        "pool {pool!r} has no views for its tenants: its monitor has not run so far, or an older version made the "
+        "pool, and its operator must run `eflow configure`"
+    )
+
+
+@dataclass(eq=False)
+class UnreadableView(Stop):
+    pool: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "the view of a tenant of pool {pool!r} cannot be read: {reason}"
+
+
+@dataclass(eq=False)
 class UnknownJob(PermanentFailure):
     """where: a pool or an exported ledger. listed_by: the command that lists its jobs."""
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from elasticflow.cli.option_values import deadline_of, parse_gpus, parse_setting, parse_variable, size_of
+from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.job import ElasticJob
@@ -102,7 +103,10 @@ def run(
 def run_at(endpoint: Endpoint, call: Callable[[Client], Awaitable[T]], *, tenant: str = "") -> T:
     async def connected() -> T:
         async with Client.connect(endpoint, tenant=tenant) as client:
-            return await call(client)
+            result = await call(client)
+            for line in () if client.view is None else client.view.notes(client.now_s()):
+                note(f"eflow: {line}")
+            return result
 
     return asyncio.run(connected())
 

@@ -3,7 +3,6 @@
 `eflow cancel` and `eflow explain` take a padding load, too.
 """
 
-import contextlib
 import math
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIteration
 from elasticflow.cli.option_values import deadline_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.ledger import LedgerEntry, read_ledger
+from elasticflow.client.ledger import read_ledger
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.replies import CheckpointReply
 from elasticflow.errors import UnknownJob
@@ -207,12 +206,13 @@ def explain(
       eflow explain digits-3f9a1c --json | jq -r '.[].text'
     """
     if file is not None:
-        entries, unknown = read_ledger(file), UnknownJob(name, str(file), f"eflow replay {file}")
+        unknown = UnknownJob(name, str(file), f"eflow replay {file}")
+        records = ((stored.sequence, stored.stored_at_s, message) for stored, message in read_ledger(file))
+        history = job_history(records, name)
     else:
         endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-        entries, unknown = run_at(endpoint, _ledger), UnknownJob(name, f"pool {endpoint.pool}")
-    records = ((stored.sequence, stored.stored_at_s, message) for stored, message in entries)
-    history = job_history(records, name)
+        unknown = UnknownJob(name, f"pool {endpoint.pool}")
+        history = run_at(endpoint, lambda client: client.history(name))
     if not history:
         raise unknown
     if as_json:
@@ -222,11 +222,6 @@ def explain(
         say_line(history_line(entry))
         for line in entry.lines:
             say_line(f"    | {line}")
-
-
-async def _ledger(client: Client) -> tuple[LedgerEntry, ...]:
-    async with contextlib.aclosing(client.entries(up_to=await client.last_sequence())) as entries:
-        return tuple([entry async for entry in entries])
 
 
 def history_line(entry: HistoryEntry) -> str:

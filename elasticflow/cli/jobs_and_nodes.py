@@ -147,7 +147,7 @@ def nodes(
     """
 
     async def look(client: Client) -> tuple[tuple[NodeView, ...], float]:
-        return node_views(await client.state()), client.now_s()
+        return node_views(await client.ledger.state()), client.now_s()
 
     views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
     if not all_nodes:

@@ -68,6 +68,7 @@ async def _serve_pool(endpoint: Endpoint, host: str, port: int, *, tenant: str, 
 
     clock = SystemClock()
     async with Client.connect(endpoint, tenant=tenant, clock=clock) as client:
+        _ = client.ledger  # the page shows all tenants
         source = LiveSource(client, clock)
         page = Page(sources={LIVE: source}, client=client, data_dir=endpoint.data_dir, operator=operator)
         await _serve(page, source.follow, host, port, source.title)

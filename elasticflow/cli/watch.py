@@ -51,7 +51,7 @@ def watch(
         if as_json:
             await _values(client, once)
         elif once:
-            console().print(picture(await client.state(), client.now_s()))
+            console().print(picture(await client.state(), client.now_s(), of_all=client.view is None))
         elif console().is_terminal:
             await _draw(client)
         else:
@@ -72,7 +72,7 @@ async def _draw(client: Client) -> None:
     try:
         with Live(console=console(), auto_refresh=False, screen=False) as live:
             while not following.done():
-                live.update(picture(newest[0], client.now_s()), refresh=True)
+                live.update(picture(newest[0], client.now_s(), of_all=client.view is None), refresh=True)
                 await asyncio.sleep(_REDRAW_S)
         await following
     finally:
@@ -102,33 +102,37 @@ async def _values(client: Client, once: bool) -> None:
                     "sequence": state.sequence,
                     "jobs": list(job_views(state, now_s, ended=True)),
                     "loads": list(load_views(state, now_s, ended=True)),
-                    "nodes": list(node_views(state)),
+                    "nodes": list(node_views(state)) if client.view is None else [],
                 }
             )
             if once:
                 return
 
 
-def picture(state: PoolState, now_s: float) -> Group:
-    """The whole pool: a headline, GPUs by type where they differ, nodes, jobs, and padding loads if any is live."""
+def picture(state: PoolState, now_s: float, *, of_all: bool = True) -> Group:
+    """The whole pool: a headline, GPUs by type where they differ, nodes, jobs, and padding loads if any is live.
+
+    of_all: False without the nodes, if the state has the jobs of one tenant only.
+    """
     views = tuple(
         view
         for view in job_views(state, now_s, ended=True)
         if view.ended_at_s is None or now_s - view.ended_at_s < _RECENT_S
     )
     used, num_live = sum(view.num_gpus for view in views), len(state.live_jobs)
+    whose = "" if of_all else " by your jobs"
     headline = Text.assemble(
         (clock_time(now_s), "bold"),
-        f"   {used}/{state.num_gpus} GPUs in use   {num_live} job{'' if num_live == 1 else 's'} live, "
+        f"   {used}/{state.num_gpus} GPUs in use{whose}   {num_live} job{'' if num_live == 1 else 's'} live, "
         f"{len(state.ended_jobs)} ended   ledger at {state.sequence}",
     )
     by_type = num_gpus_by_type(state)
     types = (Text(f"GPUs by type: {gpus_by_type_in_words(by_type)}"),) if len(by_type) > 1 else ()
     jobs = jobs_table(views, now_s) if views else Text("no jobs now", style="bright_black")
-    nodes = nodes_table(present_nodes(node_views(state), now_s), now_s)
+    nodes = (nodes_table(present_nodes(node_views(state), now_s), now_s), Text()) if of_all else ()
     live_loads = load_views(state, now_s)
     loads = (Text(), loads_table(live_loads, now_s), *map(Text, starving_lines(live_loads))) if live_loads else ()
-    return Group(headline, *types, Text(), nodes, Text(), jobs, *loads)
+    return Group(headline, *types, Text(), *nodes, jobs, *loads)
 
 
 def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now_s: float) -> Iterator[str]:

@@ -51,12 +51,9 @@ class ArtifactReader(CommandRequests):
         job = await self._once_stored(job_id, stored_before, timeout_s)
         if not job.artifacts.sequence:
             raise NothingStored(job_id, f"it is {job.phase.value}, and was never stored")
-        after = job.artifacts.sequence - 1
-        async with contextlib.aclosing(self.entries(after_sequence=after, up_to=after + 1)) as entries:
-            async for _, message in entries:
-                if isinstance(message, ArtifactsStored):
-                    return StoredArtifacts(message, job.tenant)
-        raise NothingStored(job_id, f"message {after + 1} of the ledger does not say what is stored")
+        if (stored := await self._stored_files(job)) is None:
+            raise NothingStored(job_id, f"message {job.artifacts.sequence} of the ledger does not say what is stored")
+        return StoredArtifacts(stored, job.tenant)
 
     async def _request(self, job: Job, timeout_s: float) -> bool:
         """Request that its present model is stored. False if it does not train: what was stored before counts."""

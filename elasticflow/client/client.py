@@ -1,6 +1,7 @@
 """The asynchronous client of one pool: submit, quote, reserve, amend, scale, checkpoint, cancel, wait.
 
-Views come from the ledger, not from a service. The same without `await` is `elasticflow/sdk/synchronous.py`.
+It reads the ledger, or with the key of a tenant that tenant's view. The same without `await` is
+`elasticflow/sdk/synchronous.py`.
 """
 
 import contextlib
@@ -15,11 +16,12 @@ from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.client.stored_logs import StoredLogs
+from elasticflow.client.tenant_view import TenantView
 from elasticflow.errors import NoAdmission, NoSecretsKey, UnknownPool, UnknownQuote
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
-from elasticflow.shared.errors import NoResponder
+from elasticflow.shared.errors import NoResponder, NotPermitted
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import (
     AmendJob,
@@ -67,16 +69,21 @@ class Client(ArtifactReader, DetachedLoads):
     async def connect(
         cls, endpoint: Endpoint | None = None, *, tenant: str = "", clock: Clock | None = None
     ) -> "AsyncGenerator[Client, None]":
-        """Connect to a pool, by default the one of NATS_URL or of the nearest `.eflow`.
+        """Connect to a pool, by default the one of NATS_URL or of the nearest `.eflow`. tenant: else EF_TENANT.
 
         Raises NoPoolHere, UnknownPool, Unavailable, BadCredentials, BadSettings.
         """
         endpoint = endpoint or find_endpoint()
+        tenant = tenant or os.environ.get("EF_TENANT", "") or DEFAULT_TENANT
+        view: TenantView | None = None
         bus = await connect_nats(endpoint.nats_url, name="eflow", access=NatsAccess.from_environment(os.environ))
         try:
-            if not await with_retry(bus.pool_exists, endpoint.pool):
-                raise UnknownPool(endpoint.pool, masked(endpoint.nats_url), await bus.pools())
-            yield cls(bus, endpoint, tenant or DEFAULT_TENANT, clock or SystemClock())
+            try:
+                if not await with_retry(bus.pool_exists, endpoint.pool):
+                    raise UnknownPool(endpoint.pool, masked(endpoint.nats_url), await bus.pools())
+            except NotPermitted:  # the key of a tenant
+                view = TenantView(bus, endpoint.pool, tenant)
+            yield cls(bus, endpoint, tenant, clock or SystemClock(), view)
         finally:
             await bus.close()
 

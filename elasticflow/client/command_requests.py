@@ -6,9 +6,11 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
-from elasticflow.client.ledger import LedgerView, with_retry
+from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.client.pool_reader import PoolReader
 from elasticflow.client.replies import AnyReply, ReplyStream, follow_replies
+from elasticflow.client.tenant_view import TenantView
 from elasticflow.errors import Undecided
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
@@ -27,11 +29,13 @@ from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 SomeReply = TypeVar("SomeReply", bound=AnyReply)
 
 
-class CommandRequests(LedgerView):
+class CommandRequests(PoolReader):
     """Sends commands of one tenant to one pool."""
 
-    def __init__(self, bus: NatsBus, endpoint: Endpoint, tenant: str, clock: Clock) -> None:
-        super().__init__(bus, endpoint.pool)
+    def __init__(
+        self, bus: NatsBus, endpoint: Endpoint, tenant: str, clock: Clock, view: TenantView | None = None
+    ) -> None:
+        super().__init__(bus, endpoint.pool, view)
         self.endpoint, self.tenant, self._clock = endpoint, tenant, clock
 
     def now_s(self) -> float:
@@ -50,6 +54,19 @@ class CommandRequests(LedgerView):
 
         Raises InvalidJob, Undecided.
         """
+        reply = await self._first_reply_to(command, kinds, timeout, code, on_undecided)
+        if self.view is not None:
+            await self.view.until_seen(id_of(command), reply)
+        return reply
+
+    async def _first_reply_to(
+        self,
+        command: Command,
+        kinds: tuple[type[SomeReply], ...],
+        timeout: Duration,
+        code: Package | None,
+        on_undecided: Callable[[ProfileRequested], None] | None,
+    ) -> SomeReply:
         check(command)
         timeout_s = seconds_of(timeout)
         spec = command.spec if isinstance(command, SubmitJob | ProfileJob) else None
@@ -90,10 +107,12 @@ class CommandRequests(LedgerView):
     @contextlib.asynccontextmanager
     async def _replies_to(self, job_id: str, message_id: str) -> AsyncGenerator[ReplyStream, None]:
         """Replies from now on."""
-        after_sequence = await self.last_sequence()
+        events = await self._new_events(job_id)
         subscription = await self._bus.subscribe(subjects.answer(self.tenant, self._pool, job_id))
-        entries = self.entries(after_sequence=after_sequence)
-        async with follow_replies(subscription, entries, self.tenant, job_id, message_id) as replies:
+        async with (
+            contextlib.aclosing(events),
+            follow_replies(subscription, events, self.tenant, message_id) as replies,
+        ):
             yield replies
 
 

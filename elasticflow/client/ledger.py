@@ -8,10 +8,9 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
-from elasticflow.errors import NotAnExport, NotEnded, UnknownJob
-from elasticflow.sdk.times import Duration, seconds_of
+from elasticflow.errors import NotAnExport
 from elasticflow.shared.errors import MaybeStored, Unavailable
 from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
@@ -20,7 +19,6 @@ from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
-from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import PoolState
 
@@ -38,11 +36,6 @@ class LedgerView:
 
     def __init__(self, bus: NatsBus, pool: str) -> None:
         self._bus, self._pool = bus, pool
-
-    @property
-    def is_connected(self) -> bool:
-        """False while the connection to NATS is being made again."""
-        return self._bus.is_connected
 
     async def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
         """The ledger, message by message, up to a sequence or without end."""
@@ -84,31 +77,17 @@ class LedgerView:
                     state = ledger_fold.evolve(state, read_message(stored), stored.sequence)
                 yield state
 
-    async def job(self, job_id: str) -> Job:
-        """Raises UnknownJob."""
-        return self._known(await self.state(), job_id)
 
-    async def wait(self, job_id: str, *, timeout: Duration | None = None) -> Job:
-        """The job, once it has ended. Raises UnknownJob, NotEnded."""
-        timeout_s = None if timeout is None else seconds_of(timeout)
-        try:
-            async with asyncio.timeout(timeout_s), contextlib.aclosing(self.states()) as states:
-                async for state in states:
-                    job = self._known(state, job_id)
-                    if not job.live:
-                        return job
-        except TimeoutError:
-            raise NotEnded(job_id, timeout_s or 0.0) from None
-        raise AssertionError("states() never ends")
+class LedgerReader(Protocol):
+    """What can be exported."""
 
-    def _known(self, state: PoolState, job_id: str) -> Job:
-        job = state.job(job_id)
-        if job is None:
-            raise UnknownJob(job_id, f"pool {self._pool}")
-        return job
+    def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]: ...
+    async def last_sequence(self) -> int: ...
 
 
-async def write_ledger(client: LedgerView, file: Path, *, on_message: Callable[[int, int], None] | None = None) -> int:
+async def write_ledger(
+    client: LedgerReader, file: Path, *, on_message: Callable[[int, int], None] | None = None
+) -> int:
     """Write all messages up to now; return their number. The file appears whole, or not at all.
 
     on_message: called with the number of messages that are written, and of all.
@@ -134,7 +113,7 @@ async def write_ledger(client: LedgerView, file: Path, *, on_message: Callable[[
     return count
 
 
-async def stream_ledger(client: LedgerView, pipe: BinaryIO) -> None:
+async def stream_ledger(client: LedgerReader, pipe: BinaryIO) -> None:
     """Write all messages, then each new one as soon as the ledger has it, without end.
 
     A slow reader delays only this. Raises ConnectionError once the reader is gone.

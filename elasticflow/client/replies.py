@@ -8,9 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from elasticflow.client.ledger import LedgerEntry
 from elasticflow.shared.errors import Retry
-from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import (
     AmendRejected,
@@ -19,6 +17,7 @@ from elasticflow.shared.messages.events import (
     CheckpointRejected,
     CheckpointUpToDate,
     CheckpointWritten,
+    Event,
     GpuLimitsCleared,
     GpuLimitsRejected,
     GpuLimitsSet,
@@ -30,7 +29,6 @@ from elasticflow.shared.messages.events import (
     JobRejected,
     LoadDecision,
     MessageRejected,
-    PlanDecided,
     ProfileRequested,
     QuoteRejected,
     QuoteReserved,
@@ -78,12 +76,10 @@ class ReplyStream:
                 if envelope.cause_id in ("", command_id):
                     self._receive(envelope.message)
 
-    async def receive_from_ledger(self, entries: AsyncIterator[LedgerEntry], id: str) -> None:
+    async def receive_from_ledger(self, events: AsyncIterator[Event]) -> None:
         try:
-            async for _, message in entries:
-                for event in message.events if isinstance(message, PlanDecided) else (message,):
-                    if id_of(event) == id:
-                        self._receive(event)
+            async for event in events:
+                self._receive(event)
         except Exception as error:
             self._received.put_nowait(error)
 
@@ -95,16 +91,16 @@ class ReplyStream:
 
 @contextlib.asynccontextmanager
 async def follow_replies(
-    subscription: Subscription, entries: AsyncIterator[LedgerEntry], tenant: str, job_id: str, command_id: str
+    subscription: Subscription, events: AsyncIterator[Event], tenant: str, command_id: str
 ) -> AsyncGenerator[ReplyStream, None]:
     """Replies to a tenant about a job, without those to its other commands. command_id: of the command's envelope.
 
-    subscription: to admission's replies about this job; it is closed at the end.
+    subscription: to admission's replies about this job; it is closed at the end. events: of the ledger about it.
     """
     replies = ReplyStream(tenant)
     receiving = [
         asyncio.create_task(replies.receive_from_admission(subscription, command_id)),
-        asyncio.create_task(replies.receive_from_ledger(entries, job_id)),
+        asyncio.create_task(replies.receive_from_ledger(events)),
     ]
     try:
         yield replies

@@ -1,19 +1,21 @@
 """Each event as the cause of a later change of GPUs. Pure."""
 
+from collections.abc import Callable
+
 from elasticflow.history.formatting import end_in_words, gpus_counted, limits_in_words
 from elasticflow.sdk.times import moment_in_words
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event
 
 
-def cause_in_words(event: Event, job_id: str) -> str:
-    """Why the allocation may change after this event; "" if the event is no cause."""
+def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str) -> str:
+    """Why the allocation may change after this event; "" if the event is no cause. shown: what to call another job."""
 
     def name(other: str) -> str:
-        return "it" if other == job_id else other
+        return "it" if other == job_id else shown(other)
 
     def whose(other: str) -> str:
-        return "its" if other == job_id else f"{other}'s"
+        return "its" if other == job_id else f"{shown(other)}'s"
 
     match event:
         case events.JobAdmitted():

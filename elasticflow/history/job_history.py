@@ -3,7 +3,7 @@
 The ledger is folded message by message. The states before and after a decision show what it changed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from elasticflow.history.event_cause import cause_in_words
@@ -24,6 +24,7 @@ from elasticflow.shared.state.pool import PoolState
 _PROBE = "no other job needs them, and its throughput on so many is unknown"
 _PROFILING_RUN = "enough GPUs are free for its profiling run"
 _PLANNED = "the planned shares change at this time"
+_ANOTHER_JOB = "a job of another tenant"
 _REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__, events.LoadProgressed.__name__)
 
 Entry = tuple[int, float, LedgerMessage]  # sequence, stored at, message
@@ -72,11 +73,12 @@ class EventsInWords:
 
     Collects the events since the last allocation, which are the causes of the next one.
     only: the one job or load whose sentences are wanted; "": all, and those on nodes under the name "".
+    for_tenants: the sentences on a job are for its tenant, so they name no job of another one.
     """
 
-    def __init__(self, only: str = "") -> None:
-        self.state = PoolState()
-        self._only = only
+    def __init__(self, only: str = "", *, for_tenants: bool = False, state: PoolState | None = None) -> None:
+        self.state = state or PoolState()
+        self._only, self._for_tenants = only, for_tenants
         self._causes: list[tuple[int, Event]] = []
 
     def fold(self, sequence: int, at_s: float, message: LedgerMessage) -> list[tuple[str, HistoryEntry]]:
@@ -109,14 +111,15 @@ class EventsInWords:
         if not name:
             return cause_in_words(event, name)
         old, new = before.job(name), self.state.job(name)
-        if new is None:
+        if new is None or (self._for_tenants and _is_of_another_tenant(event, new)):
             return ""
+        shown = self._shown_to(new.tenant)
         match event:
             case events.AllocationDecided():
                 held = old.num_gpus if old else 0
                 begins_profiling_run = new.phase is Phase.PROFILING and not held
                 otherwise = _PROFILING_RUN if begins_profiling_run else _PLANNED
-                why = _PROBE if event.probes == name else self._because(name, based_on) or otherwise
+                why = _PROBE if event.probes == name else self._because(new, based_on) or otherwise
                 return _allocated(held, new.num_gpus, why)
             case events.PlacementDecided():
                 mine = next((p for p in event.placements if p.job_id == name), None)
@@ -124,13 +127,15 @@ class EventsInWords:
                     return ""
                 return placed_in_words(mine, name in event.migrated, new) + _mixed(self.state, new)
             case events.ThroughputMeasured() if is_profile_of(new, event.profile_key):
-                how = "in a profiling run" if event.source == "profile" else f"by {event.job_id} while it trained"
+                how = (
+                    "in a profiling run" if event.source == "profile" else f"by {shown(event.job_id)} while it trained"
+                )
                 return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}"
             case events.ProfileCompleted() if is_profile_of(new, event.profile_key):
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"
             case events.JobAdmitted() if name in event.replanned:
                 share = schedule_in_words(event.replanned[name])
-                return f"replanned so that {event.job_id} is admitted, still in time: {share}"
+                return f"replanned so that {shown(event.job_id)} is admitted, still in time: {share}"
             case events.NodeLost() if old is not None and event.node_id in old.nodes and old.live:
                 return f"{event.node_id} was lost ({event.reason}) with workers of this job"
             case _ if getattr(event, "job_id", "") == name:
@@ -138,10 +143,25 @@ class EventsInWords:
             case _:
                 return ""
 
-    def _because(self, name: str, based_on: int) -> str:
+    def _because(self, job: Job, based_on: int) -> str:
         """The events that the allocator first considered in this decision; "" if there is none."""
-        causes = (cause_in_words(event, name) for at, event in self._causes if at <= based_on)
+        shown = self._shown_to(job.tenant)
+        causes = (cause_in_words(event, job.job_id, shown) for at, event in self._causes if at <= based_on)
         return "; ".join(list(dict.fromkeys(filter(None, causes)))[-3:])
+
+    def _shown_to(self, tenant: str) -> Callable[[str], str]:
+        """What this tenant reads in place of the name of a job."""
+
+        def shown(job_id: str) -> str:
+            job = self.state.job(job_id) or self.state.quote_reservations.get(job_id)
+            return job_id if job is not None and job.tenant == tenant else _ANOTHER_JOB
+
+        return shown if self._for_tenants else str
+
+
+def _is_of_another_tenant(event: Event, job: Job) -> bool:
+    """Whether it answers a command of another tenant about this job: admission rejects those in the ledger."""
+    return getattr(event, "job_id", "") == job.job_id and getattr(event, "tenant", "") not in ("", job.tenant)
 
 
 def _last_lines(event: Event) -> tuple[str, ...]:

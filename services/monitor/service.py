@@ -13,6 +13,7 @@ from elasticflow.services.monitor.old_objects import OldObjects
 from elasticflow.services.monitor.policy import POLICY, with_cache
 from elasticflow.services.monitor.settings import MonitorSettings
 from elasticflow.services.monitor.slower_nodes import SlowerNodes
+from elasticflow.services.monitor.tenant_views import TenantViews
 from elasticflow.services.monitor.webhook import Webhook
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import subjects
@@ -45,6 +46,7 @@ async def serve(process: Process, settings: MonitorSettings | None = None) -> No
             tasks.create_task(LoadResults(process, host).run(), name="results of loads")
             tasks.create_task(AbandonedLoads(process, host).run(), name="abandoned loads")
             tasks.create_task(OldObjects(process, host).run(), name="old objects")
+            tasks.create_task(TenantViews(process, host).run(), name="views of tenants")
             if settings.webhook_url:
                 tasks.create_task(Webhook(process, host, settings.webhook_url).run(), name="webhook")
 

@@ -24,6 +24,7 @@ from tests.support.secured_pool import POOL, SecuredPool, secured_pool
 
 LEDGER, CODE, NODES = streams.ledger_stream(POOL), streams.code_bucket(POOL), streams.node_bucket(POOL)
 ARTIFACTS, LOGS = streams.artifact_bucket(POOL), streams.log_bucket(POOL)
+VIEWS = streams.view_bucket(POOL)
 STATE, SNAPSHOT = streams.state_bucket(POOL), streams.snapshot_bucket(POOL)
 TASKS, RESULTS = streams.padding_streams(POOL)
 SUBMIT = streams.submit_stream(POOL)
@@ -62,10 +63,13 @@ PUBLISH = {
     f"$O.{ARTIFACTS}.M.alice.n2.x": "O",
     f"$KV.{LOGS}.alice.n1.x.x": "ON",
     f"$KV.{LOGS}.alice.n2.x.x": "O",
+    f"$KV.{VIEWS}.alice.jobs": "OS",
+    f"$KV.{VIEWS}.as_of": "OS",
     f"$O.{SNAPSHOT}.M.x": "OS",
     "$JS.API.INFO": "OS",
     "$JS.API.STREAM.NAMES": "O",
-    f"$JS.API.STREAM.INFO.{LEDGER}": "OSNA",
+    f"$JS.API.STREAM.INFO.{LEDGER}": "OSN",
+    f"$JS.API.STREAM.INFO.KV_{VIEWS}": "OSN",
     f"$JS.API.STREAM.INFO.{SUBMIT}": "OSN",
     "$JS.API.STREAM.INFO.EF_LEDGER_another-pool": "O",
     "$JS.API.STREAM.CREATE.NEW": "O",
@@ -79,8 +83,13 @@ PUBLISH = {
     f"$JS.API.STREAM.MSG.GET.{SUBMIT}": "OS",
     f"$JS.API.STREAM.MSG.GET.KV_{NODES}": "OSN",
     f"$JS.API.STREAM.MSG.GET.OBJ_{CODE}": "OSN",
-    f"$JS.API.STREAM.MSG.GET.OBJ_{SNAPSHOT}": "OSNA",
-    f"$JS.API.DIRECT.GET.{LEDGER}": "ONA",
+    f"$JS.API.STREAM.MSG.GET.OBJ_{SNAPSHOT}": "OSN",
+    f"$JS.API.STREAM.MSG.GET.{LEDGER}": "OS",
+    f"$JS.API.STREAM.MSG.GET.KV_{VIEWS}": "OS",
+    f"$JS.API.DIRECT.GET.{LEDGER}": "ON",
+    f"$JS.API.DIRECT.GET.{LEDGER}.ef.ledger.{POOL}.plan": "O",
+    f"$JS.API.DIRECT.GET.{LEDGER}.ef.ledger.{POOL}.job.x": "O",
+    f"$JS.API.DIRECT.GET.OBJ_{SNAPSHOT}": "OSN",
     f"$JS.API.DIRECT.GET.OBJ_{CODE}": "ON",
     f"$JS.API.DIRECT.GET.OBJ_{CODE}.$O.{CODE}.M.alice.x": "OA",
     f"$JS.API.DIRECT.GET.OBJ_{CODE}.$O.{CODE}.M.bob.x": "O",
@@ -92,7 +101,19 @@ PUBLISH = {
     f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.alice.n1.x.x": "ONA",
     f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.alice.n2.x.x": "OA",
     f"$JS.API.DIRECT.GET.KV_{LOGS}.$KV.{LOGS}.bob.n1.x.x": "ON",
+    f"$JS.API.DIRECT.GET.KV_{VIEWS}": "O",
+    f"$JS.API.DIRECT.GET.KV_{VIEWS}.$KV.{VIEWS}.as_of": "OSA",
+    f"$JS.API.DIRECT.GET.KV_{VIEWS}.$KV.{VIEWS}.pool": "OSA",
+    f"$JS.API.DIRECT.GET.KV_{VIEWS}.$KV.{VIEWS}.writer": "OS",
+    f"$JS.API.DIRECT.GET.KV_{VIEWS}.$KV.{VIEWS}.alice.jobs": "OSA",
+    f"$JS.API.DIRECT.GET.KV_{VIEWS}.$KV.{VIEWS}.alice.history.x": "OSA",
+    f"$JS.API.DIRECT.GET.KV_{VIEWS}.$KV.{VIEWS}.bob.jobs": "OS",
+    f"$JS.API.DIRECT.GET.KV_{VIEWS}.$KV.{VIEWS}.bob.history.x": "OS",
     f"$JS.API.CONSUMER.CREATE.{LEDGER}": "OS",
+    f"$JS.API.CONSUMER.CREATE.{LEDGER}.alice.ef.ledger.{POOL}.job.x": "O",
+    f"$JS.API.CONSUMER.CREATE.KV_{VIEWS}": "O",
+    f"$JS.API.CONSUMER.CREATE.KV_{VIEWS}.alice.$KV.{VIEWS}.alice.jobs": "O",
+    f"$JS.API.CONSUMER.DURABLE.CREATE.KV_{VIEWS}.alice": "O",
     f"$JS.API.CONSUMER.CREATE.{SUBMIT}.admission": "OS",
     f"$JS.API.CONSUMER.CREATE.{TASKS}.load-1": "OS",
     f"$JS.API.CONSUMER.MSG.NEXT.{SUBMIT}.admission": "OS",
@@ -104,7 +125,14 @@ SUBSCRIBE = {
     subjects.answer("alice", POOL, "job-1"): "OA",
     subjects.answer("bob", POOL, "job-1"): "O",
     subjects.answer("*", POOL, "job-1"): "O",
-    streams.ledger_subjects(POOL): "ONA",
+    streams.ledger_subjects(POOL): "ON",
+    subjects.plan(POOL): "ON",
+    subjects.job(POOL, "job-1"): "ON",
+    f"$KV.{VIEWS}.alice.jobs": "OA",
+    f"$KV.{VIEWS}.alice.history.x": "OA",
+    f"$KV.{VIEWS}.bob.jobs": "O",
+    f"$KV.{VIEWS}.*.jobs": "O",
+    f"$KV.{VIEWS}.>": "O",
     subjects.quote("*", POOL): "OS",
     subjects.every_node(POOL): "OS",
     subjects.submit("*", POOL): "O",
@@ -173,6 +201,31 @@ async def test_no_reply_of_the_server_lands_on_a_subject_that_the_sender_may_not
                 f"STREAM.INFO.{SUBMIT}", {"subjects_filter": subjects.submit("bob", POOL)}
             )
             assert not submitted["state"].get("subjects")
+
+
+async def test_no_request_on_a_subject_of_ones_own_reads_the_view_of_another(pool: SecuredPool) -> None:
+    """The body of a direct read may name other subjects and sequences, if its subject names none."""
+    async with pool.connected(Role.SERVICE, "services") as service, pool.connected(Role.TENANT, "alice") as alice:
+        await service.put_value(VIEWS, "bob.jobs", b"of bob")
+        await service.put_value(VIEWS, "alice.jobs", b"of alice")
+        other = f"$KV.{VIEWS}.bob.jobs"
+        for body in (
+            {"seq": 1},
+            {"last_by_subj": other},
+            {"multi_last": [other]},
+            {"next_by_subj": other, "seq": 1},
+            {"seq": 1, "batch": 9},
+        ):
+            for key in ("alice.jobs", "as_of", "pool"):
+                subject = f"$JS.API.DIRECT.GET.KV_{VIEWS}.$KV.{VIEWS}.{key}"
+                try:
+                    answer = await alice.request(subject, json.dumps(body).encode(), 5.0)
+                except ElasticFlowError:
+                    continue
+                assert b"of bob" not in answer, (key, body)
+        value = await alice.get_value(VIEWS, "alice.jobs")
+        assert value is not None
+        assert value.data == b"of alice"
 
 
 async def test_a_header_does_not_move_or_delete_messages_of_others(pool: SecuredPool) -> None:

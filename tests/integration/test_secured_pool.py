@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -61,7 +63,7 @@ async def test_a_job_of_a_tenant_is_admitted_trains_and_ends(tmp_path: Path, mon
     data.mkdir()
     if not machine_code.is_complete():  # four services would compile it at once
         await compile_scheduler(os.environ, tmp_path / "compilation.log", print)
-    async with secured_pool(tmp_path, (Role.TENANT, "alice"), (Role.NODE, "n1")) as pool:
+    async with secured_pool(tmp_path, (Role.TENANT, "alice"), (Role.TENANT, "bob"), (Role.NODE, "n1")) as pool:
         monkeypatch.setenv("EF_NATS_CREDS", str(pool.keys.seed_file(Role.OPERATOR, "operator")))
         await configure(pool.url, POOL, CONFIG, SystemClock())
         monkeypatch.setenv("EF_NATS_CREDS", str(pool.keys.seed_file(Role.TENANT, "alice")))
@@ -76,3 +78,34 @@ async def test_a_job_of_a_tenant_is_admitted_trains_and_ends(tmp_path: Path, mon
             ended = await client.wait("a", timeout=PATIENCE_S)
             assert ended.phase is Phase.FINISHED
             assert ended.tenant == "alice"
+            async with asyncio.timeout(PATIENCE_S):  # a history is stored after the job's state
+                while "JobFinished" not in {entry.type for entry in await client.history("a")}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            await check_commands_of_tenants(pool, tmp_path)
+
+
+async def check_commands_of_tenants(pool: SecuredPool, folder: Path) -> None:
+    """Each sees its own jobs."""
+
+    async def eflow(tenant: str, *arguments: str) -> tuple[int, str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
+        own = {"EF_TENANT": tenant, "EF_NATS_CREDS": str(pool.keys.seed_file(Role.TENANT, tenant))}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "elasticflow", *arguments),
+            cwd=folder,
+            env=kept | own | {"NATS_URL": pool.url, "EF_POOL": POOL, "PYTHONPATH": str(ROOT)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        assert b"Traceback" not in err, err.decode()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    own, other = [await eflow(tenant, "jobs", "--all", "--json") for tenant in ("alice", "bob")]
+    assert [job["job_id"] for job in json.loads(own[1])] == ["a"]
+    assert json.loads(other[1]) == []
+    status, out, _ = await eflow("alice", "explain", "a")
+    assert status == 0
+    assert out.splitlines()[0].count("submitted by alice") == 1
+    assert (await eflow("bob", "explain", "a"))[0] == 1

@@ -1,4 +1,4 @@
-"""A client with a tenant's key: what it sends, and how it reads a ledger without a consumer of its own."""
+"""A client with a tenant's key: what it sends and reads; and how a node reads a ledger without a consumer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,8 +29,8 @@ async def pool(tmp_path: Path) -> AsyncIterator[SecuredPool]:
         yield pool
 
 
-async def test_it_reads_the_ledger_in_order_and_then_what_is_new(pool: SecuredPool) -> None:
-    async with pool.connected(Role.SERVICE, "services") as service, pool.connected(Role.TENANT, "alice") as alice:
+async def test_a_node_reads_the_ledger_in_order_and_then_what_is_new(pool: SecuredPool) -> None:
+    async with pool.connected(Role.SERVICE, "services") as service, pool.connected(Role.NODE, "n1") as node:
 
         async def append(number: int) -> int:
             return await service.append(subjects.job(POOL, f"j{number}"), b"%d" % number, message_id=str(number))
@@ -39,7 +39,7 @@ async def test_it_reads_the_ledger_in_order_and_then_what_is_new(pool: SecuredPo
             await append(number)
         records: list[LedgerRecord] = []
         late: asyncio.Task[int] | None = None
-        async with aclosing(alice.follow(POOL, after_sequence=0)) as batches:
+        async with aclosing(node.follow(POOL, after_sequence=0)) as batches:
             async for batch in batches:
                 records += batch
                 if len(records) > NUM_MESSAGES:
@@ -56,10 +56,18 @@ async def test_it_reads_the_ledger_in_order_and_then_what_is_new(pool: SecuredPo
         assert all(abs(a.stored_at_s - b.stored_at_s) < 1e-3 for a, b in zip(records, expected, strict=True))
 
 
-async def test_it_notices_that_the_ledger_is_another_one(pool: SecuredPool) -> None:
-    async with pool.connected(Role.TENANT, "alice") as alice:
+async def test_a_node_notices_that_the_ledger_is_another_one(pool: SecuredPool) -> None:
+    async with pool.connected(Role.NODE, "n1") as node:
         with pytest.raises(LedgerBroken):
-            await anext(alice.follow(POOL, after_sequence=7))
+            await anext(node.follow(POOL, after_sequence=7))
+
+
+async def test_a_tenant_reads_no_message_of_the_ledger(pool: SecuredPool) -> None:
+    async with pool.connected(Role.TENANT, "alice") as alice:
+        with pytest.raises(NotPermitted):
+            await anext(alice.follow(POOL, after_sequence=0))
+        with pytest.raises(NotPermitted):
+            await alice.get_object(streams.snapshot_bucket(POOL), "x", max_bytes=100)
 
 
 async def test_nodes_read_the_code_of_each_tenant_and_tenants_only_write_their_own(pool: SecuredPool) -> None:

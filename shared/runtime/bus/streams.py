@@ -18,6 +18,7 @@ LEDGER_PREFIX = "EF_LEDGER_"
 NODE_PREFIX = "EF_NODES_"
 ARTIFACT_PREFIX = "EF_ARTIFACTS_"
 LOG_PREFIX = "EF_LOGS_"
+VIEW_PREFIX = "EF_VIEWS_"
 EVERY_LEDGER = "ef.ledger.>"
 # What a server must accept; NATS counts headers too. The embedded server and deploy/nats/common.conf set it.
 MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
@@ -171,9 +172,28 @@ def log_key(tenant: str, node_id: str, job_id: str, name: str) -> str:
     return f"{tenant}.{node_id}.{job_id}.{name}"
 
 
+def view_bucket(pool: str) -> str:
+    """Keys and values: what each tenant sees of the pool. The monitor writes it (docs/adr/0071)."""
+    return f"{VIEW_PREFIX}{pool}"
+
+
+# Keys of it that have no tenant in their names. Tenants may read the first two.
+AS_OF_KEY, POOL_VIEW_KEY, WRITER_KEY = "as_of", "pool", "writer"
+
+
+def tenant_view_key(tenant: str) -> str:
+    """Its jobs. Only this tenant reads it."""
+    return f"{tenant}.jobs"
+
+
+def history_key(tenant: str, job_id: str) -> str:
+    """The history of one of its jobs. Only this tenant reads it."""
+    return f"{tenant}.history.{job_id}"
+
+
 def is_read_by_subject(bucket: str) -> bool:
     """Whether readers may name single objects or keys only: each is one message, found by its subject."""
-    return bucket.startswith((ARTIFACT_PREFIX, LOG_PREFIX))
+    return bucket.startswith((ARTIFACT_PREFIX, LOG_PREFIX, VIEW_PREFIX))
 
 
 def snapshot_bucket(pool: str) -> str:
@@ -293,6 +313,12 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             discard="old",
             max_bytes=limits.log_bytes,
             max_age=limits.log_age_s * _NS,
+        ),
+        _key_value_bucket(
+            view_bucket(pool),
+            limits,
+            discard="new",
+            allow_msg_ttl=True,  # the history of a job is forgotten long after its end
         ),
         _stream(
             ledger_stream(pool),

@@ -49,14 +49,20 @@ def configured_keys(state: PoolState, config: PoolConfig, key: str) -> Iterator[
 
 def readable_curves(state: PoolState, owner: str) -> dict[str, MeasuredCurve]:
     """By key without an owner: the curves of this owner and, where it has none, those without an owner."""
-    owner_of = {f"{each}/{family}": each for family, owners in state.profile_owners.items() for each in owners}
-    found = dict[str, MeasuredCurve]()
-    for key, curve in state.curves.items():
-        of_key = owner_of.get(_family_of(key), "")
-        if of_key == owner and owner:
-            found[key.removeprefix(f"{owner}/")] = curve
-        elif not of_key:
-            found.setdefault(key, curve)
+    by_owner = curves_by_owner(state.curves, state.profile_owners)
+    own = by_owner.get(owner, {}) if owner else {}
+    return dict(by_owner.get("", {})) | {key.removeprefix(f"{owner}/"): curve for key, curve in own.items()}
+
+
+@memoize_last
+def curves_by_owner(
+    curves: Mapping[str, MeasuredCurve], profile_owners: Mapping[str, tuple[str, ...]]
+) -> Mapping[str, Mapping[str, MeasuredCurve]]:
+    """The curves of each owner, by their whole keys; those without an owner under ""."""
+    owner_of = {f"{each}/{family}": each for family, owners in profile_owners.items() for each in owners}
+    found = dict[str, dict[str, MeasuredCurve]]()
+    for key, curve in curves.items():
+        found.setdefault(owner_of.get(_family_of(key), ""), {})[key] = curve
     return found
 
 

@@ -155,7 +155,14 @@ FOREIGN = {
         "__next__",
         "package_dir",
     ),
-    *("KV_EF_NODES_", "OBJ_EF_CODE_", "OBJ_EF_SNAPSHOT_", "OBJ_EF_ARTIFACTS_", "KV_EF_LOGS_"),  # streams, named by NATS
+    *(
+        "KV_EF_NODES_",
+        "OBJ_EF_CODE_",
+        "OBJ_EF_SNAPSHOT_",
+        "OBJ_EF_ARTIFACTS_",
+        "KV_EF_LOGS_",
+        "KV_EF_VIEWS_",
+    ),  # streams, named by NATS
     *("Greedy", "Picky"),  # classes of earlier code, in measurements of it
 }
 

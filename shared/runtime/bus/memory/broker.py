@@ -77,8 +77,8 @@ class MemoryBroker:
             self._streams.setdefault(name, kept)
         for bucket in (streams.code_bucket(pool), streams.snapshot_bucket(pool), streams.artifact_bucket(pool)):
             self.objects.setdefault(bucket, {})
-        for bucket in (streams.state_bucket(pool), streams.node_bucket(pool), streams.log_bucket(pool)):
-            self._values.setdefault(bucket, {})
+        for bucket_of in (streams.state_bucket, streams.node_bucket, streams.log_bucket, streams.view_bucket):
+            self._values.setdefault(bucket_of(pool), {})
 
     def pools(self) -> tuple[str, ...]:
         prefix = streams.LEDGER_PREFIX

@@ -51,6 +51,7 @@ def _service(pool: str, name: str) -> Permissions:
     tasks, results = streams.padding_streams(pool)
     code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
     artifacts = streams.artifact_bucket(pool)
+    views = streams.view_bucket(pool)
     return Permissions(
         publish=(
             streams.ledger_subjects(pool),
@@ -59,6 +60,8 @@ def _service(pool: str, name: str) -> Permissions:
             subjects.answer("*", pool, "*"),
             streams.value_subject(streams.state_bucket(pool), ">"),
             streams.value_subject(streams.node_bucket(pool), "*"),
+            streams.value_subject(views, ">"),
+            f"$JS.API.DIRECT.GET.KV_{views}.>",
             f"$O.{snapshots}.>",
             "$JS.API.INFO",
             *_api("STREAM.INFO", *_every_stream(pool)),
@@ -108,9 +111,14 @@ def _node(pool: str, node_id: str) -> Permissions:
 
 
 def _tenant(pool: str, tenant: str) -> Permissions:
-    code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
-    artifacts, logs = streams.artifact_bucket(pool), streams.log_bucket(pool)
+    """It reads its own view, not the ledger: single keys by subject, since a request with a stream alone reads all."""
+    code, artifacts = streams.code_bucket(pool), streams.artifact_bucket(pool)
+    logs, views = streams.log_bucket(pool), streams.view_bucket(pool)
     own_logs = streams.value_subject(logs, streams.log_key(tenant, "*", "*", "*"))
+    own_views = tuple(
+        streams.value_subject(views, key) for key in (streams.tenant_view_key(tenant), streams.history_key(tenant, "*"))
+    )
+    common_views = tuple(streams.value_subject(views, key) for key in (streams.AS_OF_KEY, streams.POOL_VIEW_KEY))
     return Permissions(
         publish=(
             subjects.submit(tenant, pool),
@@ -120,11 +128,9 @@ def _tenant(pool: str, tenant: str) -> Permissions:
             f"$JS.API.DIRECT.GET.OBJ_{code}.$O.{code}.M.{tenant}.*",
             *(f"$JS.API.DIRECT.GET.OBJ_{artifacts}.$O.{artifacts}.{part}.{tenant}.*.*" for part in ("C", "M")),
             f"$JS.API.DIRECT.GET.KV_{logs}.{own_logs}",
-            *_api("STREAM.INFO", streams.ledger_stream(pool)),
-            *_api("STREAM.MSG.GET", f"OBJ_{snapshots}"),
-            *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{snapshots}"),
+            *(f"$JS.API.DIRECT.GET.KV_{views}.{key}" for key in (*common_views, *own_views)),
         ),
-        subscribe=(subjects.answer(tenant, pool, "*"), streams.ledger_subjects(pool)),
+        subscribe=(subjects.answer(tenant, pool, "*"), *own_views),
     )
 
 

@@ -3,25 +3,23 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from elasticflow.client.ledger import LedgerEntry
 from elasticflow.client.replies import follow_replies
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import AmendRejected, JobAmended, PlanDecided
-from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.messages.events import AmendRejected, Event, JobAmended
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 
 SUBJECT = subjects.answer("lab", "p", "a")
 
 
-async def no_entries() -> AsyncGenerator[LedgerEntry, None]:
+async def no_events() -> AsyncGenerator[Event, None]:
     await asyncio.Event().wait()
     yield  # pyright: ignore[reportReturnType]
 
 
 async def test_a_reply_that_is_repeated_for_another_command_is_ignored() -> None:
     bus = MemoryBus()
-    async with follow_replies(await bus.subscribe(SUBJECT), no_entries(), "lab", "a", "mine") as replies:
+    async with follow_replies(await bus.subscribe(SUBJECT), no_events(), "lab", "mine") as replies:
         for cause_id in ("another", "", "mine", "another"):
             rejected = AmendRejected(job_id="a", explanation=f"cause {cause_id!r}", at_s=0.0)
             data = codec.encode(rejected, id="answer", cause_id=cause_id, recorded_at_s=0.0)
@@ -31,15 +29,15 @@ async def test_a_reply_that_is_repeated_for_another_command_is_ignored() -> None
 
 
 async def test_a_rejection_of_a_command_of_another_tenant_about_the_job_is_ignored() -> None:
-    async def entries() -> AsyncGenerator[LedgerEntry, None]:
+    async def events() -> AsyncGenerator[Event, None]:
         foreign = AmendRejected(job_id="a", tenant="rival", explanation="tenant rival has no such job", at_s=0.0)
         own = JobAmended(
             job_id="a", deadline_s=9.0, max_iterations=9, minimum_satisfactory_share=(), gpu_seconds=0.0, at_s=0.0
         )
-        decision = PlanDecided(service="admission", based_on=0, now_s=0.0, events=(foreign, own))
-        yield LedgerRecord(subject="ef.ledger.p.plan", sequence=1, data=b"", message_id="", stored_at_s=0.0), decision
+        yield foreign
+        yield own
         await asyncio.Event().wait()
 
     bus = MemoryBus()
-    async with follow_replies(await bus.subscribe(SUBJECT), entries(), "lab", "a", "mine") as replies:
+    async with follow_replies(await bus.subscribe(SUBJECT), events(), "lab", "mine") as replies:
         assert isinstance(await asyncio.wait_for(replies.next(), 30.0), JobAmended)

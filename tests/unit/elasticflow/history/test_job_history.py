@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.history.job_history import HistoryEntry, job_history
+from elasticflow.history.job_history import EventsInWords, HistoryEntry, job_history
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
@@ -310,3 +310,56 @@ def test_a_switch_without_a_stop_is_explained_by_its_times(bytes_moved: int, mov
         "generation 2 trains on 2 GPUs from iteration 40, 3.0s after its placement: prepared in 1.2s without a "
         f"stop, switched in 4.2 ms, first step in 50.0 ms{moved}",
     ]
+
+
+def told_to_tenants(ledger: Ledger, job_id: str) -> list[str]:
+    words = EventsInWords(for_tenants=True)
+    said = [each for entry in ledger.entries for each in words.fold(*entry)]
+    return [entry.text for name, entry in said if name == job_id]
+
+
+def test_a_tenant_reads_the_same_history_without_the_names_of_other_tenants_jobs() -> None:
+    def admitted(job_id: str, tenant: str, **changes: Any) -> events.JobAdmitted:
+        return events.JobAdmitted(
+            job_id=job_id,
+            tenant=tenant,
+            spec=spec(),
+            deadline_s=None,
+            minimum_satisfactory_share=(),
+            gpu_seconds=0.0,
+            at_s=NOW_S,
+            **changes,
+        )
+
+    ledger = pool().admitted("mine").admitted("sister").allocated(mine=2)
+    ledger.decided("admission", admitted("secret", "globex", replanned={"mine": (NOW_S, NOW_S + 90.0, 1)}))
+    ledger.allocated(mine=1, secret=1)
+    ledger.appended(events.JobCancelled(job_id="secret", reason="", at_s=NOW_S))
+    ledger.decided("admission", events.JobCancelled(job_id="secret", reason="", at_s=NOW_S)).allocated(mine=2)
+    ledger.decided("admission", events.JobCancelled(job_id="sister", reason="", at_s=NOW_S)).allocated(mine=4)
+    ledger.appended(
+        events.ThroughputMeasured(
+            job_id="secret",
+            generation=1,
+            profile_key="linear/b64",
+            num_gpus=1,
+            iterations_per_s=3.0,
+            source="training",
+            at_s=NOW_S,
+        )
+    )
+    told = told_to_tenants(ledger, "mine")
+    assert not any("secret" in text for text in told)
+    assert told == [text.replace("secret", "a job of another tenant") for text in ledger.of("mine")]
+    assert any("secret was cancelled" in text for text in ledger.of("mine"))
+    assert any("sister was cancelled" in text for text in told)
+
+
+def test_a_tenant_does_not_read_what_another_one_tried_with_its_job() -> None:
+    rejected = events.JobRejected(
+        job_id="mine", tenant="globex", spec=spec(), reason="duplicate", explanation="in use", at_s=NOW_S
+    )
+    cancelled = events.CancelRejected(job_id="mine", tenant="globex", explanation="not yours", at_s=NOW_S)
+    ledger = pool().admitted("mine").decided("admission", rejected, cancelled)
+    assert any("not yours" in text for text in ledger.of("mine"))
+    assert len(told_to_tenants(ledger, "mine")) == 1

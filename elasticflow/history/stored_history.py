@@ -1,0 +1,138 @@
+"""The history of one job as the monitor stores it for its tenant: sentences, and the newest replies as events. Pure.
+
+The monitor extends it, so it never needs the whole ledger for it; the tenant's client only reads it (docs/adr/0071).
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, cast, get_args
+
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import TypeAdapter, ValidationError
+
+from elasticflow.history.job_history import HistoryEntry, append_entry
+from elasticflow.shared.messages import events
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.events import Event
+
+HISTORY_VERSION = 1
+MAX_ENTRIES = 200  # of one job
+MAX_FIRST_ENTRIES = 20  # of these, the oldest; the others are the newest
+MAX_EVENTS = 16  # the newest replies
+MAX_BYTES = 512 * 1024  # before the compression
+_MAX_READ_BYTES = 16 << 20
+
+# What a client waits for, or looks up later.
+_KEPT = (
+    *get_args(events.AdmissionEvent),
+    events.CheckpointWritten,
+    events.CheckpointFailed,
+    events.JobFailed,
+    events.ArtifactsStored,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredHistory:
+    """sequence: of the ledger, up to which it holds. num_left_out: entries between the oldest and the newest.
+
+    events: of the kinds that clients wait for: sequence and encoded event, in order.
+    """
+
+    sequence: int = 0
+    entries: tuple[HistoryEntry, ...] = ()
+    num_left_out: int = 0
+    events: tuple[tuple[int, bytes], ...] = ()
+
+    def extended(
+        self, sequence: int, entries: Iterable[HistoryEntry], kept: Iterable[tuple[int, bytes]]
+    ) -> "StoredHistory":
+        """With what is newer than it: adding the same twice changes nothing. sequence: up to which it holds then."""
+        all_entries = list(self.entries)
+        for entry in entries:
+            if entry.sequence > self.sequence:
+                append_entry(all_entries, entry)
+        all_events = (*self.events, *(each for each in kept if each[0] > self.sequence))
+        longer = replace(
+            self, sequence=max(sequence, self.sequence), entries=tuple(all_entries), events=_newest(all_events)
+        )
+        return longer.bounded(MAX_ENTRIES)
+
+    def followed_by(self, newer: "StoredHistory") -> "StoredHistory":
+        """With what is newer in the other one."""
+        longer = self.extended(newer.sequence, newer.entries, newer.events)
+        is_new = bool(newer.entries) and newer.entries[0].sequence > self.sequence
+        return replace(longer, num_left_out=longer.num_left_out + newer.num_left_out) if is_new else longer
+
+    def bounded(self, max_entries: int) -> "StoredHistory":
+        """With at most so many entries."""
+        too_many = len(self.entries) - max_entries
+        if too_many <= 0:
+            return self
+        first = min(MAX_FIRST_ENTRIES, max_entries // 2)
+        kept = (*self.entries[:first], *self.entries[first + too_many :])
+        return replace(self, entries=kept, num_left_out=self.num_left_out + too_many)
+
+    def decoded_events(self) -> list[tuple[int, Event]]:
+        """Those that this program can read."""
+        found: list[tuple[int, Event]] = []
+        for sequence, data in self.events:
+            try:
+                found.append((sequence, cast(Event, codec.decode(data).message)))
+            except Undecodable:  # of a newer monitor
+                continue
+        return found
+
+    def encode(self) -> bytes:
+        """At most MAX_BYTES before the compression: entries in the middle, then older events, give way."""
+        history = self
+        while len(packed := _packed(history)) > MAX_BYTES:
+            if len(history.entries) > 1:
+                history = history.bounded(len(history.entries) // 2)
+            else:
+                history = replace(history, events=history.events[1:])
+        return zlib.compress(packed)
+
+    @staticmethod
+    def decode(data: bytes) -> "StoredHistory":
+        """Raises Undecodable."""
+        try:
+            plain = msgpack.unpackb(zlib.decompressobj().decompress(data, _MAX_READ_BYTES))  # pyright: ignore
+            version = cast(Any, plain).pop("version", None)
+            if version != HISTORY_VERSION:
+                reads = f"this program reads version {HISTORY_VERSION}: upgrade the older"
+                raise Undecodable(f"a history of version {version}, and {reads}")
+            return _adapter().validate_python(plain)
+        except (ValueError, TypeError, AttributeError, zlib.error, msgpack.UnpackException, ValidationError) as error:
+            if isinstance(error, Undecodable):
+                raise
+            raise Undecodable(f"damaged history: {type(error).__name__}") from error
+
+
+def is_kept(event: Event) -> bool:
+    """Whether clients wait for such an event, or look it up."""
+    return isinstance(event, _KEPT)
+
+
+def kept_bytes(event: Event) -> bytes:
+    return codec.encode(event, id="", recorded_at_s=0.0)
+
+
+def _newest(kept: tuple[tuple[int, bytes], ...]) -> tuple[tuple[int, bytes], ...]:
+    """The last few, and always the last that names stored files."""
+    newest = kept[-MAX_EVENTS:]
+    files = [each for each in kept[:-MAX_EVENTS] if events.ArtifactsStored.__name__.encode() in each[1]]
+    return (*files[-1:], *newest)
+
+
+def _packed(history: StoredHistory) -> bytes:
+    plain = _adapter().dump_python(history) | {"version": HISTORY_VERSION}
+    return cast(bytes, msgpack.packb(plain))  # pyright: ignore[reportUnknownMemberType]
+
+
+@cache
+def _adapter() -> TypeAdapter[StoredHistory]:
+    return TypeAdapter(StoredHistory)

@@ -1,0 +1,224 @@
+"""Stores what each tenant sees of the pool: its jobs, and their histories. Only the leading monitor (docs/adr/0071).
+
+A change is stored at once, then at most one each second for each tenant. A value is replaced by compare-and-set, so a
+monitor that paused replaces no newer view. All values can be deleted: the next monitor makes them again.
+"""
+
+import asyncio
+import contextlib
+from typing import NamedTuple
+
+from elasticflow.history.stored_history import StoredHistory
+from elasticflow.services.monitor.model import State
+from elasticflow.services.monitor.new_histories import NewHistories
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.logs import BackoffLogger
+from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.ledger_encoding import read_message
+from elasticflow.shared.runtime.service.run_service import Process
+from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.tenant_view import PoolPart, TenantPart, pool_part, tenant_parts
+from elasticflow.shared.state.view_encoding import (
+    LARGE_BODY_BYTES,
+    AsOf,
+    StoredView,
+    TenantBodies,
+    WriterPosition,
+    body_of_pool,
+    decode_small,
+    encode_small,
+)
+
+RETRY_S = 1.0
+ROUND_S = 0.05  # between two rounds: a burst of messages is one change
+TENANT_EVERY_S = 1.0  # a view
+BYTES_PER_S = 256 * 1024  # of one tenant's views: large ones are stored less often
+HISTORIES_AT_ONCE = 20  # of one tenant, with its view
+AS_OF_EVERY_S = 5.0  # at least, so that readers know that the monitor lives
+WRITER_EVERY_S = 5.0
+HISTORY_KEPT_S = 90 * 86_400  # since its last entry
+_NOTHING_READ = -1
+
+
+class _Stored(NamedTuple):
+    """What a key holds. sequence: of the ledger, up to which it holds."""
+
+    revision: int
+    sequence: int
+    body: bytes
+
+
+class TenantViews:
+    """Runs beside the host, with a fold of its own: the host's may begin after what the histories need."""
+
+    def __init__(self, process: Process, host: Host[State]) -> None:
+        self._bus, self._pool, self._clock = process.bus, process.settings.pool, process.clock
+        self._log, self._host = process.log, host
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._host.ready.wait()
+        backoff = BackoffLogger(self._log, "views of tenants wait")
+        while True:
+            if self._host.leads:
+                try:
+                    await self._store_while_leading()
+                    backoff.is_over()
+                except ElasticFlowError as error:
+                    backoff.goes_on(error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _store_while_leading(self) -> None:
+        """Raises ElasticFlowError, for example WrongExpectedSequence if another monitor leads."""
+        histories, known = await self._start()
+        writer = ViewWriter(self._bus, self._pool, self._clock, histories, known)
+        behind_until, due_at_s, not_before_s = self._host.folded.sequence, 0.0, 0.0
+        batches = self._bus.follow(self._pool, after_sequence=histories.state.sequence)
+        async with contextlib.aclosing(batches):
+            batch = asyncio.ensure_future(anext(batches))
+            try:
+                while self._host.leads:
+                    is_behind = histories.state.sequence < behind_until
+                    await asyncio.wait({batch}, timeout=None if is_behind else max(due_at_s - self._clock.now_s(), 0.0))
+                    if batch.done():
+                        for stored in batch.result():
+                            histories.fold(stored.sequence, stored.stored_at_s, read_message(stored))
+                        batch = asyncio.ensure_future(anext(batches))
+                        due_at_s = min(due_at_s, not_before_s)
+                        await asyncio.sleep(0)  # during a long fold, heartbeats go on
+                    if histories.state.sequence >= behind_until and self._clock.now_s() >= due_at_s:
+                        due_at_s = await writer.round()
+                        not_before_s = self._clock.now_s() + ROUND_S
+            finally:
+                batch.cancel()
+                await asyncio.gather(batch, return_exceptions=True)
+
+    async def _start(self) -> tuple[NewHistories, tuple[str, ...]]:
+        """Where the last monitor stopped: its fold must begin at or before what is stored; and the tenants with views.
+
+        Without either, from the first message of the ledger.
+        """
+        position = WriterPosition(histories_to=0)
+        value = await self._bus.get_value(streams.view_bucket(self._pool), streams.WRITER_KEY)
+        with contextlib.suppress(Undecodable):  # of another version: then all is made again
+            position = position if value is None else decode_small(WriterPosition, value.data)
+        snapshot = await snapshot_store.load(self._bus, self._pool, self._log)
+        is_early = snapshot is not None and snapshot.state.sequence <= position.histories_to
+        state = snapshot.state if snapshot is not None and is_early else PoolState()
+        return NewHistories(state, position.histories_to), position.tenants
+
+
+class ViewWriter:
+    """Stores what has changed, round by round."""
+
+    def __init__(self, bus: Bus, pool: str, clock: Clock, histories: NewHistories, tenants: tuple[str, ...]) -> None:
+        self._bus, self._bucket, self._clock = bus, streams.view_bucket(pool), clock
+        self._histories = histories
+        self._parts: dict[str, TenantPart] = dict.fromkeys(tenants, TenantPart())
+        self._pool_part: PoolPart | None = None
+        self._bodies = TenantBodies()
+        self._stored: dict[str, _Stored] = {}
+        self._shown: dict[str, TenantPart] = {}  # by tenant, what is stored
+        self._next_at_s: dict[str, float] = {}
+        self._waiting: dict[str, int] = {}  # tenants with changes that wait: up to where the stored view holds
+        self._last_as_of = AsOf(sequence=0, at_s=0.0)
+        self._position_at_s = 0.0
+        self._position: WriterPosition | None = None
+
+    async def round(self) -> float:
+        """Store what is due now; returns when the next round is due, if no message comes before. Raises what the bus
+        raises."""
+        now_s, state = self._clock.now_s(), self._histories.state
+        has_stored = await self._store_pool(state)
+        self._parts = {**dict.fromkeys(self._parts, TenantPart()), **tenant_parts(state)}
+        self._bodies.forget_others(self._parts)
+        for tenant in sorted({*self._parts, *self._histories.tenants()}):
+            has_stored |= await self._store_tenant(tenant, state.sequence, now_s)
+        await self._store_as_of(state.sequence, now_s, has_stored=has_stored)
+        await self._store_position(now_s)
+        waiting_s = (self._next_at_s[tenant] for tenant in self._waiting)
+        return max(min((now_s + TENANT_EVERY_S, *waiting_s)), now_s + ROUND_S)
+
+    async def _store_pool(self, state: PoolState) -> bool:
+        part = pool_part(state)
+        if part == self._pool_part:
+            return False
+        has_stored = await self._store_view(streams.POOL_VIEW_KEY, state.sequence, body_of_pool(part))
+        self._pool_part = part
+        return has_stored
+
+    async def _store_tenant(self, tenant: str, sequence: int, now_s: float) -> bool:
+        """The view first: a reader who sees the reply to a command in a history sees the job's state too."""
+        key, part = streams.tenant_view_key(tenant), self._parts.get(tenant, TenantPart())
+        due, is_shown = self._histories.due(tenant, now_s), self._shown.get(tenant) == part
+        if is_shown and not due:
+            self._waiting.pop(tenant, None)
+            return False
+        if now_s < self._next_at_s.get(tenant, 0.0):
+            self._waiting.setdefault(tenant, sequence if is_shown else self._last_as_of.sequence)
+            return False
+        if not is_shown:
+            await self._store_view(key, sequence, self._bodies.body(part))
+            self._shown[tenant] = part
+        for job_id, new in due[:HISTORIES_AT_ONCE]:
+            await self._store_history(tenant, job_id, new.added)
+        num_bytes = len(self._stored[key].body) if key in self._stored else 0
+        self._next_at_s[tenant] = now_s + max(TENANT_EVERY_S, num_bytes / BYTES_PER_S)
+        self._waiting.pop(tenant, None)
+        return True
+
+    async def _store_view(self, key: str, sequence: int, body: bytes) -> bool:
+        """Unless it is stored already, or a newer one is."""
+        stored = self._stored.get(key) or await self._read_view(key)
+        if stored.sequence > sequence or stored.body == body:
+            self._stored[key] = stored
+            return False
+        data = StoredView(sequence=sequence, body=body).encode()
+        revision = await self._bus.put_value(self._bucket, key, data, expected_revision=stored.revision)
+        self._stored[key] = _Stored(revision, sequence, body)
+        return True
+
+    async def _read_view(self, key: str) -> _Stored:
+        value = await self._bus.get_value(self._bucket, key)
+        if value is None:
+            return _Stored(0, _NOTHING_READ, b"")
+        with contextlib.suppress(Undecodable):  # of another version: it is replaced
+            view = StoredView.decode(value.data)
+            return _Stored(value.revision, view.sequence, view.body)
+        return _Stored(value.revision, _NOTHING_READ, b"")
+
+    async def _store_history(self, tenant: str, job_id: str, added: StoredHistory) -> None:
+        key = streams.history_key(tenant, job_id)
+        value = await self._bus.get_value(self._bucket, key)
+        old = StoredHistory()
+        with contextlib.suppress(Undecodable):  # of another version: it begins anew
+            old = old if value is None else StoredHistory.decode(value.data)
+        revision = 0 if value is None else value.revision
+        data = old.followed_by(added).encode()
+        await self._bus.put_value(self._bucket, key, data, expected_revision=revision, ttl_s=HISTORY_KEPT_S)
+        self._histories.stored(tenant, job_id)
+
+    async def _store_as_of(self, sequence: int, now_s: float, *, has_stored: bool) -> None:
+        """After the views: what it says of them is true, except of large ones."""
+        holds_to = min((sequence, *(at for tenant, at in self._waiting.items() if not self._is_large(tenant))))
+        is_newer, age_s = holds_to > self._last_as_of.sequence, now_s - self._last_as_of.at_s
+        if (is_newer and (has_stored or age_s >= TENANT_EVERY_S)) or age_s >= AS_OF_EVERY_S:
+            as_of = AsOf(sequence=holds_to, at_s=now_s)
+            await self._bus.put_value(self._bucket, streams.AS_OF_KEY, encode_small(as_of))
+            self._last_as_of = as_of
+
+    def _is_large(self, tenant: str) -> bool:
+        """Its view waits longer than those of others, and says itself up to where it holds."""
+        stored = self._stored.get(streams.tenant_view_key(tenant))
+        return stored is not None and len(stored.body) > LARGE_BODY_BYTES
+
+    async def _store_position(self, now_s: float) -> None:
+        position = WriterPosition(histories_to=self._histories.stored_to, tenants=tuple(sorted(self._shown)))
+        if position != self._position and now_s - self._position_at_s >= WRITER_EVERY_S:
+            await self._bus.put_value(self._bucket, streams.WRITER_KEY, encode_small(position))
+            self._position, self._position_at_s = position, now_s
