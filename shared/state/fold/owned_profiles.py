@@ -50,7 +50,7 @@ def configured_keys(state: PoolState, config: PoolConfig, key: str) -> Iterator[
 def readable_curves(state: PoolState, owner: str) -> dict[str, MeasuredCurve]:
     """By key without an owner: the curves of this owner and, where it has none, those without an owner."""
     by_owner = curves_by_owner(state.curves, state.profile_owners)
-    own = by_owner.get(owner, {}) if owner else {}
+    own: Mapping[str, MeasuredCurve] = by_owner.get(owner, {}) if owner else {}
     return dict(by_owner.get("", {})) | {key.removeprefix(f"{owner}/"): curve for key, curve in own.items()}
 
 

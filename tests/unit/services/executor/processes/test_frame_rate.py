@@ -54,7 +54,7 @@ async def test_a_launcher_kills_a_worker_that_floods_it(tmp_path: Path) -> None:
     assignment = Assignment(job_id="a", generation=1, rank=0, world_size=1, spec=spec(), checkpoint_dir="")
     handle = WorkerHandle(assignment, Process(pid=1, exited=exited, channel=ProcessChannel(ours)))
     flood = encode_frame(Alive(iteration=1, seconds_since_progress=0.0)) * (2 * MAX_AT_ONCE)
-    following = asyncio.create_task(launcher._follow(handle))
+    following = asyncio.create_task(launcher._follow(handle, tmp_path / "worker.log"))
     with theirs, contextlib.suppress(ConnectionError):
         await loop.sock_sendall(theirs, flood)
         theirs.shutdown(socket.SHUT_WR)
