@@ -99,14 +99,19 @@ class Group:
             transport = self._connect(attempt, timeout_s)
         except PeerLost as error:
             failure = str(error)
-        with raising_peer_lost():
-            have_failed = torch.stack(self._host.all_gather(torch.tensor(transport is None)))
-        if transport is not None and not have_failed.any():
+        is_connected = False
+        try:
+            with raising_peer_lost():
+                have_failed = torch.stack(self._host.all_gather(torch.tensor(transport is None)))
+            is_connected = not have_failed.any()
+            if transport is not None and not is_connected:
+                failure = f"the log of rank {int(have_failed.nonzero()[0])} has the reason"
+        finally:
+            if transport is not None and not is_connected:  # also if a peer was lost while all compared
+                transport.abort()
+                transport.release()
+        if transport is not None and is_connected:
             self._on_device, self._connect = transport, None
-        elif transport is not None:
-            failure = f"the log of rank {int(have_failed.nonzero()[0])} has the reason"
-            transport.abort()
-            transport.release()
         return failure
 
     def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:

@@ -104,3 +104,30 @@ def test_all_workers_know_the_rank_whose_device_did_not_connect(monkeypatch: pyt
         first, second = threads.map(fail, range(2), [dist.HashStore()] * 2)
     assert first.endswith("did not connect: the log of rank 1 has the reason")
     assert second.endswith("did not connect: ncclUnhandledCudaError: out of memory")
+
+
+def test_a_connected_device_is_released_if_a_peer_is_lost_before_all_know_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise its threads and connections stay for as long as the worker lives."""
+    ended: list[str] = []
+
+    class Recorded(OwnTransport):
+        def abort(self) -> None:
+            ended.append("aborted")
+
+        def release(self) -> None:
+            ended.append("released")
+
+    def connect(gloo: GlooTransport, *_: object, **__: object) -> Transport:
+        gloo.abort()  # the peer dies
+        return Recorded(gloo, CPU)
+
+    def fail(rank: int, store: dist.Store) -> None:
+        with pytest.raises(PeerLost):
+            Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+
+    monkeypatch.setattr(groups, "device_transport", connect)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(fail, range(2), [dist.HashStore()] * 2))
+    assert sorted(ended) == ["aborted", "aborted", "released", "released"]
