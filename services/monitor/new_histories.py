@@ -8,7 +8,7 @@ from elasticflow.history.stored_history import StoredHistory, is_kept, kept_byte
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.tenant_view import own_jobs, without_other_jobs
+from elasticflow.shared.state.tenant_view import without_other_jobs
 
 REPORTS_WAIT_S = 15.0  # reports of progress are stored so much later, unless another entry follows
 
@@ -100,5 +100,4 @@ class NewHistories:
         tenant = cast(str, getattr(event, "tenant", "")) or (job.tenant if job is not None else "")
         if not tenant:
             return None
-        own = own_jobs(self.state, tenant, getattr(event, "replanned", ()))
-        return tenant, job_id, kept_bytes(without_other_jobs(event, own))
+        return tenant, job_id, kept_bytes(without_other_jobs(self.state, tenant, event))

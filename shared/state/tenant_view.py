@@ -3,7 +3,7 @@
 Both parts are lists of what is seen: a new field of the state stays unseen until it is named here (docs/adr/0071).
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -152,16 +152,11 @@ def seen_state(pool: PoolPart, tenant: TenantPart, sequence: int) -> PoolState:
     )
 
 
-def without_other_jobs(event: EventOfAJob, own: Container[str]) -> EventOfAJob:
-    """An event as the tenant of these jobs may see it: other jobs that were replanned for it are left out."""
+def without_other_jobs(state: PoolState, tenant: str, event: EventOfAJob) -> EventOfAJob:
+    """An event or reply as the tenant may see it: jobs of others that were replanned for it are left out."""
     replanned = cast("Mapping[str, object] | None", getattr(event, "replanned", None))
     if not replanned:
         return event
-    kept = {job_id: share for job_id, share in replanned.items() if job_id in own}
-    return replace(cast(Any, event), replanned=kept)
-
-
-def own_jobs(state: PoolState, tenant: str, job_ids: Iterable[str]) -> frozenset[str]:
-    """Those of these jobs that belong to the tenant, as far as the state knows."""
-    jobs = ((job_id, state.job(job_id)) for job_id in job_ids)
-    return frozenset(job_id for job_id, job in jobs if job is not None and job.tenant == tenant)
+    jobs = ((job_id, state.job(job_id)) for job_id in replanned)
+    own = {job_id: replanned[job_id] for job_id, job in jobs if job is not None and job.tenant == tenant}
+    return replace(cast(Any, event), replanned=own)

@@ -14,6 +14,7 @@ from elasticflow.shared.runtime.service.command_queue import Pending
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.state.policy import Policy, Reply
 from elasticflow.shared.state.reply_recipient import recipient
+from elasticflow.shared.state.tenant_view import without_other_jobs
 
 
 class ReplyPublisher:
@@ -54,5 +55,6 @@ class ReplyPublisher:
             id = f"answer-{type(reply).__name__}-{id_of(reply)}"
             if not (tenant := recipient(self._projection.folded, reply)):
                 continue  # the state has forgotten the job meanwhile; the ledger has the event
-            data = codec.encode(reply, id=id, cause_id=cause_id, recorded_at_s=self._clock.now_s())
+            seen = without_other_jobs(self._projection.folded, tenant, reply)
+            data = codec.encode(seen, id=id, cause_id=cause_id, recorded_at_s=self._clock.now_s())
             await self._bus.publish(subjects.answer(tenant, self._pool, id_of(reply)), data)

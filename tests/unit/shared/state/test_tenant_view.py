@@ -16,7 +16,6 @@ from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.tenant_view import (
     PoolPart,
     TenantPart,
-    own_jobs,
     pool_part,
     tenant_parts,
     without_other_jobs,
@@ -159,7 +158,6 @@ def test_of_an_event_the_schedules_of_other_jobs_are_left_out() -> None:
         replanned={"line": (NOW_S, NOW_S + 1.0, 1), "secret-project": (NOW_S, NOW_S + 1.0, 1)},
         at_s=NOW_S,
     )
-    own = own_jobs(state, "acme", admitted.replanned)
-    assert set(without_other_jobs(admitted, own).replanned) == {"line"}
+    assert set(without_other_jobs(state, "acme", admitted).replanned) == {"line"}
     finished = events.JobCancelled(job_id="line", reason="", at_s=NOW_S)
-    assert without_other_jobs(finished, own) is finished
+    assert without_other_jobs(state, "acme", finished) is finished
