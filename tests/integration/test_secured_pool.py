@@ -109,3 +109,6 @@ async def check_commands_of_tenants(pool: SecuredPool, folder: Path) -> None:
     assert status == 0
     assert out.splitlines()[0].count("submitted by alice") == 1
     assert (await eflow("bob", "explain", "a"))[0] == 1
+    assert (await eflow("bob", "cancel", "a"))[0] == 1
+    status, _, message = await eflow("alice", "nodes")
+    assert (status, message.count("use the key of an operator")) == (2, 1)

@@ -1,6 +1,5 @@
 """A log file stays bounded and keeps the newest output; no line is lost or repeated while others write and read it."""
 
-import contextlib
 import errno
 import os
 import subprocess
@@ -54,31 +53,29 @@ def test_the_beginning_of_a_large_file_is_freed_and_the_rest_keeps_its_place(tmp
 
 @pytest.mark.usefixtures("with_holes")
 def test_a_reader_loses_and_repeats_no_line_while_the_file_grows_and_is_rotated(tmp_path: Path) -> None:
-    """The one of the bus. Another process writes as fast as it can, as long as the reader is not too far behind."""
-    log, num_lines = tmp_path / "g1-r0.log", 200_000
+    """The one of the bus. Another process writes as fast as it can, and waits for the reader after 10,000 lines."""
+    log, num_lines, at_once = tmp_path / "g1-r0.log", 200_000, 10_000
     program = f"""
         import sys
         for number in range({num_lines}):
-            print(f"{{number:030d}}", flush=number % 50 == 0)
-            if number % 10_000 == 9_999:
+            print(f"{{number:030d}}", flush=number % 50 == 49)
+            if number % {at_once} == {at_once - 1}:
                 sys.stdin.readline()
     """
     source = "\n".join(line[8:] for line in program.splitlines())
     with log.open("ab") as output:
-        writer = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=output)
-    read, offset, has_ended = list[int](), 0, False
+        writer = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=output, bufsize=0)
+    read, offset, num_bursts = list[int](), 0, 0
     with writer:
         assert writer.stdin is not None
-        while not has_ended or log.stat().st_size > offset:
-            has_ended = writer.poll() is not None
-            if log.stat().st_size <= offset and not has_ended:
-                with contextlib.suppress(BrokenPipeError):
-                    writer.stdin.write(b"\n")
-                    writer.stdin.flush()
+        while len(read) < num_lines and (writer.poll() is None or log.stat().st_size > offset):
             for line in new_lines.new_lines(log, offset, max_bytes=100_000, max_lines=2_000, to_the_end=False):
                 read.append(int(line.text))
                 offset = line.up_to
             rotate(log, max_bytes=16 * BLOCK_BYTES)
+            if len(read) // at_once > num_bursts:
+                writer.stdin.write(b"\n")
+                num_bursts += 1
     assert read == list(range(num_lines))
     assert disk_bytes(log) <= 17 * BLOCK_BYTES
 
