@@ -8,9 +8,11 @@ equal.
 import asyncio
 import json
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +35,7 @@ from elasticflow.shared.runtime.process.logs import configure_logs
 _STEP_S = 0.1  # of one worker: slow steps leave the cores to the switches, which are measured
 _REST_S = 2.5  # until released objects are gone
 _LOOKS, _MOST_LOOKS, _LOOK_S = 8, 400, 0.07
+_NUM_THREADS = 8
 _WARM_UP = 10  # one in so many events precedes the first rest: memory that is touched for the first time grows once
 _CHANCES: Mapping[Kind, float] = {
     kind: chance for kind, chance in CHANCES.items() if kind not in ("kill all", "suspend")
@@ -44,6 +47,7 @@ async def soak(
 ) -> dict[str, Any]:
     """Raises AssertionError if it does not finish."""
     began_s, shared_before = time.monotonic(), shared_memory()
+    await _start_all_threads()
     events = schedule(seed, num_events=num_events, chances=_CHANCES)[1:]
     warm_up = num_events // _WARM_UP
     weights: list[Footprint] = []
@@ -81,6 +85,13 @@ async def soak(
             for event, weight in zip(events[warm_up:], weights, strict=True)
         ],
     }
+
+
+async def _start_all_threads() -> None:
+    """Those of this process's `asyncio.to_thread`, which otherwise start one by one, when many are needed at once."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS))
+    all_run = threading.Barrier(_NUM_THREADS)
+    await asyncio.gather(*(asyncio.to_thread(all_run.wait) for _ in range(_NUM_THREADS)))
 
 
 async def _at_rest(

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticflow.cli import job_commands
-from elasticflow.history.job_history import job_history
 from elasticflow.sdk.fetching import fetch_with
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
@@ -51,9 +49,7 @@ async def once_stored(pool: RunningPool, job_id: str) -> Job:
 
 
 async def explained(pool: RunningPool, job_id: str) -> str:
-    entries = await job_commands._ledger(pool.client)
-    history = job_history(((stored.sequence, stored.stored_at_s, message) for stored, message in entries), job_id)
-    return "\n".join(entry.text for entry in history)
+    return "\n".join(entry.text for entry in await pool.client.history(job_id))
 
 
 async def test_the_model_and_the_files_of_a_finished_job_are_fetched(

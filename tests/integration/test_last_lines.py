@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from elasticflow.cli import job_commands
-from elasticflow.history.job_history import job_history
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
 from tests.support.real_pool import CONFIG, job, running_pool
@@ -18,7 +16,6 @@ async def test_the_last_lines_of_a_worker_that_died_are_reported(tmp_path: Path)
         ended = (await pool.ended(["dying"])).ended_jobs["dying"]
         assert ended.phase is Phase.FAILED
         assert ended.last_lines.splitlines()[-1] == "the disk of the data set is gone"
-        entries = await job_commands._ledger(pool.client)
-    history = job_history(((stored.sequence, stored.stored_at_s, message) for stored, message in entries), "dying")
+        history = await pool.client.history("dying")
     reports = {entry.type: entry.lines[-1] for entry in history if entry.lines}
     assert reports == dict.fromkeys(("WorkerCrashed", "JobFailed"), "the disk of the data set is gone")
