@@ -13,17 +13,17 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from elasticflow.client.ledger import LedgerView
-from elasticflow.shared.errors import BadSettings, Reload
+from elasticflow.client.operator_decision import append_decision
+from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
-from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
+from elasticflow.shared.messages.events import PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
-from elasticflow.shared.runtime.service.ledger_encoding import decision_id
 
 _CONNECT_WAIT_S = 5.0
 # The default of a new pool. In a ledger without this field the field is False.
@@ -102,20 +102,8 @@ async def _configured(
     if wanted.skip_plan_up_to > state.sequence:  # it would also skip messages that come later
         raise BadSettings((f"skip_plan_up_to: must be at most {state.sequence}, the end of the ledger",))
     now_s = clock.now_s()
-    decision = PlanDecided(
-        service="operator",
-        based_on=state.sequence,
-        now_s=now_s,
-        events=(PoolConfigured(config=wanted, at_s=now_s),),
+    configured = PoolConfigured(config=wanted, at_s=now_s)
+    has_won = await append_decision(
+        bus, pool, configured, based_on=state.sequence, plan_end=plan_end, now_s=now_s, sender="eflow-up"
     )
-    message_id = decision_id(decision, "eflow-up")
-    try:
-        await bus.append(
-            subjects.plan(pool),
-            codec.encode(decision, id=message_id, recorded_at_s=now_s),
-            message_id=message_id,
-            expected_last_subject_sequence=plan_end,
-        )
-    except Reload:
-        return None
-    return wanted
+    return wanted if has_won else None

@@ -1,17 +1,15 @@
-"""The end of a node, announced by the operator: appended to the plan by compare-and-set, as every decision."""
+"""The end of a node, announced by the operator: as a decision."""
 
 import os
 
 from elasticflow.client.ledger import LedgerView
+from elasticflow.client.operator_decision import append_decision
 from elasticflow.errors import UnknownNode
-from elasticflow.shared.errors import Reload
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import NodeEndAnnounced, PlanDecided
+from elasticflow.shared.messages.events import NodeEndAnnounced
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
-from elasticflow.shared.runtime.service.ledger_encoding import decision_id
 
 _CONNECT_WAIT_S = 5.0
 NOW = -1.0  # as a time: as soon as its jobs can have moved
@@ -48,15 +46,7 @@ async def _announced(
         until_s=now_s + state.config.leave_s if until_s == NOW else until_s,
         at_s=now_s,
     )
-    decision = PlanDecided(service="operator", based_on=state.sequence, now_s=now_s, events=(announced,))
-    message_id = decision_id(decision, "eflow-drain")
-    try:
-        await bus.append(
-            subjects.plan(pool),
-            codec.encode(decision, id=message_id, recorded_at_s=now_s),
-            message_id=message_id,
-            expected_last_subject_sequence=plan_end,
-        )
-    except Reload:
-        return None
-    return announced
+    has_won = await append_decision(
+        bus, pool, announced, based_on=state.sequence, plan_end=plan_end, now_s=now_s, sender="eflow-drain"
+    )
+    return announced if has_won else None

@@ -35,7 +35,7 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 class WorkerHandle:
     """One worker process, leader of its own process group."""
 
-    def __init__(self, assignment: Assignment, process: ForkedProcess, log_file: Path | None = None) -> None:
+    def __init__(self, assignment: Assignment, process: ForkedProcess, log_file: Path) -> None:
         self.assignment = assignment
         self.log_file = log_file  # of this process, also after a switch
         self.process = process
@@ -118,7 +118,7 @@ class Launcher:
         handle = WorkerHandle(assignment, process, log_file)
         handle.send(WriteLog(file=str(log_file)))
         handle.send(assignment)
-        follower = asyncio.create_task(self._follow(handle, log_file), name=f"worker {process.pid}")
+        follower = asyncio.create_task(self._follow(handle), name=f"worker {process.pid}")
         self._followers.add(follower)
         follower.add_done_callback(self._followers.discard)
         return handle
@@ -150,7 +150,7 @@ class Launcher:
             await asyncio.wait(self._followers)
         await asyncio.to_thread(kill_marked, self._marks)
 
-    async def _follow(self, handle: WorkerHandle, log_file: Path) -> None:
+    async def _follow(self, handle: WorkerHandle) -> None:
         """Pass on the worker's messages until it has ended and its last ones are read."""
         watching = asyncio.create_task(_kill_if_stopped(handle))
         handle.process.exited.add_done_callback(lambda _: watching.cancel())
@@ -160,7 +160,7 @@ class Launcher:
             frame_rate.count_one()
             self._on_event(handle, message)
 
-        async with bounded(log_file):
+        async with bounded(handle.log_file):
             end = await handle.process.follow(
                 FrameReader[FromWorker](*get_args(FromWorker)),
                 on_message=on_message,

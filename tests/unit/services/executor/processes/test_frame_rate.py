@@ -52,9 +52,10 @@ async def test_a_launcher_kills_a_worker_that_floods_it(tmp_path: Path) -> None:
 
     launcher = Launcher(data_dir=tmp_path, node_id="n", on_event=lambda _, event: events.append(event))
     assignment = Assignment(job_id="a", generation=1, rank=0, world_size=1, spec=spec(), checkpoint_dir="")
-    handle = WorkerHandle(assignment, Process(pid=1, exited=exited, channel=ProcessChannel(ours)))
+    process = Process(pid=1, exited=exited, channel=ProcessChannel(ours))
+    handle = WorkerHandle(assignment, process, tmp_path / "worker.log")
     flood = encode_frame(Alive(iteration=1, seconds_since_progress=0.0)) * (2 * MAX_AT_ONCE)
-    following = asyncio.create_task(launcher._follow(handle, tmp_path / "worker.log"))
+    following = asyncio.create_task(launcher._follow(handle))
     with theirs, contextlib.suppress(ConnectionError):
         await loop.sock_sendall(theirs, flood)
         theirs.shutdown(socket.SHUT_WR)

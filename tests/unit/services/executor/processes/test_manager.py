@@ -27,7 +27,7 @@ SECRETS = GenerationSecrets(b"of the pool")
 class Worker:
     """A handle that keeps what it is sent."""
 
-    pid, log_file = 1, None
+    pid, log_file = 1, Path("absent.log")
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment, self.sent = assignment, list[Any]()
