@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import os
 import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -53,7 +54,7 @@ class FakeWorker:
 
     def __init__(self, assignment: Assignment, launcher: "FakeLauncher") -> None:
         self.assignment, self.pid, self.exited = assignment, 1, False
-        self.log_file: Path | None = None
+        self.log_file = Path(os.devnull)  # it has no process that writes
         self.order: PrepareSwitch | None = None
         self._launcher = launcher
         if assignment.rank == 0 and assignment.world_size > 1:
