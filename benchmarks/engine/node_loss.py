@@ -33,7 +33,6 @@ _HEARTBEAT_TIMEOUT_S = 3.0
 _NUM_SLOTS = 4  # of two nodes
 _BATCH_SIZE = 8
 _JOB = "losing"
-_PLACEMENT_CHANCE = 0.4
 _LONGEST_PAUSE_S = 1.0
 _SAMPLE_S = 0.02  # for which the job sleeps: more workers are faster on any machine, so the job grows again
 _BEGUN_GOAL_S = _HEARTBEAT_TIMEOUT_S + 0.5
@@ -47,7 +46,7 @@ _CONFIG = replace(
 )
 
 
-async def measure_node_losses(num_repeats: int, *, seed: int) -> dict[str, Any]:
+async def measure_node_losses(num_repeats: int, *, seed: int, placement_chance: float) -> dict[str, Any]:
     """repeats: each with the seconds to the beginning and to the end of the next step."""
     rng = np.random.default_rng(seed)
     repeats: list[Row] = []
@@ -59,7 +58,7 @@ async def measure_node_losses(num_repeats: int, *, seed: int) -> dict[str, Any]:
             for number in track(range(num_repeats), "losses of a node", console=Console(stderr=True)):
                 await pool.when(_trains_on(_NUM_SLOTS), f"it trains on all GPUs, repeat {number}")
                 await asyncio.sleep(float(rng.uniform(0, _LONGEST_PAUSE_S)))
-                node, with_placement = int(rng.integers(2)), bool(rng.random() < _PLACEMENT_CHANCE)
+                node, with_placement = int(rng.integers(2)), bool(rng.random() < placement_chance)
                 repeats.append(await _lose(pool, node, with_placement=with_placement))
             await pool.client.cancel(_JOB)
             await pool.ended([_JOB])
@@ -128,11 +127,14 @@ def _pid(pool: RunningPool, name: str) -> int:
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Lose a node so many times.")] = 200,
     seed: int = 0,
+    placement_chance: Annotated[
+        float, typer.Option(min=0, max=1, help="Kill the placement service too with this probability.")
+    ] = 0.4,
     out: Annotated[Path | None, typer.Option(help="Write the JSON object to this file.")] = None,
 ) -> None:
     """Measure how long survivors stand still. Exit code 1 if a repeat misses the goal."""
     configure_logs(level="error")
-    measured = asyncio.run(measure_node_losses(repeats, seed=seed))
+    measured = asyncio.run(measure_node_losses(repeats, seed=seed, placement_chance=placement_chance))
     result = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "torch": torch.__version__, "seed": seed, **measured}
     table = table_of(f"{repeats} losses of a node: ms to the next step", "", "p50", "p99", "worst", "goal", "above it")
     for name in ("begun", "ended"):

@@ -4,7 +4,7 @@ from benchmarks.engine.node_loss import measure_node_losses
 
 
 async def test_a_lost_node_is_measured_to_the_beginning_and_the_end_of_the_next_step() -> None:
-    measured = await measure_node_losses(1, seed=0)
+    measured = await measure_node_losses(1, seed=0, placement_chance=0.4)
     (repeat,) = measured["repeats"]
     assert 0 < repeat["begun_s"] < repeat["ended_s"]
     assert measured["begun"]["worst_s"] == repeat["begun_s"]

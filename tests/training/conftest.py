@@ -1,6 +1,7 @@
 """One node with real worker processes, shared by all tests here: its fork server loads torch once."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -212,8 +213,11 @@ def job_spec(name: str, **fields: Any) -> JobSpec:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    """Its workers also import `examples`, which no installation holds."""
-    async with _running(Node(tmp_path_factory.mktemp("node"))) as node:
+    """Its workers also import `examples`, which no installation holds. EF_TEST_TRANSPORT=asynchronous runs all tests on
+    workers that exchange tensors as over NCCL."""
+    is_asynchronous = os.environ.get("EF_TEST_TRANSPORT") == TransportName.ASYNCHRONOUS
+    preload = (ASYNCHRONOUS_WORKERS,) if is_asynchronous else ()
+    async with _running(Node(tmp_path_factory.mktemp("node"), preload=preload)) as node:
         yield node
 
 
