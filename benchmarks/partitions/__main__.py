@@ -4,58 +4,17 @@ Needs root on Linux, with `ip`, `iptables`, `nsenter` and `unshare`. Leaves noth
 """
 
 import argparse
-import asyncio
 import json
-import signal
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.partitions.network import ISOLATED, why_not
+from benchmarks.isolated_seeds import run_isolated
+from benchmarks.partitions.network import why_not
 from benchmarks.partitions.one_run import Result
-from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
 
-TIMEOUT_S = 600.0
+ONE_RUN = "benchmarks.partitions.one_run"
 _HEADER = "| seed | partition | trained until, s | lost, s | overlap, s | rejoined |\n|---|---|---|---|---|---|"
-
-
-async def run_seed(seed: int) -> Result:
-    """Run one seed in namespaces of its own. Raises RuntimeError, TimeoutError."""
-    with tempfile.TemporaryDirectory(prefix="partition-") as folder:
-        process = await asyncio.create_subprocess_exec(
-            *ISOLATED,
-            *(sys.executable, "-m", "benchmarks.partitions.one_run", str(seed), folder),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            preexec_fn=preexec_die_with_parent(),
-        )
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                output, errors = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            raise RuntimeError(f"seed {seed} failed:\n{errors.decode()[-4000:]}")
-    return Result(**json.loads(output.splitlines()[-1]))
-
-
-async def run_seeds(seeds: range, num_parallel: int) -> list[Result]:
-    """Print a row for each, in the order of their ends."""
-    turn = asyncio.Semaphore(num_parallel)
-
-    async def run(seed: int) -> Result:
-        async with turn:
-            result = await run_seed(seed)
-        print(_row(result), flush=True)
-        return result
-
-    print(_HEADER, flush=True)
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(run(seed)) for seed in seeds]
-    return [task.result() for task in running]
 
 
 def _row(result: Result) -> str:
@@ -82,10 +41,14 @@ def main() -> int:
     arguments = parser.parse_args()
     if reason := why_not():
         parser.error(reason)
-    for number in (signal.SIGINT, signal.SIGTERM):  # a process started in the background may ignore Ctrl-C
-        signal.signal(number, signal.default_int_handler)
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    results = asyncio.run(run_seeds(seeds, arguments.parallel))
+    print(_HEADER, flush=True)
+    objects = run_isolated(
+        ONE_RUN,
+        range(arguments.first, arguments.first + arguments.seeds),
+        num_parallel=arguments.parallel,
+        on_result=lambda result: print(_row(Result(**result)), flush=True),
+    )
+    results = [Result(**each) for each in objects]
     if arguments.out is not None:
         rows = [{**asdict(result), "overlap_s": result.overlap_s} for result in results]
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -16,18 +16,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.partitions.network import Network
+from benchmarks.partitions.servers import SERVERS, start_server, url_of
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.nats.embedded_server import find_server
-from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimits, stream_configs
+from elasticflow.shared.runtime.bus.streams import StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.support.histories import NOW_S
 from tests.support.planned_ledger import POOL, Ledger
 
-SERVERS = ("server-1", "server-2", "server-3")
 NODE = "node-0"
 READY_TIMEOUT_S = 300.0  # the monitor may compile its loops first
 WATCH_S = 40.0  # after the partition: a stale leader notices its loss after 10 to 20 s
@@ -133,7 +132,7 @@ class Pool:
     async def open(self) -> Ledger:
         """Return once the pool has one training worker, and its leaders where the partition wants them."""
         for name in SERVERS:
-            self._start_server(name)
+            start_server(self.network, name, self._folder)
         bus = await connect_nats(f"{self.url('server-3')},{self.url('server-2')}", name="observer", wait_s=30.0)
         bus = NatsBus(bus._connection, StreamLimits(replicas=3))
         await _persistently(lambda: bus.ensure_pool(POOL))
@@ -151,19 +150,7 @@ class Pool:
         return ledger
 
     def url(self, server: str) -> str:
-        return f"nats://{self.network.address[server]}:4222"
-
-    def _start_server(self, name: str) -> None:
-        address = self.network.address[name]
-        routes = ", ".join(f'"nats://{self.network.address[other]}:6222"' for other in SERVERS)
-        config = self._folder / f"{name}.conf"
-        config.write_text(
-            f'server_name: {name}\nhost: "{address}"\nport: 4222\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
-            f'jetstream {{ store_dir: "{self._folder / name}", sync_interval: always }}\n'
-            f'cluster {{ name: c, listen: "{address}:6222", routes: [{routes}] }}\n'
-        )
-        log = self._folder / f"{name}.log"
-        self.network.start(name, [find_server(), "--config", config], env=os.environ, log=log)
+        return url_of(self.network, server)
 
     def _start_monitor(self) -> None:
         data_dir = str(self._folder / "monitor")

@@ -14,7 +14,7 @@ from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.service import serve
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.messages.worker_protocol.from_worker import Started
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, StopAtBoundary
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -34,6 +34,8 @@ class RecordingWorker:
     def send(self, message: Any) -> None:
         if isinstance(message, LeaseExtended):
             self._launcher.record(self, "lease", message.until_s)
+        elif isinstance(message, StopAtBoundary):
+            self._launcher.report_soon(self, Exited(code=0, signal=None))
 
     def kill(self) -> None:
         self._launcher.record(self, "killed", boot_s())

@@ -17,7 +17,17 @@ from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, seconds_of
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command, ProfileJob, QuoteDeadline, SubmitJob, id_of
+from elasticflow.shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    Command,
+    ProfileJob,
+    QuoteDeadline,
+    ReserveQuote,
+    SetGpuLimits,
+    SubmitJob,
+    id_of,
+)
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected, ProfileRequested
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
@@ -27,6 +37,8 @@ from elasticflow.shared.runtime.bus.nats.bus import NatsBus
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 
 SomeReply = TypeVar("SomeReply", bound=AnyReply)
+# Of these, an event that decides on another one is no reply: two users may amend or cancel a job at the same time.
+_CHANGES = (CancelJob, AmendJob, SetGpuLimits, ReserveQuote)
 
 
 class CommandRequests(PoolReader):
@@ -72,12 +84,13 @@ class CommandRequests(PoolReader):
         spec = command.spec if isinstance(command, SubmitJob | ProfileJob) else None
         message_id = fresh_message_id(command)
         async with self._replies_to(id_of(command), message_id) as replies:
-            await self._publish(command, message_id, code)
+            published = await self._publish(command, message_id, code)
+            decided = published if isinstance(command, _CHANGES) else None
             deadline = asyncio.timeout(timeout_s)
             try:
                 async with deadline:
                     while True:
-                        match await replies.next():
+                        match await replies.next(decided):
                             case reply if isinstance(reply, kinds) and _is_about(reply, spec):
                                 return reply
                             case ProfileRequested() as undecided if spec is not None:
@@ -91,8 +104,11 @@ class CommandRequests(PoolReader):
             except TimeoutError:
                 raise Undecided(id_of(command), timeout_s) from None
 
-    async def _publish(self, command: Command, message_id: str, code: Package | None = None) -> None:
-        """Upload the code, then append to the work queue once: a retry has the same message id. Raises InvalidJob."""
+    async def _publish(self, command: Command, message_id: str, code: Package | None = None) -> int:
+        """Upload the code, then append to the work queue once: a retry has the same message id.
+
+        Returns the place in the queue. Raises InvalidJob.
+        """
         try:
             data = codec.encode(command, id=message_id, recorded_at_s=self.now_s(), max_bytes=MAX_SUBMISSION_BYTES)
         except TooLarge as error:
@@ -102,7 +118,7 @@ class CommandRequests(PoolReader):
             name = streams.code_name(self.tenant, code.code_digest)
             await with_retry(self._bus.put_object, bucket, name, code.archive)
         subject = subjects.submit(self.tenant, self._pool)
-        await with_retry(self._bus.append, subject, data, message_id=message_id)
+        return await with_retry(self._bus.append, subject, data, message_id=message_id)
 
     @contextlib.asynccontextmanager
     async def _replies_to(self, job_id: str, message_id: str) -> AsyncGenerator[ReplyStream, None]:

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from elasticflow.client.ledger import LedgerEntry, LedgerView
+from elasticflow.client.replies import CausedEvent
 from elasticflow.client.tenant_view import TenantView
 from elasticflow.errors import NotEnded, OperatorsOnly, UnknownJob
 from elasticflow.history.job_history import HistoryEntry, job_history
@@ -77,23 +78,24 @@ class PoolReader:
             raise NotEnded(job_id, timeout_s or 0.0) from None
         raise AssertionError("states() never ends")
 
-    async def _new_events(self, name: str) -> AsyncGenerator[Event, None]:
+    async def _new_events(self, name: str) -> AsyncGenerator[CausedEvent, None]:
         """The events about a job or load from now on, without end."""
         if self.view is not None:
             return await self.view.new_events(name)
         return self._events_after(name, await self._ledger.last_sequence())
 
-    async def _events_after(self, name: str, sequence: int) -> AsyncGenerator[Event, None]:
+    async def _events_after(self, name: str, sequence: int) -> AsyncGenerator[CausedEvent, None]:
         async with contextlib.aclosing(self._ledger.entries(after_sequence=sequence)) as entries:
             async for _, message in entries:
-                for event in message.events if isinstance(message, PlanDecided) else (message,):
+                is_decision = isinstance(message, PlanDecided)
+                for event in message.events if is_decision else (message,):
                     if isinstance(event, Event) and id_of(event) == name:
-                        yield event
+                        yield CausedEvent(event, message.queue_sequence_about(name) if is_decision else 0)
 
     async def _stored_files(self, job: Job) -> ArtifactsStored | None:
         """The newest event that names the stored files of a job; None if it cannot be found."""
         if self.view is not None:
-            events = [event for _, event in await self.view.events(job.job_id)]
+            events = [kept.event for kept in await self.view.events(job.job_id)]
             return next((event for event in reversed(events) if isinstance(event, ArtifactsStored)), None)
         after = job.artifacts.sequence - 1
         async with contextlib.aclosing(self._ledger.entries(after_sequence=after, up_to=after + 1)) as entries:

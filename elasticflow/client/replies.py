@@ -7,6 +7,7 @@ nothing, but holds only what changed.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import NamedTuple
 
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.envelope import codec
@@ -54,19 +55,33 @@ ProfileReply = JobProfiled | JobRejected | JobCancelled | JobFailed
 AnyReply = Decision | ProfileReply | ProfileRequested | CommandReply | MessageRejected
 
 
+class CausedEvent(NamedTuple):
+    """An event of the ledger, and the place in the work queue of the command that it decides on; 0: of none that is
+    known."""
+
+    event: Event
+    queue_sequence: int
+
+
 class ReplyStream:
     """Replies to one tenant in the order of arrival; most arrive twice."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant
-        self._received: asyncio.Queue[AnyReply | Exception] = asyncio.Queue()
+        self._received: asyncio.Queue[tuple[AnyReply, int] | Exception] = asyncio.Queue()
 
-    async def next(self) -> AnyReply:
-        """Raises the error that ended the reading of the ledger."""
-        received = await self._received.get()
-        if isinstance(received, Exception):
-            raise received
-        return received
+    async def next(self, queue_sequence: int | None = None) -> AnyReply:
+        """queue_sequence: of a command; events that decide on others are left out. None takes all.
+
+        Raises the error that ended the reading of the ledger.
+        """
+        while True:
+            received = await self._received.get()
+            if isinstance(received, Exception):
+                raise received
+            reply, decides_on = received
+            if queue_sequence is None or decides_on in (0, queue_sequence):
+                return reply
 
     async def receive_from_admission(self, subscription: Subscription, command_id: str) -> None:
         """Admission names the command of a reply: that to an earlier command may come late."""
@@ -74,24 +89,24 @@ class ReplyStream:
             with contextlib.suppress(codec.Undecodable):
                 envelope = codec.decode(message.data)
                 if envelope.cause_id in ("", command_id):
-                    self._receive(envelope.message)
+                    self._receive(envelope.message, 0)
 
-    async def receive_from_ledger(self, events: AsyncIterator[Event]) -> None:
+    async def receive_from_ledger(self, events: AsyncIterator[CausedEvent]) -> None:
         try:
-            async for event in events:
-                self._receive(event)
+            async for event, queue_sequence in events:
+                self._receive(event, queue_sequence)
         except Exception as error:
             self._received.put_nowait(error)
 
-    def _receive(self, message: object) -> None:
+    def _receive(self, message: object, queue_sequence: int) -> None:
         """Other tenants may send commands about this job too; admission rejects those in the ledger."""
         if isinstance(message, AnyReply) and getattr(message, "tenant", "") in ("", self._tenant):
-            self._received.put_nowait(message)
+            self._received.put_nowait((message, queue_sequence))
 
 
 @contextlib.asynccontextmanager
 async def follow_replies(
-    subscription: Subscription, events: AsyncIterator[Event], tenant: str, command_id: str
+    subscription: Subscription, events: AsyncIterator[CausedEvent], tenant: str, command_id: str
 ) -> AsyncGenerator[ReplyStream, None]:
     """Replies to a tenant about a job, without those to its other commands. command_id: of the command's envelope.
 

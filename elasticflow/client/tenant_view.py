@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from elasticflow.client.ledger import with_retry
+from elasticflow.client.replies import CausedEvent
 from elasticflow.errors import NoViews, UnreadableView, WrongTenant
 from elasticflow.history.job_history import HistoryEntry
-from elasticflow.history.stored_history import StoredHistory
+from elasticflow.history.stored_history import KeptEvent, StoredHistory
 from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.errors import NotPermitted, Retry, UnknownStream
 from elasticflow.shared.messages.envelope.codec import Undecodable
-from elasticflow.shared.messages.events import Event
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus, Value
 from elasticflow.shared.state.pool import PoolState
@@ -65,11 +65,11 @@ class TenantView:
         await self._read_as_of()
         return (await with_retry(self._read_history, job_id))[1].entries
 
-    async def events(self, job_id: str) -> list[tuple[int, Event]]:
-        """The newest events about a job of the kinds that clients wait for, with their sequences."""
+    async def events(self, job_id: str) -> list[KeptEvent]:
+        """The newest events about a job of the kinds that clients wait for."""
         return (await with_retry(self._read_history, job_id))[1].decoded_events()
 
-    async def new_events(self, job_id: str) -> AsyncGenerator[Event, None]:
+    async def new_events(self, job_id: str) -> AsyncGenerator[CausedEvent, None]:
         """Those that are stored from now on, without end."""
         as_of, (_, history) = await self._read_as_of(), await with_retry(self._read_history, job_id)
         return self._events_after(job_id, max(as_of.sequence, history.sequence))
@@ -78,20 +78,20 @@ class TenantView:
         """Wait until the view has this reply, so that the next command finds it there; but not for long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SEEN_WITHIN_S), contextlib.aclosing(self._events_after(job_id, 0)) as events:
-                async for event in events:
+                async for event, _ in events:
                     if type(event) is type(reply) and getattr(event, "at_s", 0.0) == getattr(reply, "at_s", 0.0):
                         return
 
-    async def _events_after(self, job_id: str, sequence: int) -> AsyncGenerator[Event, None]:
+    async def _events_after(self, job_id: str, sequence: int) -> AsyncGenerator[CausedEvent, None]:
         async def read() -> tuple[object, StoredHistory]:
             return await self._read_history(job_id)
 
         changes = self._changes(streams.history_key(self._tenant, job_id), read)
         async with contextlib.aclosing(changes):
             async for history in changes:
-                for at, event in history.decoded_events():
-                    if at > sequence:
-                        yield event
+                for kept in history.decoded_events():
+                    if kept.sequence > sequence:
+                        yield CausedEvent(kept.event, kept.queue_sequence)
                 sequence = max(sequence, history.sequence)
 
     async def _changes(self, key: str, read: Callable[[], Awaitable[tuple[object, T]]]) -> AsyncGenerator[T, None]:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
@@ -33,6 +33,14 @@ _KEPT = (
     events.JobFailed,
     events.ArtifactsStored,
 )
+
+
+class KeptEvent(NamedTuple):
+    """sequence: of the ledger. queue_sequence: in the work queue, of the command that the event decides on; 0: none."""
+
+    sequence: int
+    event: Event
+    queue_sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +84,14 @@ class StoredHistory:
         kept = (*self.entries[:first], *self.entries[first + too_many :])
         return replace(self, entries=kept, num_left_out=self.num_left_out + too_many)
 
-    def decoded_events(self) -> list[tuple[int, Event]]:
+    def decoded_events(self) -> list[KeptEvent]:
         """Those that this program can read."""
-        found: list[tuple[int, Event]] = []
+        found: list[KeptEvent] = []
         for sequence, data in self.events:
             try:
-                found.append((sequence, cast(Event, codec.decode(data).message)))
-            except Undecodable:  # of a newer monitor
+                envelope = codec.decode(data)
+                found.append(KeptEvent(sequence, cast(Event, envelope.message), int(envelope.cause_id or 0)))
+            except (Undecodable, ValueError):  # of a newer monitor
                 continue
         return found
 
@@ -117,8 +126,9 @@ def is_kept(event: Event) -> bool:
     return isinstance(event, _KEPT)
 
 
-def kept_bytes(event: Event) -> bytes:
-    return codec.encode(event, id="", recorded_at_s=0.0)
+def kept_bytes(event: Event, queue_sequence: int = 0) -> bytes:
+    """queue_sequence: as in `KeptEvent`."""
+    return codec.encode(event, id="", cause_id=str(queue_sequence or ""), recorded_at_s=0.0)
 
 
 def _newest(kept: tuple[tuple[int, bytes], ...]) -> tuple[tuple[int, bytes], ...]:

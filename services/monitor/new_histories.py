@@ -5,6 +5,7 @@ from typing import cast
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry
 from elasticflow.history.stored_history import StoredHistory, is_kept, kept_bytes
+from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.pool import PoolState
@@ -49,8 +50,11 @@ class NewHistories:
         for name, entry in said:
             if (job := self.state.job(name)) is not None:
                 self._add(job.tenant, name, sequence, at_s, entry=entry)
-        for event in message.events if isinstance(message, PlanDecided) else (message,):
-            if (kept := self._reply(event)) is not None:
+        is_decision = isinstance(message, PlanDecided)
+        for event in message.events if is_decision else (message,):
+            if (
+                kept := self._reply(event, message.queue_sequence_about(id_of(event)) if is_decision else 0)
+            ) is not None:
                 self._add(*kept[:2], sequence, at_s, kept=kept[2])
 
     def due(self, tenant: str, now_s: float) -> list[tuple[str, NewHistory]]:
@@ -91,7 +95,7 @@ class NewHistories:
         is_report = new.is_report and not kept and entry is not None and entry.is_report
         jobs[job_id] = replace(new, added=added, is_report=is_report)
 
-    def _reply(self, event: Event) -> tuple[str, str, bytes] | None:
+    def _reply(self, event: Event, queue_sequence: int) -> tuple[str, str, bytes] | None:
         """The tenant, the job and the event as this tenant may see it; None if no client waits for such events."""
         job_id = cast(str, getattr(event, "job_id", ""))
         if not job_id or not is_kept(event):
@@ -100,4 +104,4 @@ class NewHistories:
         tenant = cast(str, getattr(event, "tenant", "")) or (job.tenant if job is not None else "")
         if not tenant:
             return None
-        return tenant, job_id, kept_bytes(without_other_jobs(self.state, tenant, event))
+        return tenant, job_id, kept_bytes(without_other_jobs(self.state, tenant, event), queue_sequence)

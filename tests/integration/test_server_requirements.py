@@ -1,5 +1,6 @@
 """What a pool needs of its NATS server: the contract of every bus, and the checks of a real server at the start."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -152,6 +153,22 @@ async def test_the_configuration_for_containers_has_what_a_pool_needs(tmp_path: 
     async with deployed(tmp_path) as url:
         bus = await connect_nats(url, name="test", wait_s=60.0)
         await bus.ensure_pool(POOL)
+        await bus.close()
+
+
+@pytest.mark.parametrize(("store", "refused"), [("1GB", False), ("500MB", True)])
+async def test_servers_of_a_cluster_with_little_space_make_a_pool_without_artifacts_or_none(
+    store: str, refused: bool, tmp_path: Path
+) -> None:
+    async with deployed(tmp_path, num_servers=3, store=store) as url:
+        bus = await connect_nats(url, name="test", wait_s=60.0, limits=StreamLimits(replicas=3))
+        with (
+            structlog.testing.capture_logs() as logs,
+            pytest.raises(ServerTooSmall, match="max_file_store") if refused else contextlib.nullcontext(),
+        ):
+            await persistently(lambda: bus.ensure_pool(POOL))
+        left_out = [log["stream"] for log in logs if log["event"] == "no_space_for_optional_stream"]
+        assert left_out == ([] if refused else list(streams.optional_streams(POOL)))
         await bus.close()
 
 

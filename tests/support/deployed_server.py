@@ -38,13 +38,13 @@ async def serving(*configs: Path, **environment: str) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def deployed(
-    folder: Path, *, num_servers: int = 1, access: Mapping[str, str] = MappingProxyType({})
+    folder: Path, *, num_servers: int = 1, access: Mapping[str, str] = MappingProxyType({}), store: str = ""
 ) -> AsyncIterator[str]:
     """The URL of a server with the files of deploy/nats, or of a cluster of them, on other ports and folders.
 
-    access: files that replace those of deploy/nats/access.
+    access: files that replace those of deploy/nats/access. store: of each server, by default as in compose.yaml.
     """
-    (store,) = re.findall(r"NATS_MAX_FILE_STORE:-(\w+)}", (DEPLOY / "compose.yaml").read_text())
+    (of_compose,) = re.findall(r"NATS_MAX_FILE_STORE:-(\w+)}", (DEPLOY / "compose.yaml").read_text())
     routes = [f"nats://route:t@127.0.0.1:{free_port('127.0.0.1')}" for _ in range(num_servers)]
     environment = {f"NATS_ROUTE_{number}": route for number, route in enumerate(routes, start=1)}
     configs: list[Path] = []
@@ -59,5 +59,5 @@ async def deployed(
                 text = text.replace(old, new)
             (own / file.relative_to(DEPLOY / "nats")).write_text(text)
         configs.append(own / ("single.conf" if num_servers == 1 else "cluster.conf"))
-    async with serving(*configs, NATS_TOKEN="t", NATS_MAX_FILE_STORE=store, **environment) as url:
+    async with serving(*configs, NATS_TOKEN="t", NATS_MAX_FILE_STORE=store or of_compose, **environment) as url:
         yield url.replace("//", "//t@")

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Len
 
-from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.commands import Command, id_of
 from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.limits import (
     ChainDigest,
@@ -168,3 +168,8 @@ class PlanDecided:
     queue_positions: tuple[QueuePosition, ...] = ()
     chain: ChainDigest = ""
     events: tuple[PlanEvent, ...]
+
+    def queue_sequence_about(self, name: str) -> int:
+        """Of the only command about this job or load; 0 if there are none or several, or the decision tells none."""
+        about = [index for index, command in enumerate(self.commands) if id_of(command) == name]
+        return self.queue_positions[about[0]].sequence if len(about) == 1 and self.queue_positions else 0

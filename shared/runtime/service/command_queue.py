@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command, SubmitJob, owned
+from elasticflow.shared.messages.commands import Command, SubmitJob, id_of, owned
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
 from elasticflow.shared.messages.events import MessageRejected, QueuePosition
@@ -103,15 +103,20 @@ class CommandQueue:
     def take(self, max_commands: int) -> tuple[Pending, ...]:
         """Commands without a decision, as many as fit into one: one of each tenant in turn, the oldest of each first.
 
+        One decision takes one command about each job, so that each of its events decides on a known command.
         A command that was delivered before and not settled is decided on alone: it may be what made a replica fail.
         Where several tenants send commands, there are no more than a short decision takes.
         """
         taken: list[Pending] = []
+        about: set[str] = set()
         num_bytes = 0
         undecided = [pending for pending in self._pending if self._decision_on(pending) is None]
         if self._turns.are_shared(map(_tenant, undecided)):
             max_commands = min(max_commands, self._max_shared)
         for pending in self._turns.in_turns(undecided, _tenant):
+            if (name := id_of(pending.command)) in about:
+                continue
+            about.add(name)
             num_bytes += len(pending.item.data)
             if taken and (pending.item.num_delivered > 1 or num_bytes > MAX_DECISION_BYTES):
                 break

@@ -1,6 +1,5 @@
 """Replies to tenants: each is published once on the answer subject of its job, and again for a repeated command."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,15 +28,13 @@ class ReplyPublisher:
     async def reply(self, taken: Sequence[Pending], events: tuple[Event, ...]) -> None:
         """To the users of these commands, on which the events decide.
 
-        The envelope names the command, unless several of the tenant's have its job: the reply may be late, as a
-        repeated one.
+        The envelope names the command: the reply may be late, as a repeated one.
         """
         commands = tuple(pending.command for pending in taken)
-        num_commands = Counter((command.tenant, id_of(command)) for command in commands)
         cause_ids = {(pending.command.tenant, id_of(pending.command)): pending.envelope_id for pending in taken}
         for reply in self._policy.replies(self._projection.folded, commands, events):
             to = (recipient(self._projection.folded, reply), id_of(reply))
-            await self._publish((reply,), cause_ids[to] if num_commands[to] == 1 else "")
+            await self._publish((reply,), cause_ids.get(to, ""))
 
     async def reply_again(self, decided_sequence: int, repeats: list[Pending]) -> None:
         """To the users of commands that were delivered after the decision at this sequence of the ledger.

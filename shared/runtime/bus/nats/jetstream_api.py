@@ -40,6 +40,8 @@ _OTHER_CONFIGURATION = 10058
 _WRONG_SEQUENCE = (10071, 10164)
 _NO_CLUSTER = 10074
 _FULL = (10002, 10023, 10047, 10077)  # the account, resources, reserved by others, the stream's own bounds or the disk
+_NO_PEERS = 10005  # no server of the cluster has the space, or too few are known yet
+_IN_PROCESS = 10158  # a message with the same id is on its way through the cluster
 
 
 async def publish_acked(
@@ -64,6 +66,8 @@ async def publish_acked(
     if (error := ack.get("error")) is not None:
         if error["err_code"] in _WRONG_SEQUENCE and expected is not None:
             raise WrongExpectedSequence(subject, expected, _last_number(error.get("description", "")))
+        if error["err_code"] == _IN_PROCESS:
+            raise MaybeStored(subject, headers.get(MESSAGE_ID, ""))
         if error["err_code"] == _MESSAGE_TOO_LARGE:
             raise TooLarge(subject, len(data), streams.largest_message(subject))
         raise failure(error, subject, connection.url)
@@ -81,11 +85,16 @@ def failure(error: Mapping[str, Any], subject: str, url: str) -> ElasticFlowErro
     number, reason = error.get("err_code", 0), error.get("description", "no reason given")
     if number == _NO_STREAM:
         return UnknownStream(subject)
-    if number in _FULL:
+    if _is_full(error):
         return StorageFull(subject, reason)
-    if error.get("code") == 503:
+    if error.get("code") == 503 or number == _NO_PEERS:
         return Unavailable(url, reason)
     return BusRejected(subject, number, reason)
+
+
+def _is_full(error: Mapping[str, Any]) -> bool:
+    number, reason = error.get("err_code", 0), error.get("description", "")
+    return number in _FULL or (number == _NO_PEERS and "insufficient storage" in reason)
 
 
 async def ensure_stream(connection: Connection, config: Mapping[str, Any], reserved_bytes: int) -> int:
@@ -104,7 +113,7 @@ async def ensure_stream(connection: Connection, config: Mapping[str, Any], reser
     if problem == _NO_CLUSTER:
         why = f"EF_REPLICAS={replicas}, but NATS at {connection.url} is a single server: set EF_REPLICAS=1"
         raise BadSettings((why,))
-    if problem in _FULL:
+    if _is_full(answer.get("error", {})):
         raise ServerTooSmall(connection.url, "max_file_store", None, reserved_bytes)
     check(answer, name, connection.url)
     return answer["config"]["num_replicas"]

@@ -3,18 +3,41 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from elasticflow.client.replies import follow_replies
+from elasticflow.client.replies import CausedEvent, follow_replies
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import AmendRejected, Event, JobAmended
+from elasticflow.shared.messages.events import AmendRejected, JobAmended
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 
 SUBJECT = subjects.answer("lab", "p", "a")
 
 
-async def no_events() -> AsyncGenerator[Event, None]:
+async def no_events() -> AsyncGenerator[CausedEvent, None]:
     await asyncio.Event().wait()
     yield  # pyright: ignore[reportReturnType]
+
+
+def amended(max_iterations: int) -> JobAmended:
+    return JobAmended(
+        job_id="a",
+        deadline_s=9.0,
+        max_iterations=max_iterations,
+        minimum_satisfactory_share=(),
+        gpu_seconds=0.0,
+        at_s=0.0,
+    )
+
+
+async def test_an_event_that_decides_on_another_command_about_the_job_is_no_reply() -> None:
+    async def events() -> AsyncGenerator[CausedEvent, None]:
+        for queue_sequence in (7, 8, 0):
+            yield CausedEvent(amended(queue_sequence + 1), queue_sequence)
+        await asyncio.Event().wait()
+
+    bus = MemoryBus()
+    async with follow_replies(await bus.subscribe(SUBJECT), events(), "lab", "mine") as replies:
+        received = [await asyncio.wait_for(replies.next(8), 30.0) for _ in range(2)]
+    assert received == [amended(9), amended(1)]
 
 
 async def test_a_reply_that_is_repeated_for_another_command_is_ignored() -> None:
@@ -29,13 +52,10 @@ async def test_a_reply_that_is_repeated_for_another_command_is_ignored() -> None
 
 
 async def test_a_rejection_of_a_command_of_another_tenant_about_the_job_is_ignored() -> None:
-    async def events() -> AsyncGenerator[Event, None]:
+    async def events() -> AsyncGenerator[CausedEvent, None]:
         foreign = AmendRejected(job_id="a", tenant="rival", explanation="tenant rival has no such job", at_s=0.0)
-        own = JobAmended(
-            job_id="a", deadline_s=9.0, max_iterations=9, minimum_satisfactory_share=(), gpu_seconds=0.0, at_s=0.0
-        )
-        yield foreign
-        yield own
+        yield CausedEvent(foreign, 0)
+        yield CausedEvent(amended(9), 0)
         await asyncio.Event().wait()
 
     bus = MemoryBus()

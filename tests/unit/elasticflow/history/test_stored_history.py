@@ -14,6 +14,7 @@ from elasticflow.history.stored_history import (
     MAX_ENTRIES,
     MAX_EVENTS,
     MAX_FIRST_ENTRIES,
+    KeptEvent,
     StoredHistory,
     is_kept,
     kept_bytes,
@@ -66,8 +67,13 @@ def test_the_event_that_names_stored_files_is_kept() -> None:
     stored = events.ArtifactsStored(job_id="j1", due=1, node_id="n1", at_s=NOW_S)
     history = StoredHistory().extended(1, [], [(1, kept_bytes(stored))]).extended(99, [], kept(2, 99))
     read = StoredHistory.decode(history.encode())
-    assert read.decoded_events()[0] == (1, stored)
-    assert read.decoded_events()[-1] == (99, cancelled("99"))
+    assert read.decoded_events()[0] == KeptEvent(1, stored, 0)
+    assert read.decoded_events()[-1] == KeptEvent(99, cancelled("99"), 0)
+
+
+def test_an_event_is_kept_with_the_command_that_it_decides_on() -> None:
+    history = StoredHistory().extended(5, [], [(5, kept_bytes(cancelled("5"), 12))])
+    assert StoredHistory.decode(history.encode()).decoded_events() == [KeptEvent(5, cancelled("5"), 12)]
 
 
 def test_large_lines_make_it_shorter() -> None:

@@ -101,7 +101,7 @@ async def test_each_tenant_has_its_own_jobs_and_their_histories() -> None:
     texts = [entry.text for entry in (await history(bus, "acme", "line")).entries]
     assert texts[0].startswith("submitted by acme")
     assert (await history(bus, "acme", "secret-project")).entries == ()
-    admitted = (await history(bus, "acme", "line")).decoded_events()[0][1]
+    admitted = (await history(bus, "acme", "line")).decoded_events()[0].event
     assert isinstance(admitted, events.JobAdmitted)
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import SubmitJob, id_of
+from elasticflow.shared.messages.commands import CancelJob, SubmitJob, id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected, WorkersStopped
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
@@ -20,14 +20,14 @@ from tests.support.virtual_clock import VirtualClock
 
 
 @asynccontextmanager
-async def queue_with(*commands: SubmitJob) -> AsyncIterator[CommandQueue]:
+async def queue_with(*commands: SubmitJob | CancelJob) -> AsyncIterator[CommandQueue]:
     """It has pulled them all."""
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
-    for command in commands:
-        data = codec.encode(command, id=command.job_id, recorded_at_s=0.0)
-        await bus.append(subjects.submit(command.tenant, "p"), data, message_id=command.job_id)
+    for number, command in enumerate(commands):
+        data = codec.encode(command, id=str(number), recorded_at_s=0.0)
+        await bus.append(subjects.submit(command.tenant, "p"), data, message_id=str(number))
     all_here = asyncio.Event()
     queue = CommandQueue(
         bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
@@ -101,6 +101,16 @@ async def test_a_tenant_with_many_commands_does_not_delay_that_of_another() -> N
             taken.append([id_of(pending.command) for pending in first])
             queue.settled(first)
     assert taken == [["flood-0"], ["late"], ["flood-1", "later"], [f"flood-{number}" for number in range(2, 6)]]
+
+
+async def test_one_decision_takes_one_command_about_each_job() -> None:
+    """Else nobody could tell which of two amendments an event decides on."""
+    first, second, other = submit("a"), CancelJob(job_id="a", tenant="lab"), submit("b")
+    async with queue_with(first, second, other) as queue:
+        taken = queue.take(8)
+        assert [pending.command for pending in taken] == [first, other]
+        queue.settled(taken)
+        assert [pending.command for pending in queue.take(8)] == [second]
 
 
 @pytest.mark.parametrize(("tenants", "are_fewer"), [(("lab", "other"), True), (("lab", "lab"), False)])

@@ -1,0 +1,68 @@
+"""Runs seeds of a benchmark, several at a time, each as a command with network and process namespaces of its own."""
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.partitions.network import ISOLATED
+from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
+
+TIMEOUT_S = 600.0  # of one seed
+
+
+def run_isolated(
+    module: str,
+    seeds: range,
+    *,
+    num_parallel: int,
+    on_result: Callable[[dict[str, Any]], None],
+    arguments: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """The JSON objects that `python -m module SEED FOLDER ARGUMENTS` print last, by seed. Leaves nothing behind.
+
+    on_result: called in the order of their ends. Raises RuntimeError with the error of a seed, TimeoutError.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # a process started in the background may ignore Ctrl-C
+        signal.signal(number, signal.default_int_handler)
+    return asyncio.run(_run_all(module, seeds, num_parallel, on_result, arguments))
+
+
+async def _run_all(
+    module: str, seeds: range, num_parallel: int, on_result: Callable[[dict[str, Any]], None], arguments: Sequence[str]
+) -> list[dict[str, Any]]:
+    turn = asyncio.Semaphore(num_parallel)
+
+    async def run(seed: int) -> dict[str, Any]:
+        async with turn:
+            result = await run_seed(module, seed, arguments)
+        on_result(result)
+        return result
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(run(seed)) for seed in seeds]
+    return [task.result() for task in running]
+
+
+async def run_seed(module: str, seed: int, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """One seed. Raises RuntimeError, TimeoutError."""
+    with tempfile.TemporaryDirectory(prefix="seed-") as folder:
+        process = await asyncio.create_subprocess_exec(
+            *(*ISOLATED, sys.executable, "-m", module, str(seed), folder, *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            preexec_fn=preexec_die_with_parent(),
+        )
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                output, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise RuntimeError(f"seed {seed} failed:\n{errors.decode()[-4000:]}")
+    return json.loads(output.splitlines()[-1])
