@@ -127,6 +127,11 @@ def follow_in_this_thread() -> None:
         _in_order.mode.__enter__()
 
 
+def follow_in_later_threads() -> None:
+    """Also those that begin before the first stream: a thread of user code may read what another has waited for."""
+    threading.setprofile(_begin_thread)
+
+
 def forget_streams() -> None:
     """This thread and those that begin later follow no order any more: for a process that goes on without streams."""
     threading.setprofile(None)

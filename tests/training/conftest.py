@@ -25,6 +25,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
 from tests.support.task_runners import Runners
 
 ASYNCHRONOUS_WORKERS = "tests.support.asynchronous_workers"  # its import changes the transport of a process
+IS_ASYNCHRONOUS = os.environ.get("EF_TEST_TRANSPORT") == TransportName.ASYNCHRONOUS
 WAIT_S = 60.0  # for expected events; far above the usual time
 T = TypeVar("T")
 Device = Literal["cpu", "cuda"]
@@ -215,8 +216,7 @@ def job_spec(name: str, **fields: Any) -> JobSpec:
 async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     """Its workers also import `examples`, which no installation holds. EF_TEST_TRANSPORT=asynchronous runs all tests on
     workers that exchange tensors as over NCCL."""
-    is_asynchronous = os.environ.get("EF_TEST_TRANSPORT") == TransportName.ASYNCHRONOUS
-    preload = (ASYNCHRONOUS_WORKERS,) if is_asynchronous else ()
+    preload = (ASYNCHRONOUS_WORKERS,) if IS_ASYNCHRONOUS else ()
     async with _running(Node(tmp_path_factory.mktemp("node"), preload=preload)) as node:
         yield node
 

@@ -48,6 +48,7 @@ async def test_resizes_do_not_change_the_bits(node, spec_of, tmp_path, slow_down
     assert resized == alone
 
 
+@pytest.mark.skipif(conftest.IS_ASYNCHRONOUS, reason="compiled kernels read memory past the simulated stream")
 async def test_resizes_do_not_change_the_bits_of_a_compiled_model(node, spec_of, tmp_path, slow_down, monkeypatch):
     """The compiler takes a minute on a busy machine."""
     monkeypatch.setattr(conftest, "WAIT_S", COMPILER_WAIT_S)

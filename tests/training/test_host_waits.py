@@ -7,6 +7,7 @@ import pytest
 
 from elasticflow.shared.messages.job_spec import MetricCondition
 from tests.support.trained_jobs import train
+from tests.training.conftest import IS_ASYNCHRONOUS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -14,6 +15,7 @@ LAST = 8  # iterations
 FIRST = 2  # torch's reducer exchanges its buckets before
 
 
+@pytest.mark.skipif(IS_ASYNCHRONOUS, reason="it counts the waits of gloo")
 @pytest.mark.parametrize("name", ["Plain", "Fast", "Normalized"])
 @pytest.mark.parametrize(("num_workers", "data"), [(1, []), (2, ["data"])])
 async def test_a_step_waits_once_and_reads_the_metrics_of_the_step_before(
