@@ -131,6 +131,11 @@ class JobSpec:
         return tuple(str(self.hyperparameters[number]) for number in numbers)
 
     @property
+    def needs_preparation(self) -> bool:
+        """A node has work to do, perhaps for long, before a worker of the job starts there."""
+        return bool(self.requirements)
+
+    @property
     def gpu_range(self) -> GpuRange:
         """The numbers of GPUs on which it may run."""
         return GpuRange.of(self.min_gpus, self.max_gpus)

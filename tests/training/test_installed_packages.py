@@ -19,7 +19,7 @@ from tests.support.wheels import from_folder, make_wheel
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-START_S = 120.0
+WITHIN_S = 120.0
 
 
 class Packages(InstalledPackages):
@@ -35,9 +35,9 @@ class Packages(InstalledPackages):
 
         super().__init__(self.data, fork, SilentLog())
 
-    async def install(self, *requirements: str, tenant: str = "lab", start_within_s: float = START_S) -> Path:
+    async def install(self, *requirements: str, tenant: str = "lab", within_s: float = WITHIN_S) -> Path:
         lines = from_folder(self.wheels, *requirements)
-        return Path(await self.folder(tenant, lines, start_within_s=start_within_s))
+        return Path(await self.folder(tenant, lines, within_s=within_s))
 
     def left(self) -> list[Path]:
         return [path for tenant in (self.data / "packages").glob("*") for path in tenant.iterdir()]
@@ -59,7 +59,7 @@ async def test_packages_are_installed_once_for_all_workers_of_a_node(node, packa
     assert (len(packages.processes), len(restarted.processes)) == (1, 0)
     assert (folders[0] / "ef_tiny.py").read_text() == "VERSION = '1.5'\n"
     assert packages.left() == [folders[0]]
-    assert await packages.folder("lab", (), start_within_s=START_S) == ""
+    assert await packages.folder("lab", (), within_s=WITHIN_S) == ""
 
 
 async def test_tenants_do_not_share_packages(packages):
@@ -93,7 +93,7 @@ async def test_another_version_of_what_workers_have_loaded_is_refused(packages):
 
 async def test_an_installation_that_takes_too_long_is_killed(packages):
     with pytest.raises(RequirementsUnusable, match="its requirements were not installed within 0 s: install some"):
-        await packages.install("ef_tiny", start_within_s=0.001)
+        await packages.install("ef_tiny", within_s=0.001)
     assert packages.processes[0].exited.done()
     assert packages.left() == []
 

@@ -147,7 +147,7 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         gpu_types_by_rank=gpu_types_by_rank(state, job),
         memory_limit_bytes=node.memory_limit_bytes if node.device == "cpu" else 0,
         measures_step_times=len(state.pool.gpu_types) > 1,
-        timeouts=state.pool.config.timeouts,
+        timeouts=state.pool.config.timeouts_of(spec_of(job)),
     )
 
 

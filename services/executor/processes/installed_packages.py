@@ -28,7 +28,6 @@ from elasticflow.shared.messages.worker_protocol.installing import (
 
 MAX_INSTALLED_BYTES = 16 << 30  # also of what the installer needs meanwhile
 _CHECK_EVERY_S = 1.0
-_TIMEOUT_PART = 0.75  # of the time in which a job must start, so that it fails for this reason
 
 
 class RequirementsUnusable(Exception):
@@ -68,8 +67,8 @@ class InstalledPackages:
         self._installing: dict[Path, asyncio.Task[None]] = {}
         self._one_at_a_time = defaultdict[Path, asyncio.Lock](asyncio.Lock)  # of each tenant
 
-    async def folder(self, tenant: str, requirements: Sequence[str], *, start_within_s: float) -> str:
-        """The folder with these packages; "" without requirements. start_within_s: the job fails if it starts later.
+    async def folder(self, tenant: str, requirements: Sequence[str], *, within_s: float) -> str:
+        """The folder with these packages; "" without requirements. within_s: with the wait for the tenant's others.
 
         An installation goes on if its caller is cancelled: the job's next generation finds it. Raises
         RequirementsUnusable, and ElasticFlowError for a fault of the node.
@@ -79,7 +78,7 @@ class InstalledPackages:
         folder = self._root / tenant / await asyncio.to_thread(packages_digest, requirements)
         installing = self._installing.get(folder)
         if installing is None:
-            work = self._install(folder, requirements, _TIMEOUT_PART * start_within_s)
+            work = self._install_within(within_s, folder, requirements)
             installing = self._installing[folder] = asyncio.create_task(work, name=f"install {folder.name}")
             installing.add_done_callback(lambda ended: self._ended(folder, ended))
         await asyncio.shield(installing)
@@ -98,20 +97,30 @@ class InstalledPackages:
         if not task.cancelled():
             task.exception()  # its callers may be gone
 
-    async def _install(self, folder: Path, requirements: Sequence[str], timeout_s: float) -> None:
+    async def _install_within(self, timeout_s: float, folder: Path, requirements: Sequence[str]) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._install(folder, requirements)
+        except TimeoutError:
+            raise RequirementsUnusable(
+                f"its requirements were not installed within {timeout_s:.0f} s: install some of them on the nodes, or "
+                "raise prepare_timeout_s of the pool"
+            ) from None
+
+    async def _install(self, folder: Path, requirements: Sequence[str]) -> None:
         async with self._one_at_a_time[folder.parent]:
             if not await asyncio.to_thread(folder.is_dir):
                 await asyncio.to_thread(folder.parent.mkdir, parents=True, exist_ok=True)
                 unfinished = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=folder.parent, prefix=".unfinished-"))
                 try:
-                    await self._run_installer(unfinished, requirements, timeout_s)
+                    await self._run_installer(unfinished, requirements)
                     await asyncio.to_thread(_move, unfinished / PACKAGES, folder)
                 finally:
                     await asyncio.to_thread(shutil.rmtree, unfinished, ignore_errors=True)
                 self._log.info("PackagesInstalled", folder=str(folder), requirements=len(requirements))
             await asyncio.to_thread(os.utime, folder)  # in use, so it is not deleted as old
 
-    async def _run_installer(self, unfinished: Path, requirements: Sequence[str], timeout_s: float) -> None:
+    async def _run_installer(self, unfinished: Path, requirements: Sequence[str]) -> None:
         """Raises RequirementsUnusable, InstallerEnded, LaunchFailed."""
         process = await self._fork()
         order = InstallPackages(folder=str(unfinished), requirements=tuple(requirements))
@@ -120,14 +129,8 @@ class InstalledPackages:
         too_large = asyncio.create_task(_until_too_large(unfinished))
         too_large.add_done_callback(lambda _: process.kill())
         try:
-            async with asyncio.timeout(timeout_s):
-                frames = FrameReader[FromInstaller](*get_args(FromInstaller))
-                exited = await process.follow(frames, replies.append, lambda _: None)
-        except TimeoutError:
-            raise RequirementsUnusable(
-                f"its requirements were not installed within {timeout_s:.0f} s: install some of them on the nodes, or "
-                "raise stall_timeout_s of the pool"
-            ) from None
+            frames = FrameReader[FromInstaller](*get_args(FromInstaller))
+            exited = await process.follow(frames, replies.append, lambda _: None)
         finally:
             is_too_large = too_large.done()
             too_large.cancel()

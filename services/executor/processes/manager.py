@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,6 +81,7 @@ class WorkerManager:
         self._packages = InstalledPackages(data_dir, self.fork, log)
         self._note, self._shut_down, self._log = note, shut_down, log
         self._slots: dict[WorkerId, _WorkerSlot] = {}
+        self._preparing: list[str] = []  # the job of each worker that waits for it
         self._lease_until_s = 0.0  # 0: there was no contact yet, so there is no worker
         self._tasks = asyncio.TaskGroup()
 
@@ -117,6 +118,11 @@ class WorkerManager:
                 self._kill(action.worker)
             case ShutDown():
                 self._shut_down(action)
+
+    @property
+    def preparing(self) -> tuple[str, ...]:
+        """The jobs whose workers wait for packages."""
+        return tuple(sorted(set(self._preparing)))
 
     def kill_all(self) -> None:
         for worker in tuple(self._slots):
@@ -160,9 +166,10 @@ class WorkerManager:
         try:
             secrets = self._secret_keys.open(action.tenant, assignment.spec.secrets)
             code_path = await self._code.folder(action.tenant, assignment.spec.code_digest)
-            packages_path = await self._packages.folder(
-                action.tenant, assignment.spec.requirements, start_within_s=assignment.timeouts.stall_timeout_s
-            )
+            with self._prepares(worker.job_id):
+                packages_path = await self._packages.folder(
+                    action.tenant, assignment.spec.requirements, within_s=assignment.timeouts.preparation_s
+                )
             await self._gpu_left(assignment.gpu_index)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
@@ -189,6 +196,15 @@ class WorkerManager:
                 handle.send(message)
             if slot.is_killed:
                 handle.kill()
+
+    @contextlib.contextmanager
+    def _prepares(self, job_id: str) -> Iterator[None]:
+        """Heartbeats say so within the block: a job that takes long to start is not stalled."""
+        self._preparing.append(job_id)
+        try:
+            yield
+        finally:
+            self._preparing.remove(job_id)
 
     def _failed(self, worker: WorkerId, error: str) -> None:
         """Report for a worker that has no process."""
