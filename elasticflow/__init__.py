@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import Condition as Condition
     from elasticflow.sdk.job import ElasticJob as ElasticJob
     from elasticflow.sdk.job import InvalidJob as InvalidJob
+    from elasticflow.sdk.job_data import data_path as data_path
     from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
     from elasticflow.sdk.padding import map as map
@@ -114,6 +115,7 @@ __version__ = "0.1.0"
 
 _NAMES_BY_MODULE = {
     "sdk.job": "Condition ElasticJob InvalidJob",
+    "sdk.job_data": "data_path",
     "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
     "sdk.joblib_registration": "register_joblib",

@@ -76,7 +76,7 @@ class PoolConfig:
     # a node is lost after so long without a heartbeat; see `timeouts`
     heartbeat_timeout_s: PositiveDurationS = 6.0
     stall_timeout_s: PositiveDurationS = 120.0  # a job has failed after so long without an iteration
-    # a node may take so long to install the packages of a job before its workers start; meanwhile it is not stalled
+    # a node may take so long to get packages and data of a job before its workers start; meanwhile it is not stalled
     prepare_timeout_s: Annotated[float, Strict(), Gt(0), Le(LONGEST_S)] = 1_800.0
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
     # a job fails after so many starts in a row of which each lost a node

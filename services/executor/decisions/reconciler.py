@@ -125,7 +125,7 @@ def _may_start(state: State, job: Job) -> bool:
 
 
 def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignment:
-    """All but secrets, code_path and packages_path, which are known once code and packages are on this node."""
+    """All but secrets and the paths of code, packages and data, which are known once these are on this node."""
     node = state.node_specification
     return Assignment(
         job_id=worker.job_id,

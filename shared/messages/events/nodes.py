@@ -78,7 +78,7 @@ class NodeReported:
     """A heartbeat of an executor, with the last report of each worker. Telemetry, never in the ledger.
 
     lease_s: if it is acknowledged, workers run for so long after it was sent.
-    preparing: jobs whose packages are being installed here; their workers start afterwards.
+    preparing: jobs whose packages and data this node is getting; their workers start afterwards.
     """
 
     VERSION: ClassVar[int] = 1

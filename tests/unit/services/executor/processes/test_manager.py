@@ -15,10 +15,12 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
+from elasticflow.services.executor.processes.fetched_data import FetchedData
 from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
-from elasticflow.services.executor.processes.installed_packages import InstalledPackages, RequirementsUnusable
+from elasticflow.services.executor.processes.installed_packages import InstalledPackages
 from elasticflow.services.executor.processes.launcher import OnEvent
 from elasticflow.services.executor.processes.manager import WorkerManager
+from elasticflow.services.executor.processes.prepared_folders import CannotPrepare
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
@@ -126,7 +128,7 @@ async def test_the_manager_says_which_jobs_wait_for_packages(
         begun.set()
         await installed.wait()
         if ends == "unusable":
-            raise RequirementsUnusable("no such package")
+            raise CannotPrepare("no such package")
         return "packages"
 
     monkeypatch.setattr(InstalledPackages, "folder", folder)
@@ -152,5 +154,27 @@ async def test_the_manager_says_which_jobs_wait_for_packages(
     for _ in range(3):
         await asyncio.sleep(0)
     assert (manager.preparing, within) == ((), [300.0, 300.0])
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_what_is_said_of_data_that_cannot_be_had_is_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def paths(data: FetchedData, tenant: str, uris: Any, environment: Any, *, within_s: float) -> dict[str, str]:
+        raise CannotPrepare(f"no permission for {environment}")
+
+    monkeypatch.setattr(FetchedData, "paths", paths)
+    monkeypatch.setattr(SecretKeys, "open", lambda *_: {"TOKEN": "hidden"})
+    noted = asyncio.Queue[LocalEvent]()
+    manager = manager_of(Launcher(), tmp_path, noted.put_nowait)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    wants = spec(data={"train": "s3://bucket/train"}, environment={"COLOUR": "blue"})
+    assignment = Assignment(job_id="a", generation=1, rank=0, world_size=1, spec=wants, checkpoint_dir="unused")
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    noted_first = await noted.get()
+    assert isinstance(noted_first, WorkerReported)
+    assert noted_first.message == Failed(error="no permission for {'COLOUR': 'blue', 'TOKEN': '***'}")
     running.cancel()
     await asyncio.wait({running})
