@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import InvalidJob as InvalidJob
     from elasticflow.sdk.job_data import data_path as data_path
     from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
+    from elasticflow.sdk.notebook_results import JobViews as JobViews
+    from elasticflow.sdk.notebook_results import Quote as Quote
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
     from elasticflow.sdk.padding import map as map
     from elasticflow.sdk.padding_executor import PaddingExecutor as PaddingExecutor
@@ -119,6 +121,7 @@ _NAMES_BY_MODULE = {
     "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
     "sdk.joblib_registration": "register_joblib",
+    "sdk.notebook_results": "JobViews Quote",
     "sdk.packaging": "PackagingFailed",
     "sdk.padding": "map",
     "sdk.padding_executor": "PaddingExecutor",
