@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from elasticflow.client.training_load import TrainingOptions as TrainingOptions
     from elasticflow.client.training_load import TrainingProgress as TrainingProgress
     from elasticflow.errors import ArtifactGone as ArtifactGone
+    from elasticflow.errors import ArtifactNotReadable as ArtifactNotReadable
     from elasticflow.errors import LoadNotOpened as LoadNotOpened
     from elasticflow.errors import LoadWasCancelled as LoadWasCancelled
     from elasticflow.errors import ManagerEnded as ManagerEnded
@@ -133,9 +134,9 @@ _NAMES_BY_MODULE = {
     "client.replies": "CheckpointReply Decision ProfileReply",
     "client.training_load": "TrainingOptions TrainingProgress",
     "errors": (
-        "ArtifactGone LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra NoAdmission NoModel NoPoolHere "
-        "NotConvertible NotEnded NotStoredYet NothingStored OutsideOfFolder TaskError TrainingRefused Undecided "
-        "UnknownJob UnknownPool UnknownQuote"
+        "ArtifactGone ArtifactNotReadable LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra "
+        "NoAdmission NoModel NoPoolHere NotConvertible NotEnded NotStoredYet NothingStored OutsideOfFolder "
+        "TaskError TrainingRefused Undecided UnknownJob UnknownPool UnknownQuote"
     ),
     "history.pool_views": "JobView",
     "shared.errors": "BadCredentials ElasticFlowError PermanentFailure Retry Stop Unavailable",

@@ -33,7 +33,7 @@ MAX_DATA_BYTES = 16 * 1024  # of all names and URIs of a job
 DATA_VARIABLE = "EF_DATA_"  # begins the variable with the path of some data, for users' code
 DATA_NAMES_OF_OURS = frozenset({"DIR", "FOLDERS", "INTERFACE"})  # their variables are settings of the pool
 _LOCAL_FILE = "file://"
-_CREDENTIALS = re.compile(r"://[^/@]*:[^/@]*@")
+CREDENTIALS = re.compile(r"://[^/@]*:[^/@]*@")
 
 # On these the pool, torchrun, CUDA, pip and the interpreter of a worker rely.
 _OUR_NAMES = frozenset(
@@ -91,7 +91,7 @@ def _usable(data: Mapping[str, str]) -> Mapping[str, str]:
             raise PydanticCustomError(
                 "relative", "must have an absolute path in {name}: file:///folder", {"name": name}
             )
-        if _CREDENTIALS.search(uri):
+        if CREDENTIALS.search(uri):
             advice = "must be without the password in {name}, which all users could read; pass it as a secret"
             raise PydanticCustomError("password", advice, {"name": name})
     _refuse_above(MAX_DATA_BYTES, [*data, *data.values()])
