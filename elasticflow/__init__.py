@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from elasticflow.client.training_load import TrainingOptions as TrainingOptions
     from elasticflow.client.training_load import TrainingProgress as TrainingProgress
     from elasticflow.errors import ArtifactGone as ArtifactGone
+    from elasticflow.errors import ArtifactNotReadable as ArtifactNotReadable
     from elasticflow.errors import LoadNotOpened as LoadNotOpened
     from elasticflow.errors import LoadWasCancelled as LoadWasCancelled
     from elasticflow.errors import ManagerEnded as ManagerEnded
@@ -54,7 +55,10 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import Condition as Condition
     from elasticflow.sdk.job import ElasticJob as ElasticJob
     from elasticflow.sdk.job import InvalidJob as InvalidJob
+    from elasticflow.sdk.job_data import data_path as data_path
     from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
+    from elasticflow.sdk.notebook_results import JobViews as JobViews
+    from elasticflow.sdk.notebook_results import Quote as Quote
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
     from elasticflow.sdk.padding import map as map
     from elasticflow.sdk.padding_executor import PaddingExecutor as PaddingExecutor
@@ -114,9 +118,11 @@ __version__ = "0.1.0"
 
 _NAMES_BY_MODULE = {
     "sdk.job": "Condition ElasticJob InvalidJob",
+    "sdk.job_data": "data_path",
     "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
     "sdk.joblib_registration": "register_joblib",
+    "sdk.notebook_results": "JobViews Quote",
     "sdk.packaging": "PackagingFailed",
     "sdk.padding": "map",
     "sdk.padding_executor": "PaddingExecutor",
@@ -128,9 +134,9 @@ _NAMES_BY_MODULE = {
     "client.replies": "CheckpointReply Decision ProfileReply",
     "client.training_load": "TrainingOptions TrainingProgress",
     "errors": (
-        "ArtifactGone LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra NoAdmission NoModel NoPoolHere "
-        "NotConvertible NotEnded NotStoredYet NothingStored OutsideOfFolder TaskError TrainingRefused Undecided "
-        "UnknownJob UnknownPool UnknownQuote"
+        "ArtifactGone ArtifactNotReadable LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra "
+        "NoAdmission NoModel NoPoolHere NotConvertible NotEnded NotStoredYet NothingStored OutsideOfFolder "
+        "TaskError TrainingRefused Undecided UnknownJob UnknownPool UnknownQuote"
     ),
     "history.pool_views": "JobView",
     "shared.errors": "BadCredentials ElasticFlowError PermanentFailure Retry Stop Unavailable",

@@ -153,6 +153,19 @@ class ArtifactGone(PermanentFailure):
 
 
 @dataclass(eq=False)
+class ArtifactNotReadable(PermanentFailure):
+    job_id: str
+    path: str
+    uri: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = (
+        "{path} of job {job_id!r} is in {uri}, which cannot be read here: {reason}; set the credentials of that "
+        "storage, or ask its operator for access"
+    )
+
+
+@dataclass(eq=False)
 class OutsideOfFolder(PermanentFailure):
     target: str
     folder: str

@@ -12,6 +12,7 @@ from elasticflow.shared.errors import Stop
 _EXTRAS = {
     "server": ("highspy", "numba", "numpy", "prometheus_client", "psutil", "pynvml"),
     "train": ("torch",),
+    "fsspec": ("fsspec",),
     "plot": ("matplotlib",),
     "examples": ("sklearn",),
     "adapters": ("transformers", "accelerate", "pytorch_lightning"),

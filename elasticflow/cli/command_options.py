@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from elasticflow.cli.option_values import deadline_of, parse_gpus, parse_setting, parse_variable, size_of
+from elasticflow.cli.option_values import deadline_of, parse_data, parse_gpus, parse_setting, parse_variable, size_of
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
@@ -135,6 +135,7 @@ class SubmissionOptions:
     workdir: Path | None = None
     environment: tuple[str, ...] = ()
     requirement: Path | None = None
+    data: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     gpus: str = ""
     gpu_type: str = ""
@@ -173,6 +174,8 @@ class SubmissionOptions:
             words += ["--set", setting]
         for variable in self.environment:
             words += ["--env", variable]
+        for data in self.data:
+            words += ["--data", data]
         for secret in self.secrets:
             words += ["--secret", secret]
         words += self.where
@@ -197,6 +200,7 @@ class SubmissionOptions:
             settings["global_batch_size"] = self.batch
         job.set_hyperparameter(**settings)
         job.set_environment(dict(map(parse_variable, self.environment)))
+        job.set_data(parse_data(self.data))
         if self.requirement is not None:
             job.set_requirements(self.requirement)
         if self.gpus:

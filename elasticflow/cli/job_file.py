@@ -125,6 +125,8 @@ class _Reading:
                 allowed = "an array of numbers, texts or booleans" if several else "a number, a text or a boolean"
                 self.fail(name, f"must be {allowed}, not {_shown(value)}", table=option.key)
             else:
+                if option.metavar == "NAME=URI" and isinstance(value, str) and "://" not in value:
+                    each = [self._resolved(value)]
                 self.words.append(f"{option.word}={_table_word(option, name, each)}")
 
     def _resolved(self, path: str) -> str:

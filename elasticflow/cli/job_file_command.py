@@ -31,7 +31,9 @@ class JobFileCommand(TyperCommand):
             return super().parse_args(ctx, args)
         job_file = self._read(ctx, Path(target))
         ctx.meta[_FILE] = job_file, {name for name, value in typed.items() if value is not None}
-        rest = self._naming_lines(ctx, super().parse_args, ctx, [*job_file.words, *args])
+        typed_data = [f"--data={text.partition('=')[0]}=" for text in typed.get("data") or ()]
+        words = [word for word in job_file.words if not word.startswith(tuple(typed_data))]
+        rest = self._naming_lines(ctx, super().parse_args, ctx, [*words, *args])
         ctx.params["target"] = job_file.target
         if "arguments" in ctx.params and not ctx.params["arguments"]:
             ctx.params["arguments"] = list(job_file.arguments)

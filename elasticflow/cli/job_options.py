@@ -97,6 +97,15 @@ Secret = Annotated[
         help="A variable that only the nodes can read; its value is that of your environment, or of a file.",
     ),
 ]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="NAME=URI",
+        rich_help_panel=_PROJECT,
+        help="Data that each node fetches once (s3://, gs://, ...), or a path there; `data_path(NAME)` finds it.",
+    ),
+]
 Requirement = Annotated[
     Path | None,
     typer.Option(

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import Json
-from elasticflow.cli.terminal_output import note, print_json, say, say_line, table
+from elasticflow.cli.terminal_output import note, print_json, say, say_line
 from elasticflow.client.pool_endpoint import DEFAULT_POOL
+from elasticflow.history.tables import table
 from elasticflow.local import key_store
 from elasticflow.local.key_store import KeyStore
 from elasticflow.shared.runtime.bus.nats.permissions import Role

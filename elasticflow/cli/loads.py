@@ -6,9 +6,10 @@ import typer
 from rich.table import Table
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
-from elasticflow.cli.terminal_output import Column, bar, print_json, say, say_line, state_word, table_of
+from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.history.load_views import LoadView, load_views
+from elasticflow.history.tables import Column, bar, state_word, table_of
 from elasticflow.sdk.times import clock_time, duration_in_words
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from elasticflow.sdk.job_data import uri_of
 from elasticflow.sdk.times import Deadline, parse_deadline, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_spec import Scalar
 
@@ -76,6 +77,19 @@ def parse_variable(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--env")
     return name, value
+
+
+def parse_data(texts: Sequence[str]) -> dict[str, str]:
+    """The URI of each name, of NAME=URI or NAME=PATH."""
+    data: dict[str, str] = {}
+    for text in texts:
+        name, separator, uri = text.partition("=")
+        if not separator or not name.isidentifier() or not uri:
+            raise typer.BadParameter(f"{text!r} is not NAME=URI", param_hint="--data")
+        if name in data:
+            raise typer.BadParameter(f"{name} is named twice; give each data a name of its own", param_hint="--data")
+        data[name] = uri_of(uri)
+    return data
 
 
 def read_secret(text: str) -> tuple[str, str]:

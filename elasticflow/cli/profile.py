@@ -9,6 +9,7 @@ from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Submis
 from elasticflow.cli.job_options import (
     Arguments,
     Batch,
+    Data,
     Environment,
     GpuMemory,
     Gpus,
@@ -46,6 +47,7 @@ def profile(
     workdir: Workdir = None,
     env: Environment = None,
     requirement: Requirement = None,
+    data: Data = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
     gpu_memory: GpuMemory = "",
@@ -96,6 +98,7 @@ def profile(
             workdir=workdir,
             environment=tuple(env or ()),
             requirement=requirement,
+            data=tuple(data or ()),
             gpus=gpus,
             gpu_type=gpu_type,
             gpu_memory=gpu_memory,

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from itertools import groupby
 
-from elasticflow.cli.terminal_output import say, say_line, table
+from elasticflow.cli.terminal_output import say, say_line
 from elasticflow.history.formatting import gpus_by_type_in_words, gpus_counted
 from elasticflow.history.profile_views import ProfileView
+from elasticflow.history.tables import table
 from elasticflow.history.type_views import SplitView, TypesView
 from elasticflow.sdk.times import clock_time
 

@@ -12,9 +12,10 @@ import typer
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.option_values import deadline_of
 from elasticflow.cli.progress import progress_bar
-from elasticflow.cli.terminal_output import print_json, say, say_line, table
+from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import read_ledger
+from elasticflow.history.tables import table
 from elasticflow.history.usage_report import NoPrice, TenantUsage, UsageFold, total_of
 from elasticflow.sdk.times import clock_time, timestamp_of
 from elasticflow.shared.runtime.process.clock import SystemClock

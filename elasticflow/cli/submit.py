@@ -28,6 +28,7 @@ from elasticflow.cli.job_options import (
     Arguments,
     Batch,
     BatchPerWorker,
+    Data,
     Environment,
     GpuMemory,
     Gpus,
@@ -70,6 +71,7 @@ def submit(
     env: Environment = None,
     secret: Secret = None,
     requirement: Requirement = None,
+    data: Data = None,
     sweep: Sweep = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
@@ -133,6 +135,8 @@ def submit(
       eflow submit train.py --deadline 2h --gpu-memory 40GiB
       eflow submit src/train.py --workdir . --requirement requirements.txt \\
         --env WANDB_MODE=offline --secret WANDB_API_KEY --deadline 2h
+      eflow submit train.py --deadline 2h --data train=s3://bucket/train \\
+        --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY
     """
     if quote_id and name:
         raise typer.BadParameter("the job gets the id of the quote; leave --name out", param_hint="--name")
@@ -153,6 +157,7 @@ def submit(
         workdir=workdir,
         environment=tuple(env or ()),
         requirement=requirement,
+        data=tuple(data or ()),
         secrets=tuple(secret or ()),
         gpus=gpus,
         gpu_type=gpu_type,

@@ -8,9 +8,10 @@ from typing import Any
 from rich.text import Text
 
 from elasticflow.cli.decision_output import decision_as_json, end_as_json, in_time
-from elasticflow.cli.terminal_output import print_json, say, say_line, state_word, table
+from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.replies import Decision
 from elasticflow.errors import Undecided
+from elasticflow.history.tables import state_word, table
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.sweep import Combination, value_in_words

@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import Json, Pool
-from elasticflow.cli.terminal_output import note, plain, print_json, say, say_line, table
+from elasticflow.cli.terminal_output import note, plain, print_json, say, say_line
 from elasticflow.client.configure_pool import read_config
 from elasticflow.client.pool_endpoint import DEFAULT_POOL
 from elasticflow.errors import AlreadyRunning
+from elasticflow.history.tables import table
 from elasticflow.local.run_file import DATA_DIR, RunFile, holder_of, make_folder, read_run_file
 from elasticflow.local.up_plan import REPLICABLE, UpPlan
 from elasticflow.shared.extras import require_extra, require_one_version

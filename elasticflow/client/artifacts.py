@@ -1,15 +1,17 @@
-"""What a job has produced, read from the pool's object store: no storage is shared with the nodes (docs/adr/0065)."""
+"""What a job has produced, read from the pool's object store or a bucket: no storage is shared with the nodes
+(docs/adr/0065)."""
 
 import asyncio
 import contextlib
 import hashlib
+import io
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, get_args
+from typing import Any, BinaryIO, NamedTuple, cast, get_args
 
 from elasticflow.client.command_requests import CommandRequests
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.replies import CheckpointReply
-from elasticflow.errors import ArtifactGone, NothingStored, NotStoredYet
+from elasticflow.errors import ArtifactGone, ArtifactNotReadable, NothingStored, NotStoredYet
 from elasticflow.sdk.times import Duration, seconds_of
 from elasticflow.shared.errors import DamagedObject, NotFound
 from elasticflow.shared.messages.commands import RequestCheckpoint
@@ -21,6 +23,7 @@ from elasticflow.shared.messages.events import (
     StoredFile,
 )
 from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.state.job import Job
 
@@ -95,7 +98,10 @@ class ArtifactReader(CommandRequests):
         raise AssertionError("states() never ends")
 
     async def download(self, artifacts: StoredArtifacts, file: StoredFile, out: BinaryIO) -> None:
-        """Raises ArtifactGone, DamagedObject, NotPermitted, OSError."""
+        """Raises ArtifactGone, ArtifactNotReadable, DamagedObject, NotPermitted, OSError."""
+        if artifacts.stored.uri:
+            await asyncio.to_thread(_copy, artifacts, file, out)
+            return
         digest = hashlib.sha256()
         bucket, node_id = streams.artifact_bucket(self._pool), artifacts.stored.node_id
         for index in range(streams.num_pieces(file.num_bytes)):
@@ -125,3 +131,26 @@ class ArtifactReader(CommandRequests):
             unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+class _Digesting(io.RawIOBase):
+    """Writes on, and knows the digest of what it has written."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self.digest = out, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._out.write(data)
+
+
+def _copy(artifacts: StoredArtifacts, file: StoredFile, out: BinaryIO) -> None:
+    stored, copy = artifacts.stored, _Digesting(out)
+    try:
+        ArtifactFolder(stored.uri).read(artifacts.tenant, file.digest, cast(BinaryIO, copy))
+    except FileNotFoundError:
+        raise ArtifactGone(stored.job_id, file.path, stored.node_id) from None
+    except Exception as error:  # of a library, or that there is none
+        raise ArtifactNotReadable(stored.job_id, file.path, stored.uri, f"{type(error).__name__}: {error}") from error
+    if copy.digest.hexdigest() != file.digest:
+        raise DamagedObject(stored.uri, file.path, "its bytes have another digest than the ledger says")

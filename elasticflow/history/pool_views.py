@@ -55,6 +55,17 @@ class JobView:
         """From 0 to 1."""
         return self.iteration / self.max_iterations if self.max_iterations else 0.0
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the row of `eflow jobs`, as of its end or decision, and what is said of a failure."""
+        from rich.text import Text
+
+        from elasticflow.history.job_table import jobs_table  # it needs this module
+        from elasticflow.history.tables import as_html
+
+        shown = as_html(jobs_table((self,), self.ended_at_s or self.decided_at_s, all_columns=True))
+        said = "\n".join(filter(None, (self.explanation, self.last_lines)))
+        return shown + (as_html(Text(said)) if said else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from elasticflow.sdk.job_data import uri_of
 from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_environment import SealedSecret
@@ -64,6 +65,7 @@ class ElasticJob:
     mixed_gpu_types: bool = False  # idle GPUs of other types may join a bitwise job too; max_gpus is for each type
     environment: Mapping[str, str] = {}  # variables of its processes
     requirements: Sequence[str] = ()  # lines of a requirements file: packages that each node installs for the job
+    data_uris: Mapping[str, str | Path] = {}  # what each node fetches for the job, or has at a path; see `data_path`
     shard_optimizer: bool = False  # each GPU holds a part of the optimizer's state: its memory divided by their number
 
     evaluate_every: ClassVar[int] = 0  # iterations between two evaluations; 0: only at the end
@@ -252,6 +254,15 @@ class ElasticJob:
         self.environment = {**self.environment, **variables}
         return self
 
+    def set_data(self, uris: Mapping[str, str | Path]) -> Self:
+        """Name data of the job by URI and keep the others: its processes find it by `elasticflow.data_path(name)`.
+
+        s3://, gs:// and other protocols of fsspec: each node fetches the file or folder once, before a worker starts.
+        file://, or a path: it is there already on each node, for example on shared storage.
+        """
+        self.data_uris = {**self.data_uris, **uris}
+        return self
+
     def set_sealed_secrets(self, secrets: tuple[SealedSecret, ...]) -> Self:
         """Set secrets that `Client.seal` has made for a pool; `submit(job, secrets=...)` does both."""
         self._secrets = secrets
@@ -280,6 +291,7 @@ class ElasticJob:
             environment=dict(self.environment),
             secrets=self._secrets,
             requirements=tuple(self.requirements),
+            data={name: uri_of(uri) for name, uri in self.data_uris.items()},
             model_name=self.model_name,
             share_profile=self.share_profile,
             global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]

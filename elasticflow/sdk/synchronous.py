@@ -14,12 +14,12 @@ from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.history.pool_views import JobView, job_view, job_views
 from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.job import ElasticJob
+from elasticflow.sdk.notebook_results import JobViews, Quote
 from elasticflow.sdk.submission import code_of, profilable, quotable, submission_of
 from elasticflow.sdk.times import Duration, Moment
 from elasticflow.shared.messages.events import (
     AmendRejected,
     CancelRejected,
-    DeadlineQuoted,
     GpuLimitsCleared,
     GpuLimitsRejected,
     GpuLimitsSet,
@@ -69,11 +69,11 @@ def quote(
     nats_url: str = "",
     pool: str = "",
     data_dir: Path | None = None,
-) -> DeadlineQuoted:
+) -> Quote:
     """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""
     ready = submission_of(quotable(job), workdir)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    return with_client(endpoint, tenant, lambda client: client.quote(ready.spec))
+    return Quote.of(with_client(endpoint, tenant, lambda client: client.quote(ready.spec)))
 
 
 def profile(
@@ -191,13 +191,13 @@ def cancel(
     return with_client(endpoint, tenant, lambda client: client.cancel(job_id, reason=reason))
 
 
-def jobs(
-    *, ended: bool = True, nats_url: str = "", pool: str = "", data_dir: Path | None = None
-) -> tuple[JobView, ...]:
-    """The pool's jobs in the order of their decisions. ended: include the jobs that have ended."""
+def jobs(*, ended: bool = True, nats_url: str = "", pool: str = "", data_dir: Path | None = None) -> JobViews:
+    """The pool's jobs in the order of their decisions, a tuple that a notebook shows as a table. ended: include those
+    that have ended."""
 
-    async def look(client: Client) -> tuple[JobView, ...]:
-        return job_views(await client.state(), client.now_s(), ended=ended)
+    async def look(client: Client) -> JobViews:
+        now_s = client.now_s()
+        return JobViews(job_views(await client.state(), now_s, ended=ended), now_s)
 
     return with_client(find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir), "", look)
 

@@ -10,6 +10,7 @@ heartbeat (docs/adr/0038).
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from elasticflow.services.executor.decisions.local_events_and_actions import ContactLost, ContactRestored, NodeClaimed
@@ -23,8 +24,13 @@ from elasticflow.shared.runtime.service.host import Host
 
 
 class Workers(Protocol):
-    """All workers of this node; in production `manager.WorkerManager`."""
+    """All workers of this node; in production `manager.WorkerManager`.
 
+    preparing: jobs for which this node installs packages before it starts workers.
+    """
+
+    @property
+    def preparing(self) -> tuple[str, ...]: ...
     def kill_all(self) -> None: ...
     def extend_leases(self, until_s: float) -> None: ...
 
@@ -83,12 +89,13 @@ class Heartbeat:
         state = self._host.state
         if state.shutting_down and state.membership is not PoolMembership.MEMBER:
             return  # claim no further incarnation
-        heartbeat = node_report(state, self._clock.now_s())
+        heartbeat = replace(node_report(state, self._clock.now_s()), preparing=self._workers.preparing)
         try:
             is_stored = await self._record.store(heartbeat)
         except TooLarge as error:  # what jobs report must not end the node
             self._log.warning("HeartbeatWithoutMetrics", error=str(error))
-            heartbeat = node_report(state, self._clock.now_s(), with_metrics=False)
+            without = node_report(state, self._clock.now_s(), with_metrics=False)
+            heartbeat = replace(without, preparing=self._workers.preparing)
             is_stored = await self._record.store(heartbeat)
         if not is_stored:
             return

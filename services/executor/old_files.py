@@ -12,14 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elasticflow.services.executor.processes.fetched_data import data_digest
 from elasticflow.services.executor.processes.installed_packages import packages_digest
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
-from elasticflow.shared.state.code_in_use import code_digests, requirements_in_use
+from elasticflow.shared.state.code_in_use import code_digests, data_in_use, requirements_in_use
 from elasticflow.shared.state.pool import PoolState
 
 SWEEP_EVERY_S = 3_600.0
 RESULTS_KEPT_S = 86_400.0  # of loads; clients delete what they have read
 UNPACKED_KEPT_S = 86_400.0  # code and packages, since their last use: they can be unpacked or installed again
+FETCHED_KEPT_S = 86_400.0  # data, since it was fetched: what is behind its URI may have changed
 _DELETED = ".deleted-"
 
 
@@ -68,6 +70,9 @@ class OldFiles:
             in_use = {lines for owner, lines in requirements_in_use(folded()) if owner == tenant}
             return digest in map(packages_digest, in_use)
 
+        def is_read(tenant: str, digest: str) -> bool:
+            return digest in {data_digest(uri) for owner, uri in data_in_use(folded()) if owner == tenant}
+
         kept_s = config.checkpoints_kept_s
         yield Leftovers(place=root / "checkpoints", kept_s=kept_s, is_needed=of_live_job)
         yield Leftovers(place=root / "load-logs", kept_s=config.logs_kept_s, is_needed=of_live_load)
@@ -77,6 +82,8 @@ class OldFiles:
             yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_in_use, of_tenant.name))
         for of_tenant in (root / "packages").glob("*/"):
             yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_required, of_tenant.name))
+        for of_tenant in (root / "data").glob("*/"):
+            yield Leftovers(place=of_tenant, kept_s=FETCHED_KEPT_S, is_needed=partial(is_read, of_tenant.name))
 
 
 def _old_folders(leftovers: Leftovers, now_s: float) -> Iterator[Path]:

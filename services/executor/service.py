@@ -34,6 +34,7 @@ from elasticflow.services.executor.processes.manager import Launching, WorkerMan
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.process.boot_clock import boot_id, boot_s
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
@@ -57,13 +58,21 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     isolation = await asyncio.to_thread(prepare_isolation, process.settings, settings)
     for missing in isolation.missing:
         process.log.warning("NotIsolated", missing=missing)
+    if settings.artifact_store:
+        await asyncio.to_thread(_check_artifact_store, settings.artifact_store)
     generation_secrets = GenerationSecrets.read(settings.workers_secret_file)
     workers_secret = generation_secrets.digest(process.settings.pool)
     specification = _node_specification(settings, data_dir, isolation, workers_secret)
     with _only_executor(data_dir, specification) as previous_run_id:
         default = partial(_launcher, data_dir, settings, isolation)
         executor = Executor(
-            process, specification, make_launcher or default, previous_run_id, secret_keys, generation_secrets
+            process,
+            specification,
+            make_launcher or default,
+            previous_run_id,
+            secret_keys,
+            generation_secrets,
+            settings.artifact_store,
         )
         await executor.run()
 
@@ -79,6 +88,7 @@ class Executor:
         previous_run_id: str,
         secret_keys: SecretKeys,
         generation_secrets: GenerationSecrets,
+        artifact_store: str,
     ) -> None:
         self._process = process
         self._node_specification = node_specification
@@ -105,6 +115,7 @@ class Executor:
             node_specification.node_id,
             note=self._note,
             log=process.log,
+            uri=artifact_store,
         )
         self._log_publisher = LogPublisher(
             process.bus,
@@ -185,6 +196,7 @@ class Executor:
                 tasks.create_task(self._publish_logs(host), name="logs")
                 tasks.create_task(heartbeat.run(), name="heartbeat")
                 tasks.create_task(self._delete_old_files(host), name="old files")
+                tasks.create_task(self._delete_old_artifacts(host), name="old artifacts")
         except* BadSettings as refusal:
             self._end(_first(refusal))
 
@@ -193,6 +205,10 @@ class Executor:
         await host.ready.wait()
         process = self._process
         await OldFiles(process.settings.data_dir, process.clock, lambda: host.folded, process.log).run()
+
+    async def _delete_old_artifacts(self, host: Host[State]) -> None:
+        await host.ready.wait()
+        await self._artifact_uploads.delete_old(self._process.clock, lambda: host.folded.config)
 
     async def _publish_logs(self, host: Host[State]) -> None:
         await host.ready.wait()
@@ -230,6 +246,14 @@ class Executor:
     def _end(self, error: BadSettings | None) -> None:
         if not self._shut_down_due.done():
             self._shut_down_due.set_result(error)
+
+
+def _check_artifact_store(uri: str) -> None:
+    """Raises BadSettings if no library of this node knows its protocol."""
+    try:
+        ArtifactFolder(uri)
+    except Exception as error:
+        raise BadSettings((f"EF_ARTIFACT_STORE={uri}: {error}",)) from error
 
 
 def _first(group: BaseExceptionGroup[BadSettings]) -> BadSettings:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from elasticflow.shared.messages.limits import GPU_TYPE_PATTERN, MAX_GPUS, RACK_PATTERN
+from elasticflow.shared.messages.job_environment import CREDENTIALS
+from elasticflow.shared.messages.limits import (
+    GPU_TYPE_PATTERN,
+    MAX_GPUS,
+    MAX_URI_LENGTH,
+    RACK_PATTERN,
+    URI_PATTERN,
+)
 from elasticflow.shared.runtime.process.local_hardware import (
     CPU_SLOTS_PART_OF_CORES,
     LocalGpu,
@@ -68,6 +75,15 @@ def _two_executors(node_id: str, gpus: Sequence[LocalGpu]) -> str:
     )
 
 
+def _artifact_store(given: Mapping[str, str], read: Reader) -> str:
+    uri = given.get("EF_ARTIFACT_STORE", "")
+    if uri and (len(uri) > MAX_URI_LENGTH or not re.fullmatch(URI_PATTERN, uri)):
+        read.reject("EF_ARTIFACT_STORE: it is no URI of a folder; write it like s3://bucket/folder")
+    if CREDENTIALS.search(uri):
+        read.reject("EF_ARTIFACT_STORE: it has a password, and all users read it; set variables of its library instead")
+    return uri
+
+
 def _until_s(given: Mapping[str, str], read: Reader) -> float | None:
     """When the node ends; inside an allocation of Slurm, when that ends."""
     name = "EF_NODE_UNTIL" if given.get("EF_NODE_UNTIL") else "SLURM_JOB_END_TIME"
@@ -108,6 +124,8 @@ class ExecutorSettings:
     # default: workers.secret beside EF_NATS_CREDS or in EF_DATA_DIR, if it is there; None: they trust each connection
     workers_secret_file: Path | None
     data_folders: tuple[str, ...]  # EF_DATA_FOLDERS: separated by colons; isolated workers may read them
+    # EF_ARTIFACT_STORE: URI of a folder for models and files of jobs, s3://bucket/folder; "": the pool's object store
+    artifact_store: str
 
     @classmethod
     def from_environment(
@@ -179,6 +197,7 @@ class ExecutorSettings:
             secrets_key=file_named(given, "EF_SECRETS_KEY"),
             workers_secret_file=workers_secret_file(given),
             data_folders=data_folders,
+            artifact_store=_artifact_store(given, read),
         )
         read.check()
         return settings

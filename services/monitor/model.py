@@ -85,16 +85,21 @@ class Progress:
 
 _NO_HEARTBEATS = cast("Map[str, LastHeartbeat]", Map())
 _NO_PROGRESS = cast("Map[str, Progress]", Map())
+_NO_TIMES = cast("Map[str, float]", Map())
 _NO_COUNTS = cast("Map[str, ResultsCounted]", Map())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The folded ledger, and the heartbeats and reports beside it."""
+    """The folded ledger, and the heartbeats and reports beside it.
+
+    prepared_at_s: by job, when a node last said that it installs the job's packages before it starts workers.
+    """
 
     pool: PoolState
     heartbeats: Map[str, LastHeartbeat] = _NO_HEARTBEATS
     progress: Map[str, Progress] = _NO_PROGRESS
+    prepared_at_s: Map[str, float] = _NO_TIMES
     counts: Map[str, ResultsCounted] = _NO_COUNTS  # by live padding load
     connected_since_s: float | None = None
     connected_at_s: float = 0.0
@@ -112,6 +117,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
     """Fold one message of the ledger; forget reports of ended jobs and loads, and heartbeats of removed nodes."""
     pool = ledger_fold.evolve(state.pool, message, sequence)
     progress, heartbeats, counts = state.progress, state.heartbeats, state.counts
+    prepared_at_s = state.prepared_at_s
     if pool.loads is not state.pool.loads:
         for load_id in state.counts:
             if load_id not in pool.loads or not pool.loads[load_id].live:
@@ -120,11 +126,16 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
         for job_id in state.progress:
             if job_id not in pool.live_jobs:
                 progress = progress.delete(job_id)
+        for job_id in state.prepared_at_s:
+            if job_id not in pool.live_jobs:
+                prepared_at_s = prepared_at_s.delete(job_id)
     if pool.nodes is not state.pool.nodes:
         for node_id in state.heartbeats:
             if node_id in state.pool.nodes and node_id not in pool.nodes:
                 heartbeats = heartbeats.delete(node_id)
-    return replace(state, pool=pool, progress=progress, heartbeats=heartbeats, counts=counts)
+    return replace(
+        state, pool=pool, progress=progress, prepared_at_s=prepared_at_s, heartbeats=heartbeats, counts=counts
+    )
 
 
 def observe(state: State, note: object, now_s: float) -> State:
@@ -178,6 +189,9 @@ def _with_heartbeat(state: State, stored: HeartbeatStored, now_s: float) -> Stat
         incarnation=reported.incarnation, at_s=now_s, revision=stored.revision, lease_s=reported.lease_s
     )
     state = replace(state, heartbeats=state.heartbeats.set(reported.node_id, heartbeat))
+    for job_id in reported.preparing:
+        if job_id in state.pool.live_jobs:
+            state = replace(state, prepared_at_s=state.prepared_at_s.set(job_id, now_s))
     for report in reported.workers:
         job, before = state.pool.live_jobs.get(report.job_id), state.progress.get(report.job_id)
         if report.rank == 0 and job is not None and reports_progress(job, report.generation):

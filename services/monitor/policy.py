@@ -15,7 +15,7 @@ from elasticflow.services.monitor.model import (
     start,
 )
 from elasticflow.services.monitor.progress import corrections, is_due, is_outdated, progress_of
-from elasticflow.services.monitor.risks import at_risk, failed_by_stall, lost_a_node, stalled
+from elasticflow.services.monitor.risks import at_risk, failed_by_stall, lost_a_node, prepares_promises, stalled
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import (
     JobEvent,
@@ -56,7 +56,7 @@ def decide(
             if is_due(job, progress, now_s, timeout_s):
                 emitted.append(progress_of(job, progress))
                 emitted.extend(corrections(state.pool, job, progress, now_s))
-    if progressed or lost_a_node(state.pool, now_s):
+    if progressed or lost_a_node(state.pool, now_s) or prepares_promises(state, now_s):
         for gpu_type, part in parts(state.pool).items():
             emitted.extend(at_risk(part, now_s, None if cache is None else cache.of_type(gpu_type)))
     emitted.extend(stalled(state, now_s))

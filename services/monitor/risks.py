@@ -50,7 +50,7 @@ def _stall_error(state: State, job: Job, now_s: float) -> str:
 
 
 def _stalled_for_s(state: State, job: Job, now_s: float) -> float:
-    """Seconds since the job's last iteration or placement.
+    """Seconds since the job's last iteration or placement, or since a node prepared its start.
 
     Time without a connection to the bus does not count: only the monitor reports progress, so meanwhile the ledger
     shows none although jobs train.
@@ -58,6 +58,9 @@ def _stalled_for_s(state: State, job: Job, now_s: float) -> float:
     if state.connected_since_s is None or state.is_disconnected(now_s):
         return 0.0
     moved_at_s = max(job.placed_at_s, job.progressed_at_s, state.connected_since_s)
+    if job.training_generation is None:  # else it trains while nodes prepare joining workers
+        prepared_at_s = state.prepared_at_s.get(job.job_id, 0.0)
+        moved_at_s = max(moved_at_s, min(prepared_at_s, job.placed_at_s + state.pool.config.prepare_timeout_s))
     progress = state.progress.get(job.job_id)
     if progress is not None and reports_progress(job, progress.generation):
         moved_at_s = max(moved_at_s, progress.moved_at_s)
@@ -105,6 +108,15 @@ def lost_a_node(pool: PoolState, now_s: float) -> bool:
         )
         or (node.end_announced_s is not None and now_s - node.end_announced_s < CHECK_AFTER_LOSS_S)
         for node in pool.nodes.values()
+    )
+
+
+def prepares_promises(state: State, now_s: float) -> bool:
+    """Whether a node prepares the start of a promised job: it may become late, although nothing of it is reported."""
+    grace_s = state.pool.config.timeouts.monitor_grace_s
+    return any(
+        now_s - at_s <= grace_s and state.pool.live_jobs[job_id].promised
+        for job_id, at_s in state.prepared_at_s.items()
     )
 
 

@@ -1,17 +1,26 @@
-"""The environment that a job asks for: variables of its workers, secrets, and packages that they import. Pure.
+"""What a job asks for beside its code: variables of its workers, secrets, packages and data. Pure.
 
 All of them are in the ledger, which every user of a pool reads; secrets only as executors can open them.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
+from urllib.parse import unquote
 
 from annotated_types import Len
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from elasticflow.shared.messages.limits import RequirementLine, SealedText, VariableName, VariableValue
+from elasticflow.shared.messages.limits import (
+    DataName,
+    DataUri,
+    RequirementLine,
+    SealedText,
+    VariableName,
+    VariableValue,
+)
 
 MAX_VARIABLES = 64
 MAX_VARIABLES_BYTES = 16 * 1024  # of all names and values of a job
@@ -19,6 +28,12 @@ MAX_SECRETS_BYTES = 32 * 1024  # sealed, of a job
 _LEAST_MASKED = 4  # characters: a shorter secret is a part of many words
 MAX_REQUIREMENTS = 256
 MAX_REQUIREMENTS_BYTES = 16 * 1024
+MAX_DATA = 64
+MAX_DATA_BYTES = 16 * 1024  # of all names and URIs of a job
+DATA_VARIABLE = "EF_DATA_"  # begins the variable with the path of some data, for users' code
+DATA_NAMES_OF_OURS = frozenset({"DIR", "FOLDERS", "INTERFACE"})  # their variables are settings of the pool
+_LOCAL_FILE = "file://"
+CREDENTIALS = re.compile(r"://[^/@]*:[^/@]*@")
 
 # On these the pool, torchrun, CUDA, pip and the interpreter of a worker rely.
 _OUR_NAMES = frozenset(
@@ -57,6 +72,32 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
+def local_path(uri: str) -> str | None:
+    """The path on each node; None of data that a node fetches."""
+    return unquote(uri.removeprefix(_LOCAL_FILE)) if uri.startswith(_LOCAL_FILE) else None
+
+
+def _usable(data: Mapping[str, str]) -> Mapping[str, str]:
+    if ours := sorted(DATA_NAMES_OF_OURS & data.keys()):
+        variables = ", ".join(f"{DATA_VARIABLE}{name}" for name in ours)
+        raise PydanticCustomError(
+            "ours",
+            "must be without {ours}: the pool has {variables} itself; take another name",
+            {"ours": ", ".join(ours), "variables": variables},
+        )
+    for name, uri in data.items():
+        path = local_path(uri)
+        if path is not None and not path.startswith("/"):
+            raise PydanticCustomError(
+                "relative", "must have an absolute path in {name}: file:///folder", {"name": name}
+            )
+        if CREDENTIALS.search(uri):
+            advice = "must be without the password in {name}, which all users could read; pass it as a secret"
+            raise PydanticCustomError("password", advice, {"name": name})
+    _refuse_above(MAX_DATA_BYTES, [*data, *data.values()])
+    return data
+
+
 def _refuse_ours(names: Iterable[str]) -> None:
     if ours := sorted(filter(is_ours, names)):
         raise PydanticCustomError(
@@ -91,3 +132,4 @@ def _refuse_above(limit: int, texts: Iterable[str]) -> None:
 Variables = Annotated[Mapping[VariableName, VariableValue], Len(max_length=MAX_VARIABLES), AfterValidator(_permitted)]
 Secrets = Annotated[tuple[SealedSecret, ...], Len(max_length=MAX_VARIABLES), AfterValidator(_permitted_secrets)]
 Requirements = Annotated[tuple[RequirementLine, ...], Len(max_length=MAX_REQUIREMENTS), AfterValidator(_bounded)]
+DataUris = Annotated[Mapping[DataName, DataUri], Len(max_length=MAX_DATA), AfterValidator(_usable)]

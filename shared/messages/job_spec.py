@@ -14,7 +14,7 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidato
 from pydantic_core import PydanticCustomError
 
 from elasticflow.shared.messages.gpu_limits import GpuRange
-from elasticflow.shared.messages.job_environment import Requirements, Secrets, Variables
+from elasticflow.shared.messages.job_environment import DataUris, Requirements, Secrets, Variables, local_path
 from elasticflow.shared.messages.limits import (
     BatchSize,
     Digest,
@@ -94,6 +94,7 @@ class JobSpec:
     environment: Variables = field(default_factory=dict[str, str])  # of its workers, beside those that the pool sets
     secrets: Secrets = ()  # variables too, sealed for the executors
     requirements: Requirements = ()  # lines of a requirements file; each node installs these packages for the job
+    data: DataUris = field(default_factory=dict[str, str])  # by name: each node fetches it once, or has it (file://)
     model_name: ModelName = ""  # names the throughput profile
     global_batch_size: BatchSize
     hyperparameters: Annotated[Mapping[str, Scalar], FewItems] = field(default_factory=dict[str, Scalar])
@@ -131,6 +132,11 @@ class JobSpec:
         return tuple(str(self.hyperparameters[number]) for number in numbers)
 
     @property
+    def needs_preparation(self) -> bool:
+        """A node has work to do, perhaps for long, before a worker of the job starts there."""
+        return bool(self.requirements) or any(local_path(uri) is None for uri in self.data.values())
+
+    @property
     def gpu_range(self) -> GpuRange:
         """The numbers of GPUs on which it may run."""
         return GpuRange.of(self.min_gpus, self.max_gpus)
@@ -163,13 +169,15 @@ class JobSpec:
 
     @property
     def model_key(self) -> str:
-        """Names the model, or code, hyperparameters and environment, and the sharding: what else decides the time of a
-        step."""
+        """Names the model, or code, hyperparameters, environment and data, and the sharding: what else decides the time
+        of a step."""
         name = self.model_name
         if not name:
             settings = json.dumps(dict(self.hyperparameters), sort_keys=True)
             if self.environment or self.requirements:
                 settings += json.dumps([sorted(self.environment.items()), self.requirements])
+            if self.data:
+                settings += json.dumps(sorted(self.data.items()))
             digest = hashlib.sha256(f"{self.code_digest}{settings}".encode()).hexdigest()[:8]
             name = f"{self.training_function}#{digest}"
         return f"{name}#sharded" if self.shard_optimizer else name

@@ -21,6 +21,7 @@ MAX_RANGES = 2_000
 MAX_PATH_LENGTH = 300
 MAX_LAST_LINES = 20  # of a failed worker's log
 MAX_NAME_LENGTH = 200
+MAX_URI_LENGTH = 2_000
 MAX_FEW_ITEMS = 256
 MAX_METRICS_BYTES = 16 * 1024  # of the names and numbers of one worker
 MAX_GPU_TYPE_LENGTH = 64
@@ -39,6 +40,8 @@ FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
 _FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
 _FOLDER_PATTERN = r"^([\w.+-]+(/[\w.+-]+)*)?$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+URI_PATTERN = r"^[A-Za-z][A-Za-z0-9+.-]*://[^\x00-\x1f]+$"
+_MAYBE_URI_PATTERN = rf"{URI_PATTERN[:-1]}$|^$"
 _BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}(==|[A-Za-z0-9+/]=))?$"
 _VALUE_PATTERN = r"^[^\x00]*$"
 RACK_PATTERN = r"^(?=.{0,200}$)([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?$"
@@ -53,6 +56,8 @@ PATTERNS_IN_WORDS = {
     _FUNCTION_PATTERN: "must be like package.module:Class",
     _FOLDER_PATTERN: "must be a folder like src/jobs, of letters, digits, ., _, + and -",
     _VARIABLE_PATTERN: "must be a name of letters, digits and _",
+    URI_PATTERN: "must be a URI like s3://bucket/folder or file:///data/set",
+    _MAYBE_URI_PATTERN: "must be a URI like s3://bucket/folder",
     _BASE64_PATTERN: "must be base64",
     _VALUE_PATTERN: "must be without null characters",
     FILE_PATH_PATTERN: "must be a path below a folder",
@@ -74,6 +79,9 @@ ChainDigest = Annotated[str, StringConstraints(pattern=_CHAIN_PATTERN)]  # "": u
 FilePath = Annotated[str, StringConstraints(max_length=MAX_PATH_LENGTH, pattern=FILE_PATH_PATTERN)]
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
 VariableName = Annotated[str, StringConstraints(max_length=128, pattern=_VARIABLE_PATTERN)]
+DataName = Annotated[str, StringConstraints(max_length=64, pattern=_VARIABLE_PATTERN)]
+MaybeUri = Annotated[str, StringConstraints(max_length=MAX_URI_LENGTH, pattern=_MAYBE_URI_PATTERN)]  # "": none
+DataUri = Annotated[str, StringConstraints(max_length=MAX_URI_LENGTH, pattern=URI_PATTERN)]
 VariableValue = Annotated[str, StringConstraints(max_length=16 * 1024, pattern=_VALUE_PATTERN)]
 SealedText = Annotated[str, StringConstraints(max_length=32 * 1024, pattern=_BASE64_PATTERN)]
 SealingKey = Annotated[str, StringConstraints(max_length=44, pattern=_BASE64_PATTERN)]  # "": none

@@ -1,12 +1,13 @@
 """The configuration of a pool: the assumptions of its policies, and the quotas of its tenants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import Strict
 
+from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
@@ -22,7 +23,7 @@ from elasticflow.shared.messages.limits import (
     Sequence,
     Token,
 )
-from elasticflow.shared.messages.timeouts import FailureTimeouts
+from elasticflow.shared.messages.timeouts import LONGEST_S, FailureTimeouts
 
 DAY_S = 86_400.0
 MAX_WINDOW_S = 31 * DAY_S
@@ -75,6 +76,8 @@ class PoolConfig:
     # a node is lost after so long without a heartbeat; see `timeouts`
     heartbeat_timeout_s: PositiveDurationS = 6.0
     stall_timeout_s: PositiveDurationS = 120.0  # a job has failed after so long without an iteration
+    # a node may take so long to get packages and data of a job before its workers start; meanwhile it is not stalled
+    prepare_timeout_s: Annotated[float, Strict(), Gt(0), Le(LONGEST_S)] = 1_800.0
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
     # a job fails after so many starts in a row of which each lost a node
     max_nodes_lost_at_start: Annotated[int, Strict(), Ge(1), Le(1000)] = 2
@@ -109,6 +112,10 @@ class PoolConfig:
     def timeouts(self) -> FailureTimeouts:
         """The timeouts that detect losses."""
         return FailureTimeouts(heartbeat_timeout_s=self.heartbeat_timeout_s, stall_timeout_s=self.stall_timeout_s)
+
+    def timeouts_of(self, spec: JobSpec) -> FailureTimeouts:
+        """Those of the workers of a job."""
+        return replace(self.timeouts, preparation_s=self.prepare_timeout_s if spec.needs_preparation else 0.0)
 
     def quota(self, tenant: str) -> TenantQuota:
         return self.quotas.get(tenant, self.default_quota)

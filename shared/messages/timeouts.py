@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from elasticflow.shared.messages.limits import PositiveDurationS
+from elasticflow.shared.messages.limits import DurationS, PositiveDurationS
 
 MAX_HEARTBEAT_INTERVAL_S = 0.5  # heartbeats also report progress
 MIN_LEADER_LEASE_S = 1  # NATS counts in whole seconds
@@ -24,10 +24,14 @@ def takeover_s(lease_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureTimeouts:
-    """heartbeat_timeout_s, stall_timeout_s: as in `PoolConfig`. docs/explanation/elasticity.md lists all waits."""
+    """heartbeat_timeout_s, stall_timeout_s: as in `PoolConfig`. docs/explanation/elasticity.md lists all waits.
+
+    preparation_s: before its workers start, a node may need so long for what their job brings; 0: it brings nothing.
+    """
 
     heartbeat_timeout_s: PositiveDurationS = 6.0
     stall_timeout_s: PositiveDurationS = 120.0
+    preparation_s: DurationS = 0.0
 
     # --- machines, processes, messages ---
 
@@ -105,6 +109,21 @@ class FailureTimeouts:
     def collective_timeout_s(self) -> float:
         """For one collective: longer than stall_timeout_s, so that the monitor fails the job first, with its reason."""
         return 2 * min(self.stall_timeout_s, LONGEST_S)
+
+    @property
+    def rendezvous_wait_s(self) -> float:
+        """For all workers of a generation, some of which may start on a node that is not prepared yet."""
+        return self.start_timeout_s + self.preparation_s
+
+    @property
+    def switch_wait_s(self) -> float:
+        """The same for a worker that trains meanwhile, and so can wait longer."""
+        return self.collective_timeout_s + self.preparation_s
+
+    @property
+    def joining_timeout_s(self) -> float:
+        """From the order to start a worker until it has joined those that train."""
+        return self.stall_timeout_s + self.preparation_s
 
     @property
     def profiling_timeout_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What live jobs, live loads and reservations of a pool may still need: uploaded code, installed packages. Pure."""
+"""What live jobs, live loads and reservations of a pool may still need: code, packages and data. Pure."""
 # pyright: strict
 
 from collections.abc import Iterator
@@ -26,3 +26,11 @@ def requirements_in_use(state: PoolState) -> Iterator[tuple[str, tuple[str, ...]
         for spec in (job.spec, job.submitted_spec):
             if spec is not None and spec.requirements:
                 yield job.tenant, spec.requirements
+
+
+def data_in_use(state: PoolState) -> Iterator[tuple[str, str]]:
+    """Pairs of a tenant and the URI of data of one of its live jobs; some occur twice."""
+    for job in state.live_jobs.values():
+        for spec in (job.spec, job.submitted_spec):
+            if spec is not None:
+                yield from ((job.tenant, uri) for uri in spec.data.values())

@@ -33,6 +33,7 @@ class Environment:
         self._processes = Processes()
         self._speeds = TrueSpeeds(timing_model, gpu_type_by_node)
         self._runs = Runs(loop, timing_model, self._processes, self._speeds)
+        self._loop, self._install_s = loop, timing_model.install_s
 
     @property
     def num_processes(self) -> int:
@@ -41,6 +42,11 @@ class Environment:
     def any_process(self, node_id: str) -> Process | None:
         """The first of the node's workers, by id."""
         return next(iter(self._processes.on(node_id)), None)
+
+    def preparing(self, node_id: str) -> tuple[str, ...]:
+        """The jobs for which this node installs packages."""
+        now_s = self._loop.now_s
+        return tuple(sorted({p.id.job_id for p in self._processes.on(node_id) if p.begins_at_s > now_s}))
 
     # -- actions of executors ----------------------------------------------------------------------------
 
@@ -53,6 +59,8 @@ class Environment:
         run.measures_step_times = assignment.measures_step_times
         gpu = GpuId(node_id, assignment.gpu_index)
         process = Process(id=worker, gpu=gpu, report=report, run=run, rank=worker.rank)
+        if assignment.spec.requirements:
+            process.begins_at_s = self._loop.now_s + self._install_s
         self._runs.begin(process)
         if assignment.rendezvous_size:
             self._runs.rendezvous.of(run, assignment.rendezvous_size)

@@ -110,6 +110,10 @@ class VirtualNode:
         )
         await heartbeat.run()
 
+    @property
+    def preparing(self) -> tuple[str, ...]:
+        return self._environment.preparing(self.node_id)
+
     def kill_all(self) -> None:
         """The lease of the workers is over."""
         self._environment.kill_all(self.node_id, reported=True)

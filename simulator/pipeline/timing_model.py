@@ -27,6 +27,7 @@ class TimingModel:
     slow_profiles_s: Mapping[str, float] = field(default_factory=dict[str, float])
     checkpoint_every_s: float = 5.0
     report_every_s: float = 0.5
-    give_up_s: float = 10.0  # a worker ends if its peers do not join by then
+    install_s: float = 0.0  # from the order to start a worker until the packages that its job requires are there
+    give_up_s: float = 10.0  # a worker ends if its peers do not join by then, or by the end of their installation
     peer_lost_s: float = 0.05
     leave_s: float = 0.05  # from the switch to the end of the leaving workers

@@ -72,12 +72,14 @@ class Runs:
         self._processes.begin(process)
         run = process.run
         run.processes[process.rank] = process
-        self._loop.after(self._timing.give_up_s, lambda: self._give_up(run, process))
+        wait_s = self._timing.give_up_s + (self._timing.install_s if run.spec.requirements else 0.0)
+        self._loop.after(wait_s, lambda: self._give_up(run, process))
 
     def invite(self, run: Run, process: Process, rendezvous_rank: int, address: str) -> None:
         """Rank 0 listens; another worker joins once it has the address."""
         if rendezvous_rank == 0:
-            self._loop.after(self._timing.listen_s, lambda: self._listen(run, process, rendezvous_rank))
+            begins_in_s = max(process.begins_at_s - self._loop.now_s, 0.0)
+            self._loop.after(begins_in_s + self._timing.listen_s, lambda: self._listen(run, process, rendezvous_rank))
         elif address:
             self.join(run, process, rendezvous_rank)
 
@@ -90,6 +92,9 @@ class Runs:
         self.join(run, process, rendezvous_rank)
 
     def join(self, run: Run, process: Process, rendezvous_rank: int) -> None:
+        if (begins_in_s := process.begins_at_s - self._loop.now_s) > 0.0:
+            self._loop.after(begins_in_s, lambda: self.join(run, process, rendezvous_rank))
+            return
         if run.rendezvous is not None:
             self.rendezvous.join(run, run.rendezvous, process, rendezvous_rank)
             return

@@ -16,7 +16,8 @@ RunKey = tuple[str, int]  # job_id, generation
 class Process:
     """One worker. report(local_event): to its executor.
 
-    id: as its executor knows it; run, rank: its actual ones, which it reports some time after a switch.
+    id: as its executor knows it; run, rank: its actual ones, which it reports some time after a switch. begins_at_s:
+    before, its node installs packages for it.
     """
 
     id: WorkerId
@@ -24,6 +25,7 @@ class Process:
     report: Callable[[LocalEvent], None]
     run: "Run"
     rank: int
+    begins_at_s: float = 0.0
     has_joined: bool = False  # its run, if it started with it
     interrupted: bool = False  # its run is broken, and it knows
     stopping: bool = False

@@ -88,7 +88,12 @@ async def test_the_model_and_the_files_of_a_finished_job_are_fetched(
         assert why in log
 
 
-async def test_the_model_of_a_running_job_and_that_of_a_killed_executor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_in_folder", [False, True], ids=["in the object store", "in a folder by fsspec"])
+async def test_the_model_of_a_running_job_and_that_of_a_killed_executor(
+    is_in_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    monkeypatch.setenv("EF_ARTIFACT_STORE", store.as_uri() if is_in_folder else "")
     async with running_pool(tmp_path, num_nodes=1, replicas={}) as pool:
         await pool.acknowledged(writing_job(max_iterations=100_000), "long")
         await pool.when(
@@ -106,3 +111,7 @@ async def test_the_model_of_a_running_job_and_that_of_a_killed_executor(tmp_path
         job = await once_stored(pool, "long")
         assert job.phase is Phase.CANCELLED
         assert job.artifacts.model_iteration == again.stored.iteration
+        fetched = await fetch_with(pool.client, "long", tmp_path / "here", "torch")
+        assert fetched.model is not None
+        assert torch.load(fetched.model, weights_only=True)
+        assert store.exists() == is_in_folder

@@ -45,6 +45,10 @@ class Own(elasticflow.ElasticJob):
         if settings.DEPTH > 3:
             raise ValueError(f"401 for {token}")
         print("saw", os.environ["COLOUR"], settings.DEPTH, SIZE, words, ef_tiny.VERSION, Path(ef_tiny.__file__).parent)
+        for name in ("copied", "mounted"):
+            if f"EF_DATA_{name}" in os.environ:
+                data = elasticflow.data_path(name)
+                print("data", name, data, (data / "deep" / "w.txt").read_text(), os.access(data, os.W_OK))
         try:
             (Path(ef_tiny.__file__).parent / "mark").touch()
             print("packages are writable")
@@ -148,18 +152,26 @@ async def test_a_project_with_variables_and_a_requirement_trains(
         skip_without_namespaces()
     wheels = tmp_path / "wheels"
     make_wheel(wheels, "ef_tiny", "1.5")
-    for name, value in {"EF_ISOLATION": isolation, "EF_DATA_FOLDERS": str(wheels)}.items():
+    sets = tmp_path / "sets" / "words"
+    (sets / "deep").mkdir(parents=True)
+    (sets / "deep" / "w.txt").write_text("many-words")
+    for name, value in {"EF_ISOLATION": isolation, "EF_DATA_FOLDERS": f"{wheels}:{sets}"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", _python_path())
     async with running_pool(tmp_path, num_nodes=2, replicas={}) as pool:
         project = Project(tmp_path / "project", wheels, pool)
         options = (
             *("--workdir", ".", "--requirement", "requirements.txt", "--env", "COLOUR=blue", "--secret", "TOKEN"),
+            *("--data", f"copied=local://{sets}", "--data", f"mounted={sets}"),
         )
         by_class = await project.submit("src/train.py", *options, "--name", "by-class")
         assert by_class["activity"] == "finished", by_class
         (packages,) = (pool.data_dir / "packages" / "lab").iterdir()
         assert f"saw blue 3 4 some-words 1.5 {packages}\n" in project.log("by-class")
+        (copy,) = (pool.data_dir / "data" / "lab").iterdir()
+        is_writable = isolation != "required"
+        assert f"data copied {copy / 'words'} many-words {is_writable}\n" in project.log("by-class")
+        assert f"data mounted {sets} many-words {is_writable}\n" in project.log("by-class")
         assert ("packages are read-only" in project.log("by-class")) == (isolation == "required")
         assert TOKEN_SEEN in project.log("by-class")
         (code,) = (pool.data_dir / "code" / "lab").iterdir()
@@ -200,8 +212,20 @@ async def test_a_requirement_that_does_not_resolve_fails_its_job_only(
         before = pool.pids()
         failed = await project.submit("src/train.py", *options, "--requirement", "broken.txt", "--name", "broken")
         assert failed["decision"] == "failed", failed
-        assert "its requirements cannot be installed: " in failed["error"]
+        assert "its requirements cannot be had: " in failed["error"]
         assert "No matching distribution found for ef_tiny>=9" in failed["error"]
         assert pool.pids() == before
+        for name, uri, said in (
+            (
+                "absent",
+                "local:///absent/set",
+                "its data words (local:///absent/set) cannot be had: it does not exist: ",
+            ),
+            ("library", "s3://bucket/set", "s3fs to access S3; install it beside the executor of each node"),
+            ("path", "/absent/set", "its data words: /absent/set is not there on this node"),
+        ):
+            failed = await project.submit("src/train.py", *options, "--data", f"words={uri}", "--name", name)
+            assert failed["decision"] == "failed", failed
+            assert said in failed["error"]
         good = await project.submit("src/train.py", *options, "--requirement", "requirements.txt", "--name", "good")
         assert good["activity"] == "finished", good

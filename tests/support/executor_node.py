@@ -116,11 +116,11 @@ class ExecutorNode:
         )
         return self.ledger(admitted)
 
-    def profile(self, job_id: str = "a") -> "ExecutorNode":
+    def profile(self, job_id: str = "a", **changes: Any) -> "ExecutorNode":
         requested = events.ProfileRequested(
             job_id=job_id,
             tenant="lab",
-            spec=spec(model_name="unseen"),
+            spec=spec(model_name="unseen", **changes),
             deadline_s=NOW_S + 100.0,
             at_s=self.now_s,
         )
@@ -164,9 +164,9 @@ class ExecutorNode:
         switched = Switched(generation=generation + 1, rank=to, iteration=iteration, resize=TIMELINE)
         return self.reports(switched, job_id=job_id, generation=generation, rank=rank)
 
-    def training(self, num_gpus: int = 1, job_id: str = "a") -> "ExecutorNode":
+    def training(self, num_gpus: int = 1, job_id: str = "a", **changes: Any) -> "ExecutorNode":
         """Add a job that trains on this node only, in generation 1, from iteration 0."""
-        self.settle().admit(job_id).place(*(f"node-0:{index}" for index in range(num_gpus)), job_id=job_id)
+        self.settle().admit(job_id, **changes).place(*(f"node-0:{index}" for index in range(num_gpus)), job_id=job_id)
         if num_gpus > 1:
             self.reports(RendezvousListening(generation=1, port=4000), job_id=job_id)
         for rank in range(num_gpus):

@@ -41,6 +41,7 @@ def artifacts(state: State, job: Job, now_s: float) -> list[StoreArtifacts | Art
         files=known.files,
         unstored=known.unstored,
         num_unstored=known.num_unstored,
+        uri=known.uri,
         at_s=now_s,
     )
     return [stored]

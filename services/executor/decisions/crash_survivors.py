@@ -12,6 +12,7 @@ from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol.to_worker import PeersLost, PrepareSwitch
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import spec_of
 
 # to notice a lost peer, if longer than `peer_loss_notice_s`; a collective inside a GPU never does
 NOTICE_STEPS = 3
@@ -123,7 +124,8 @@ def wait_ends_s(state: State, job: Job, worker: WorkerRecord) -> float | None:
         ordered_at_s = 0.0 if worker.switch is None else worker.switch.ordered_at_s
         return max(worker.interrupted_at_s, ordered_at_s, started_at_s) + _survivor_wait_s(state, job, worker)
     if worker.is_joining and not worker.trains:
-        return max(worker.start_ordered_at_s, started_at_s) + state.pool.config.stall_timeout_s
+        joining_timeout_s = state.pool.config.timeouts_of(spec_of(job)).joining_timeout_s
+        return max(worker.start_ordered_at_s, started_at_s) + joining_timeout_s
     return None
 
 
@@ -132,8 +134,8 @@ def _survivor_wait_s(state: State, job: Job, worker: WorkerRecord) -> float:
 
     Joining workers come to the rendezvous only when they have built their models.
     """
-    config, before = state.pool.config, job.previous_generation
+    timeouts, before = state.pool.config.timeouts_of(spec_of(job)), job.previous_generation
     if not worker.is_switching_to(job.generation):
-        return config.timeouts.loss_confirmation_s
+        return timeouts.loss_confirmation_s
     is_joined = before is not None and not set(job.gpus) <= set(before.surviving)
-    return config.stall_timeout_s if is_joined else config.timeouts.start_timeout_s
+    return timeouts.joining_timeout_s if is_joined else timeouts.start_timeout_s

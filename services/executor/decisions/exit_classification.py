@@ -14,6 +14,7 @@ from elasticflow.shared.state.fold.jobs import is_outdated_finish, may_report_en
 from elasticflow.shared.state.fold.workers import halved, has_micro_batches_of
 from elasticflow.shared.state.gpu_types import as_recorded
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import spec_of
 
 
 def end_of_job(
@@ -59,7 +60,7 @@ def _outcome(
     if isinstance(outcome, from_worker.Failed):
         error, traceback = outcome.error, outcome.traceback
     elif (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
-        limit_s = state.pool.config.timeouts.profiling_timeout_s
+        limit_s = _profiling_limit_s(state, job)
         error = f"its profiling run on {len(job.gpus)} GPUs did not end within {limit_s:.0f} s"
     return _failed(state, job, generation, error, now_s, traceback, worker.last_lines) if error else None
 
@@ -85,7 +86,12 @@ def overdue_at_s(state: State, job: Job | None, worker: WorkerRecord) -> float |
     if job is None or worker.purpose != "profile" or not worker.runs:
         return None
     pending = can_train(job) and worker.id.generation == job.generation and worker.outcome is None
-    return worker.start_ordered_at_s + state.pool.config.timeouts.profiling_timeout_s if pending else None
+    return worker.start_ordered_at_s + _profiling_limit_s(state, job) if pending else None
+
+
+def _profiling_limit_s(state: State, job: Job) -> float:
+    timeouts = state.pool.config.timeouts_of(spec_of(job))
+    return timeouts.profiling_timeout_s + timeouts.preparation_s
 
 
 def _quarantined(state: State, job: Job, now_s: float) -> JobFailed | ProfilingFailed:

@@ -63,7 +63,7 @@ class NodeClaimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactsUploaded:
-    """What the job has produced is in the object store, as in `ArtifactsStored`."""
+    """What the job has produced is stored, as in `ArtifactsStored`."""
 
     job_id: str
     due: int
@@ -72,6 +72,7 @@ class ArtifactsUploaded:
     files: tuple[StoredFile, ...] = ()
     unstored: tuple[UnstoredFile, ...] = ()
     num_unstored: int = 0
+    uri: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

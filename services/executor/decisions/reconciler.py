@@ -125,7 +125,7 @@ def _may_start(state: State, job: Job) -> bool:
 
 
 def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignment:
-    """All but secrets, code_path and packages_path, which are known once code and packages are on this node."""
+    """All but secrets and the paths of code, packages and data, which are known once these are on this node."""
     node = state.node_specification
     return Assignment(
         job_id=worker.job_id,
@@ -147,7 +147,7 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         gpu_types_by_rank=gpu_types_by_rank(state, job),
         memory_limit_bytes=node.memory_limit_bytes if node.device == "cpu" else 0,
         measures_step_times=len(state.pool.gpu_types) > 1,
-        timeouts=state.pool.config.timeouts,
+        timeouts=state.pool.config.timeouts_of(spec_of(job)),
     )
 
 

@@ -1,7 +1,8 @@
-"""Uploads what jobs have produced to the pool's object store, one job after another (docs/adr/0065).
+"""Uploads what jobs have produced to the pool's object store, or to a folder by fsspec, one job after another
+(docs/adr/0065).
 
-A file is stored in pieces, by the SHA-256 of all of it. An upload that was interrupted is repeated: pieces that are
-there already are found by their names.
+In the object store, a file is in pieces, by the SHA-256 of all of it. An upload that was interrupted is repeated:
+pieces that are there already are found by their names.
 """
 
 import asyncio
@@ -17,11 +18,15 @@ from elasticflow.services.executor.processes.job_files import artifact_paths, ne
 from elasticflow.shared.errors import ElasticFlowError, NotFound, Retry, StorageFull
 from elasticflow.shared.messages.events import StoredFile, UnstoredFile
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER
+from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.regular_file import open_regular_file
 
+SWEEP_EVERY_S = 3_600.0
 MAX_NAMED = 20  # of the files that are not stored
 _RETRY_S = 1.0
 
@@ -31,11 +36,20 @@ class NotStored(Exception):
 
 
 class ArtifactUploads:
-    """Of one node. note: receives `ArtifactsUploaded`."""
+    """Of one node. uri: of a folder, instead of the object store. note: receives `ArtifactsUploaded`."""
 
     def __init__(
-        self, bus: Bus, pool: str, data_dir: Path, node_id: str, *, note: Callable[[ArtifactsUploaded], None], log: Any
+        self,
+        bus: Bus,
+        pool: str,
+        data_dir: Path,
+        node_id: str,
+        *,
+        note: Callable[[ArtifactsUploaded], None],
+        log: Any,
+        uri: str = "",
     ) -> None:
+        self._uri, self._folder = uri, ArtifactFolder(uri) if uri else None
         self._bus, self._bucket = bus, streams.artifact_bucket(pool)
         self._checkpoints, self._logs = data_dir / "checkpoints", data_dir / "logs"
         self._node_id, self._note, self._log = node_id, note, log
@@ -57,6 +71,17 @@ class ArtifactUploads:
                 why = UnstoredFile(path=folder, reason=f"{type(error).__name__}: {error}"[:1_000])
                 uploaded = ArtifactsUploaded(job_id=order.job_id, due=order.due, unstored=(why,), num_unstored=1)
             self._note(uploaded)
+
+    async def delete_old(self, clock: Clock, config: Callable[[], PoolConfig]) -> None:
+        """Until cancelled: keep the folder free of what is older than `artifacts_kept_s`. All nodes do, at any time."""
+        while self._folder is not None:
+            if (kept_s := config().artifacts_kept_s) is not None:
+                try:
+                    num_deleted = await asyncio.to_thread(self._folder.delete_older, clock.now_s() - kept_s)
+                    self._log.info("OldArtifactsDeleted", num_files=num_deleted)
+                except Exception as error:  # of a library; the next sweep tries again
+                    self._log.warning("OldArtifactsNotDeleted", error=str(error))
+            await asyncio.sleep(SWEEP_EVERY_S)
 
     async def upload(self, order: StoreArtifacts) -> ArtifactsUploaded:
         """The model first, then files by name, as far as the bound permits."""
@@ -93,6 +118,7 @@ class ArtifactUploads:
             files=tuple(files),
             unstored=named,
             num_unstored=len(unstored),
+            uri=self._uri,
         )
 
     async def _store(self, order: StoreArtifacts, folder: Path, path: str, left_bytes: int) -> StoredFile:
@@ -109,6 +135,10 @@ class ArtifactUploads:
                     "(max_artifact_bytes)"
                 )
             digest = await asyncio.to_thread(_digest, file, num_bytes)
+            if self._folder is not None:
+                pieces = _unchanged_pieces(file, num_bytes, digest)
+                await asyncio.to_thread(self._folder.write, order.tenant, digest, pieces)
+                return StoredFile(path=path.partition("/")[2], num_bytes=num_bytes, digest=digest)
             again = hashlib.sha256()
             for index in range(streams.num_pieces(num_bytes)):
                 piece = await asyncio.to_thread(_piece, file, num_bytes, index)
@@ -116,6 +146,10 @@ class ArtifactUploads:
                 await self._put(streams.artifact_name(order.tenant, self._node_id, digest, index), piece)
         except OSError as error:
             raise NotStored(error.strerror or str(error)) from error
+        except Exception as error:
+            if self._folder is None or isinstance(error, NotStored):
+                raise
+            raise NotStored(f"{type(error).__name__}: {error}"[:1_000]) from error  # of a library
         finally:
             os.close(file)
         if num_bytes and again.hexdigest() != digest:
@@ -152,6 +186,17 @@ def _digest(file: int, num_bytes: int) -> str:
     for piece in (_piece(file, num_bytes, index) for index in range(streams.num_pieces(num_bytes))):
         digest.update(piece)
     return digest.hexdigest()
+
+
+def _unchanged_pieces(file: int, num_bytes: int, digest: str) -> Iterator[bytes]:
+    """Raises NotStored after the last one if they are others than before."""
+    again = hashlib.sha256()
+    for index in range(streams.num_pieces(num_bytes)):
+        piece = _piece(file, num_bytes, index)
+        again.update(piece)
+        yield piece
+    if num_bytes and again.hexdigest() != digest:
+        raise NotStored("it changed while it was read")
 
 
 def _piece(file: int, num_bytes: int, index: int) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +19,14 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerReported,
 )
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
+from elasticflow.services.executor.processes.fetched_data import FetchedData
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.forked_process import ForkedProcess
 from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
-from elasticflow.services.executor.processes.installed_packages import InstalledPackages, RequirementsUnusable
+from elasticflow.services.executor.processes.installed_packages import InstalledPackages
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
 from elasticflow.services.executor.processes.log_tail import last_lines
+from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, PreparedFolders
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
@@ -59,7 +61,7 @@ class _WorkerSlot:
 
 
 class WorkerManager:
-    """data_dir: of the packages that jobs require. gpu_left: returns once nothing else uses the memory of a GPU.
+    """data_dir: of packages and data of jobs. gpu_left: returns once nothing else uses the memory of a GPU.
     note: receives local events. shut_down: called when nothing is left to do."""
 
     def __init__(
@@ -78,9 +80,11 @@ class WorkerManager:
         self._generation_secrets, self._secret_keys = generation_secrets, secret_keys
         self._code, self._gpu_left = code, gpu_left
         self._launcher = make_launcher(self._on_event)
-        self._packages = InstalledPackages(data_dir, self.fork, log)
+        self._folders = PreparedFolders(self.fork, log)
+        self._packages, self._data = InstalledPackages(data_dir, self._folders), FetchedData(data_dir, self._folders)
         self._note, self._shut_down, self._log = note, shut_down, log
         self._slots: dict[WorkerId, _WorkerSlot] = {}
+        self._preparing: list[str] = []  # the job of each worker that waits for it
         self._lease_until_s = 0.0  # 0: there was no contact yet, so there is no worker
         self._tasks = asyncio.TaskGroup()
 
@@ -100,7 +104,7 @@ class WorkerManager:
     async def close(self) -> None:
         """Kill all workers; return when they are gone."""
         self.kill_all()
-        await self._packages.close()
+        await self._folders.close()
         await self._launcher.close()
 
     def act(self, action: WorkerAction) -> None:
@@ -117,6 +121,11 @@ class WorkerManager:
                 self._kill(action.worker)
             case ShutDown():
                 self._shut_down(action)
+
+    @property
+    def preparing(self) -> tuple[str, ...]:
+        """The jobs whose workers wait for packages or data."""
+        return tuple(sorted(set(self._preparing)))
 
     def kill_all(self) -> None:
         for worker in tuple(self._slots):
@@ -149,33 +158,38 @@ class WorkerManager:
         if slot.handle is not None:
             slot.handle.kill()
         elif not slot.is_launching and slot.starting is not None:
-            # it waits for code or packages; there is no process yet
+            # it waits for code, packages or data; there is no process yet
             slot.starting.cancel()
             self._ended(WorkerEnded(worker=worker, exit_code=ExitCode.DONE))
 
     # -- starting ----------------------------------------------------------------------------------------
 
     async def _start(self, action: StartWorker, slot: _WorkerSlot) -> None:
-        worker, assignment = action.worker, action.assignment
+        worker, assignment, tenant = action.worker, action.assignment, action.tenant
+        spec, within_s = assignment.spec, assignment.timeouts.preparation_s
+        secrets: dict[str, str] = {}
         try:
-            secrets = self._secret_keys.open(action.tenant, assignment.spec.secrets)
-            code_path = await self._code.folder(action.tenant, assignment.spec.code_digest)
-            packages_path = await self._packages.folder(
-                action.tenant, assignment.spec.requirements, start_within_s=assignment.timeouts.stall_timeout_s
-            )
+            secrets = self._secret_keys.open(tenant, spec.secrets)
+            code_path = await self._code.folder(tenant, spec.code_digest)
+            with self._prepares(worker.job_id):
+                packages_path, data_paths = await asyncio.gather(
+                    self._packages.folder(tenant, spec.requirements, within_s=within_s),
+                    self._data.paths(tenant, spec.data, {**spec.environment, **secrets}, within_s=within_s),
+                )
             await self._gpu_left(assignment.gpu_index)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
                 assignment,
                 code_path=code_path,
                 packages_path=packages_path,
+                data_paths=data_paths,
                 secrets=secrets,
                 generation_secret=self._generation_secrets.of(worker.job_id, worker.generation),
                 lease_until_s=self._lease_until_s,
             )
             handle = await self._launcher.launch(assignment)
-        except (CodeUnusable, RequirementsUnusable, SecretsUnusable) as error:
-            self._failed(worker, str(error))
+        except (CodeUnusable, CannotPrepare, SecretsUnusable) as error:
+            self._failed(worker, without_secrets(str(error), secrets.values()))
         except (ElasticFlowError, OSError) as error:  # no process, no disk: another attempt may succeed
             self._ended(WorkerEnded(worker=worker, explanation=str(error)))
         except Exception as error:  # ends this job, and not the executor with all its workers
@@ -189,6 +203,15 @@ class WorkerManager:
                 handle.send(message)
             if slot.is_killed:
                 handle.kill()
+
+    @contextlib.contextmanager
+    def _prepares(self, job_id: str) -> Iterator[None]:
+        """Heartbeats say so within the block: a job that takes long to start is not stalled."""
+        self._preparing.append(job_id)
+        try:
+            yield
+        finally:
+            self._preparing.remove(job_id)
 
     def _failed(self, worker: WorkerId, error: str) -> None:
         """Report for a worker that has no process."""

@@ -1,12 +1,13 @@
 """A worker process trains one job on one GPU, together with the job's other workers. Only this package imports torch.
-A runner process executes tasks of one padding load on one GPU. An installer process installs packages for a job.
+A runner process executes tasks of one padding load on one GPU. An installer process installs packages for a job, a
+fetcher gets its data.
 
 No package imports it: the launcher starts `python -m elasticflow.services.executor.worker`, a fork server that loads
 torch and forks a child for each worker and runner. They talk over sockets (shared/messages/worker_protocol/frames.py).
 
     process/      one operating-system process
         fork_server.py          forks workers and runners, reaps them, ends with its executor
-        first_message.py        whether a fork becomes a worker, a runner or an installer
+        first_message.py        whether a fork becomes a worker, a runner, an installer or a fetcher
         run_worker.py           from the fork to the exit code
         channel.py              messages from and to the executor; the lease
         job_environment.py      the job's variables, and the folders that it imports from
@@ -80,6 +81,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         gradient_task.py        the task function: what one virtual node adds to a step
         contribution_message.py   it as the fields and tensors of a message
         tensor_connection.py    the TCP connection between runner and manager
+    fetching/     a fetcher instead of a worker
+        fetch_data.py           from the order to the reply, by fsspec
     packages/     an installer instead of a worker
         install_packages.py     from the order to the reply
         installers.py           uv or pip as a child process

@@ -1,4 +1,4 @@
-"""What a job has produced, stored in the pool's object store: its model, and the files of its artifact folder."""
+"""What a job has produced, stored for its user: its model, and the files of its artifact folder."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -11,6 +11,7 @@ from elasticflow.shared.messages.limits import (
     FewItems,
     FilePath,
     Iterations,
+    MaybeUri,
     NumBytes,
     Sequence,
     Text,
@@ -38,11 +39,12 @@ class UnstoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactsStored:
-    """These files of the job can be fetched from the object store. From the executor of rank 0.
+    """These files of the job can be fetched. From the executor of rank 0.
 
     due: sequence of the message after which they were due: the job's end, or a requested checkpoint.
     model: the state dict of the model, as torch.save writes it; None if the job has none, or if it is unstored.
-    iteration: of the model. num_unstored: all files that stay on the node; unstored names the first.
+    uri: of the folder that has them (`artifact_folder.py`); "": the object store. iteration: of the model.
+    num_unstored: all files that stay on the node; unstored names the first.
     """
 
     VERSION: ClassVar[int] = 1
@@ -54,6 +56,7 @@ class ArtifactsStored:
     files: Annotated[tuple[StoredFile, ...], FewItems] = ()
     unstored: Annotated[tuple[UnstoredFile, ...], FewItems] = ()
     num_unstored: Annotated[int, Strict(), Ge(0)] = 0
+    uri: MaybeUri = ""
     at_s: TimeS
 
     @property

@@ -78,6 +78,7 @@ class NodeReported:
     """A heartbeat of an executor, with the last report of each worker. Telemetry, never in the ledger.
 
     lease_s: if it is acknowledged, workers run for so long after it was sent.
+    preparing: jobs whose packages and data this node is getting; their workers start afterwards.
     """
 
     VERSION: ClassVar[int] = 1
@@ -86,6 +87,7 @@ class NodeReported:
     workers: tuple[WorkerReport, ...] = ()
     at_s: TimeS
     lease_s: DurationS = 0.0
+    preparing: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,8 +109,8 @@ class PoolConfigured:
 class NodeEndAnnounced:
     """A node that is there will end at another time than it said. From the operator: `eflow drain`.
 
-    until_s: its end from now on; None: none is known any more. incarnation: of the node, so that the end of one machine
-    does not become that of the next one with its name.
+    until_s: its end from now on; None: none is known any more. incarnation: of the node. Later incarnations keep an end
+    that is ahead, unless they name an earlier one: an executor was started again on the same machine.
     """
 
     VERSION: ClassVar[int] = 1

@@ -5,7 +5,7 @@ Five kinds of stream socket, all private to one machine:
     executor <-> fork server    `forking`
     executor <-> worker         `to_worker`, `from_worker`
     executor <-> runner         `task_running`
-    executor <-> installer      `installing`
+    executor <-> preparer       `preparing`
     client <-> training manager `to_worker`, `from_worker`, `training_tasks`
 
 A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.shared.messages.worker_protocol.forking import FromForkServer, ToForkServer
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
-from elasticflow.shared.messages.worker_protocol.installing import FromInstaller, ToInstaller
+from elasticflow.shared.messages.worker_protocol.preparing import FromPreparer, ToPreparer
 from elasticflow.shared.messages.worker_protocol.task_running import FromRunner, ToRunner
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
@@ -31,8 +31,8 @@ ChannelMessage = (
     | FromManager
     | ToRunner
     | FromRunner
-    | ToInstaller
-    | FromInstaller
+    | ToPreparer
+    | FromPreparer
     | ToForkServer
     | FromForkServer
 )

@@ -51,6 +51,7 @@ class Assignment:
     code_path: folder (or zip) with the training function; "" if it is importable without.
     secrets: values of variables, by name; they appear in no log.
     packages_path: folder with the packages that the job requires; "" if it requires none.
+    data_paths: of the job's data on this node, by name.
     gpu_index: number of the GPU on this node.
     cpu_share: cores that a CPU slot may use, e.g. 0.2; 1 or more: no limit.
     rendezvous: host:port of rendezvous rank 0; "" if `JoinRendezvous` follows. Rank 0 listens on advertise_host.
@@ -75,6 +76,7 @@ class Assignment:
     purpose: Literal["train", "profile"] = "train"
     code_path: str = ""
     packages_path: str = ""
+    data_paths: Mapping[str, str] = field(default_factory=dict[str, str])
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_index: Index = 0

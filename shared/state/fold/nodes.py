@@ -22,6 +22,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
     if known is not None and known.alive:
         state = without_workers_on(state, event.node_id)
     earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
+    announced = _announced_end(known, event)
     same_gpus = known is not None and known.gpu_type == event.gpu_type
     node = NodeState(
         node_id=event.node_id,
@@ -37,12 +38,21 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         gpu_type=event.gpu_type,
         gpu_memory_bytes=event.gpu_memory_bytes,
         isolation=event.isolation,
-        until_s=event.until_s,
+        until_s=event.until_s if announced is None else announced.until_s,
+        end_announced_s=None if announced is None else announced.end_announced_s,
         workers_secret=event.workers_secret,
     )
     state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)
     state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
+
+
+def _announced_end(known: NodeState | None, event: events.NodeJoined) -> NodeState | None:
+    """The node before, if its operator had announced an end that still counts: it is ahead, and the node names no
+    earlier one. Its executor was started again, the machine still ends."""
+    if known is None or known.end_announced_s is None or known.until_s is None or known.until_s <= event.at_s:
+        return None
+    return known if event.until_s is None or known.until_s <= event.until_s else None
 
 
 def _gpu_types(state: PoolState, joined: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[3]
 ALERTS = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
 BOARD = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "pool.json").read_text())
 QUERIES = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+CHOICES = [choice["query"]["query"] for choice in BOARD["templating"]["list"]]
 
 
 def names_served() -> set[str]:
@@ -29,7 +30,7 @@ def names_in(text: str) -> set[str]:
 def test_each_query_of_the_board_and_each_alert_names_metrics_that_exist() -> None:
     served = names_served()
     assert names_in(ALERTS) <= served
-    assert all(names_in(query) and names_in(query) <= served for query in QUERIES)
+    assert all(names_in(query) and names_in(query) <= served for query in (*QUERIES, *CHOICES))
 
 
 def test_the_board_shows_every_pool_alone_from_the_provisioned_data_source() -> None:
@@ -39,6 +40,15 @@ def test_the_board_shows_every_pool_alone_from_the_provisioned_data_source() -> 
     assert sources == set(re.findall(r"uid: (\S+)", provisioned))
     ids = [panel["id"] for panel in BOARD["panels"]]
     assert len(set(ids)) == len(ids)
+
+
+def test_grafana_finds_the_board_where_compose_mounts_it() -> None:
+    provider = (ROOT / "deploy/grafana/provisioning/dashboards/elasticflow.yaml").read_text()
+    (folder,) = re.findall(r"path: ([^\s}]+)", provider)
+    compose = (ROOT / "deploy/compose.yaml").read_text()
+    assert f"./grafana/dashboards:{folder}:ro" in compose
+    assert "./grafana/provisioning:/etc/grafana/provisioning:ro" in compose
+    assert f"GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH: {folder}/pool.json" in compose
 
 
 def test_prometheus_loads_the_alerts_and_the_page_lists_each() -> None:

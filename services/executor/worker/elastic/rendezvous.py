@@ -102,7 +102,7 @@ def rendezvous_specification(assignment: Assignment, device: torch.device) -> Re
         micro_batch_size=assignment.micro_batch_size,
         virtual_nodes_by_rank=assignment.virtual_nodes_by_rank,
         gpu_types_by_rank=assignment.gpu_types_by_rank,
-        wait_s=assignment.timeouts.start_timeout_s,
+        wait_s=assignment.timeouts.rendezvous_wait_s,
         timeouts=assignment.timeouts,
         secret=assignment.generation_secret,
     )
@@ -120,7 +120,7 @@ def switch_specification(specification: RendezvousSpecification, command: Prepar
         micro_batch_size=command.micro_batch_size,
         virtual_nodes_by_rank=command.virtual_nodes_by_rank,
         gpu_types_by_rank=command.gpu_types_by_rank,
-        wait_s=specification.timeouts.collective_timeout_s,
+        wait_s=specification.timeouts.switch_wait_s,
         secret=command.generation_secret,
     )
 

@@ -11,12 +11,12 @@ from elasticflow.services.executor.worker.packages.installers import CannotInsta
 from elasticflow.services.executor.worker.packages.loaded_packages import loaded_packages, refused_lines, violated_in
 from elasticflow.shared.messages.worker_protocol.frames import encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
-from elasticflow.shared.messages.worker_protocol.installing import (
-    PACKAGES,
-    FromInstaller,
+from elasticflow.shared.messages.worker_protocol.preparing import (
+    RESULT,
+    FromPreparer,
     InstallPackages,
-    PackagesInstalled,
-    PackagesNotInstalled,
+    NotPrepared,
+    Prepared,
 )
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 
@@ -33,8 +33,8 @@ def install_packages(sock: socket.socket, order: InstallPackages, folders: Worke
     os._exit(ExitCode.DONE)
 
 
-def _reply(order: InstallPackages) -> FromInstaller:
-    target, work = Path(order.folder) / PACKAGES, Path(order.folder) / "work"
+def _reply(order: InstallPackages) -> FromPreparer:
+    target, work = Path(order.folder) / RESULT, Path(order.folder) / "work"
     try:
         for folder in (target, work):
             folder.mkdir()
@@ -45,13 +45,13 @@ def _reply(order: InstallPackages) -> FromInstaller:
         if violated := violated_in(target, loaded):
             return _refusal(violated)
     except CannotInstall as error:
-        return PackagesNotInstalled(error=str(error)[-_MAX_TEXT:])
+        return NotPrepared(error=str(error)[-_MAX_TEXT:])
     except Exception as error:  # e.g. a report that this version cannot read
         traceback.print_exc()
-        return PackagesNotInstalled(error=f"{type(error).__name__}: {error}"[:_MAX_TEXT])
-    return PackagesInstalled()
+        return NotPrepared(error=f"{type(error).__name__}: {error}"[:_MAX_TEXT])
+    return Prepared()
 
 
-def _refusal(problems: list[str]) -> PackagesNotInstalled:
+def _refusal(problems: list[str]) -> NotPrepared:
     said = "; ".join(problems)
-    return PackagesNotInstalled(error=f"{said}; require a version that goes with it"[:_MAX_TEXT])
+    return NotPrepared(error=f"{said}; require a version that goes with it"[:_MAX_TEXT])

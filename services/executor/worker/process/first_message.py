@@ -1,14 +1,15 @@
-"""A child of the fork server: its first message says whether it becomes a worker, a runner or an installer."""
+"""A child of the fork server: its first message says if it becomes a worker, a runner, an installer or a fetcher."""
 
 import contextlib
 import socket
 from typing import NoReturn, get_args
 
+from elasticflow.services.executor.worker.fetching.fetch_data import fetch_data
 from elasticflow.services.executor.worker.packages.install_packages import install_packages
 from elasticflow.services.executor.worker.process.run_worker import run_worker
 from elasticflow.services.executor.worker.tasks.run_tasks import run_tasks
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
-from elasticflow.shared.messages.worker_protocol.installing import InstallPackages
+from elasticflow.shared.messages.worker_protocol.preparing import FetchData, InstallPackages, ToPreparer
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
@@ -17,9 +18,9 @@ from elasticflow.shared.runtime.process.process_termination import kill_own_proc
 
 def run_forked(sock: socket.socket, folders: WorkerFolders) -> NoReturn:
     """Wait for the first message, without a timeout, and do what it says. sock: the channel to the executor."""
-    frames = FrameReader[ToWorker | RunTasks | InstallPackages](*get_args(ToWorker), RunTasks, InstallPackages)
+    frames = FrameReader[ToWorker | RunTasks | ToPreparer](*get_args(ToWorker), RunTasks, *get_args(ToPreparer))
     received = b""
-    first: ToWorker | RunTasks | InstallPackages | None = None
+    first: ToWorker | RunTasks | ToPreparer | None = None
     while first is None:
         data = _receive(sock)
         received += data
@@ -31,6 +32,8 @@ def run_forked(sock: socket.socket, folders: WorkerFolders) -> NoReturn:
         run_tasks(sock, first, received, folders)
     if isinstance(first, InstallPackages):
         install_packages(sock, first, folders)
+    if isinstance(first, FetchData):
+        fetch_data(sock, first, folders)
     run_worker(sock, received, folders)
 
 

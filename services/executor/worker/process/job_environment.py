@@ -1,11 +1,12 @@
-"""The environment of a job in its worker: variables, secrets, and the folders that it imports from."""
+"""The environment of a job in its worker: variables, secrets, data, and the folders that it imports from."""
 
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from elasticflow.shared.messages.job_environment import without_secrets
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.shared.messages.job_environment import DATA_VARIABLE, without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 _secret_values: list[str] = []  # of this process, which serves one job
@@ -15,11 +16,19 @@ def enter_environment(assignment: Assignment) -> Assignment:
     """Set the job's variables, and import from its packages before those of the node, and from its code before both.
 
     Returns the assignment without its secrets, and with the folder of the training function's module as code_path.
-    Called before users' code is imported, so that no module of the node is imported in place of one of the job.
+    Called before users' code is imported, so that no module of the node is imported in place of one of the job. Raises
+    TrainingFailed if data is not there.
     """
     spec = assignment.spec
     os.environ.update(spec.environment)
     os.environ.update(assignment.secrets)
+    for name, path in assignment.data_paths.items():
+        if not os.access(path, os.R_OK):
+            raise TrainingFailed(
+                f"its data {name}: {path} is not there on this node, or its jobs may not read it; mount it on all "
+                "nodes, and name its folder in their EF_DATA_FOLDERS if they isolate jobs"
+            )
+        os.environ[f"{DATA_VARIABLE}{name}"] = path
     _secret_values.extend(assignment.secrets.values())
     if assignment.packages_path:
         sys.path.insert(0, assignment.packages_path)

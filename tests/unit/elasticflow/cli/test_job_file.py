@@ -55,6 +55,10 @@ secret = ["TOKEN", "KEY=@key.txt"]
 WANDB_MODE = "offline"
 DEPTH = 3
 
+[data]
+train = "s3://bucket/train"
+test = "test.csv"
+
 [set]
 learning_rate = 0.1
 label = "0.1"
@@ -120,6 +124,8 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--secret=KEY=@key.txt",
         "--env=WANDB_MODE=offline",
         "--env=DEPTH=3",
+        "--data=train=s3://bucket/train",
+        "--data=test=test.csv",
         "--set=learning_rate=0.1",
         '--set=label="0.1"',
         "--set=nesterov=true",
@@ -143,8 +149,13 @@ def test_paths_are_relative_to_the_file() -> None:
 
 
 def test_the_project_of_a_job_is_beside_its_file() -> None:
-    text = 'target = "train.py"\nworkdir = "."\nrequirement = "pyproject.toml"\n'
-    assert read(text, "jobs/job.toml").words == ("--workdir=jobs", "--requirement=jobs/pyproject.toml")
+    text = 'target = "train.py"\nworkdir = "."\nrequirement = "pyproject.toml"\n[data]\ntrain = "a"\nu = "s3://b/c"\n'
+    assert read(text, "jobs/job.toml").words == (
+        "--workdir=jobs",
+        "--requirement=jobs/pyproject.toml",
+        "--data=train=jobs/a",
+        "--data=u=s3://b/c",
+    )
 
 
 def test_options_of_later_commands_need_no_code_here() -> None:

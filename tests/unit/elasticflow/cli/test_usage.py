@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
 from elasticflow.cli.command_options import SubmissionOptions
-from elasticflow.cli.option_values import read_secret
+from elasticflow.cli.option_values import parse_data, read_secret
 from elasticflow.client.configure_pool import configure, read_config
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import BadSettings
@@ -197,9 +197,12 @@ def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
     assert "--name" in shown
     assert SubmissionOptions(target="user_q.py", quote="net-1").command() == "eflow submit user_q.py --quote net-1"
     project = SubmissionOptions(
-        target="a.py", workdir=Path("."), requirement=Path("r.txt"), environment=("A=b c", "B=1")
+        target="a.py", workdir=Path("."), requirement=Path("r.txt"), environment=("A=b c", "B=1"), data=("d=s3://b/c",)
     )
-    assert project.command() == "eflow submit a.py --workdir . --requirement r.txt --env 'A=b c' --env B=1"
+    assert (
+        project.command()
+        == "eflow submit a.py --workdir . --requirement r.txt --env 'A=b c' --env B=1 --data d=s3://b/c"
+    )
     assert SubmissionOptions(target="a.py", gpu_type="P100").command() == "eflow submit a.py --gpu-type P100"
 
 
@@ -311,6 +314,36 @@ def test_a_secret_is_read_from_the_environment_or_a_file_and_never_typed(
         assert status == 2
         assert said in " ".join(shown.split()).replace(" │ │ ", " ")
         assert "typed here" in said or "typed" not in shown
+
+
+def test_data_is_a_uri_or_a_path_and_each_name_is_given_once(nowhere: Path) -> None:
+    texts = ["a=s3://bucket/a", "b=sets/b c", "c=/mnt/c", "d=file:///mnt/d"]
+    assert parse_data(texts) == {
+        "a": "s3://bucket/a",
+        "b": f"{nowhere.as_uri()}/sets/b%20c",
+        "c": "file:///mnt/c",
+        "d": "file:///mnt/d",
+    }
+    (nowhere / "user_uris.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    for options, said in (
+        (["sets"], "'sets' is not NAME=URI"),
+        (["a-b=s3://b"], "'a-b=s3://b' is not NAME=URI"),
+        (["a=x", "a=y"], "a is named twice; give each data a name of its own"),
+        (["DIR=x"], "data: must be without DIR: the pool has EF_DATA_DIR itself; take another name"),
+        (["a=https://me:word@host/x"], "must be without the password in a"),
+        (["a=file://x"], "must have an absolute path in a: file:///folder"),
+    ):
+        words = [word for option in options for word in ("--data", option)]
+        status, shown = eflow("submit", "user_uris.py", "--deadline", "1h", *words)
+        assert status != 0
+        assert said in " ".join(shown.replace("│", "").split())
+
+
+def test_data_on_the_command_line_replaces_that_of_the_same_name_in_a_file(nowhere: Path) -> None:
+    (nowhere / "user_set.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    (nowhere / "job.toml").write_text('target = "user_set.py"\ndeadline = "1h"\n[data]\ntrain = "a"\nDIR = "b"\n')
+    _, shown = eflow("submit", "job.toml", "--data", "train=s3://bucket/other")
+    assert "must be without DIR" in " ".join(shown.replace("│", "").split()), "train is named once"
 
 
 def test_keys_of_secrets_are_made_once(nowhere: Path) -> None:

@@ -45,6 +45,7 @@ class Node:
         self._unacknowledged, self._are_stored, self._num_writes = unacknowledged, are_stored, 0
 
     note = property(lambda self: self.notes.append)
+    preparing = ("waits",)
 
     async def last_sequence(self, pool: str) -> int:
         return 0

@@ -10,6 +10,7 @@ from immutables import Map
 
 from elasticflow.services.executor import old_files
 from elasticflow.services.executor.old_files import OldFiles
+from elasticflow.services.executor.processes.fetched_data import data_digest
 from elasticflow.services.executor.processes.installed_packages import packages_digest
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
@@ -20,6 +21,7 @@ from tests.support.histories import NOW_S, pool, spec
 
 DIGEST, OLD_DIGEST = "a" * 64, "b" * 64
 REQUIREMENTS = ("tqdm", "einops")
+URI = "s3://bucket/train"
 
 
 def live_pool(**config: Any) -> PoolState:
@@ -27,7 +29,7 @@ def live_pool(**config: Any) -> PoolState:
     admitted = JobAdmitted(
         job_id="live",
         tenant="lab",
-        spec=spec(code_digest=DIGEST, requirements=REQUIREMENTS),
+        spec=spec(code_digest=DIGEST, requirements=REQUIREMENTS, data={"train": URI}),
         deadline_s=NOW_S + 100.0,
         minimum_satisfactory_share=(),
         gpu_seconds=100.0,
@@ -152,3 +154,13 @@ def test_packages_are_kept_for_live_jobs_of_their_tenant_and_for_a_day(tmp_path:
     sweep(tmp_path, live_pool())
     assert names(tmp_path / "packages" / "lab") == [digest]
     assert names(tmp_path / "packages" / "thief") == [other]
+
+
+def test_data_is_kept_for_live_jobs_of_its_tenant_and_for_a_day(tmp_path: Path) -> None:
+    digest, other = data_digest(URI), data_digest("s3://bucket/other")
+    for name in (f"lab/{digest}", f"lab/{other}", "lab/.unfinished-1", f"thief/{digest}"):
+        folder(tmp_path / "data", name, age_s=2 * DAY_S)
+    folder(tmp_path / "data", f"thief/{other}", age_s=DAY_S / 2)
+    sweep(tmp_path, live_pool())
+    assert names(tmp_path / "data" / "lab") == [digest]
+    assert names(tmp_path / "data" / "thief") == [other]

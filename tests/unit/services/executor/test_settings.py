@@ -242,3 +242,11 @@ def test_data_folders_are_absolute() -> None:
 def test_the_memory_of_jobs_is_limited_only_by_setting() -> None:
     assert read({}).job_memory_bytes == 0
     assert read({"EF_JOB_MEMORY_BYTES": "1000"}).job_memory_bytes == 1000
+
+
+def test_artifacts_go_to_a_folder_by_uri_without_a_password() -> None:
+    assert read({}).artifact_store == ""
+    assert read({"EF_ARTIFACT_STORE": "s3://bucket/folder"}).artifact_store == "s3://bucket/folder"
+    for wrong, said in (("/mnt/store", "it is no URI of a folder"), ("sftp://me:word@host/x", "it has a password")):
+        with pytest.raises(BadSettings, match=f"EF_ARTIFACT_STORE: {said}"):
+            read({"EF_ARTIFACT_STORE": wrong})

@@ -451,6 +451,50 @@ def test_a_job_that_does_not_start_fails_with_this_explanation() -> None:
     assert "it did not start to train within" in failed.error
 
 
+def placed_only(deadline_s: float = NOW_S + 10_000.0, **config: Any) -> Monitor:
+    """Of the promised job a, of 100 iterations, whose worker has not started."""
+    admitted = events.JobAdmitted(
+        job_id="a",
+        tenant="lab",
+        spec=spec(deadline_s=deadline_s, requirements=("einops",)),
+        deadline_s=deadline_s,
+        minimum_satisfactory_share=(),
+        gpu_seconds=100.0,
+        at_s=NOW_S,
+    )
+    placed = PlacedJob(job_id="a", generation=1, gpus=gpus("node-0:0"))
+    history = pool(2, stall_timeout_s=60.0, **config).then(admitted)
+    return Monitor(history.then(events.PlacementDecided(placements=(placed,), at_s=NOW_S)))
+
+
+def test_a_job_whose_packages_are_being_installed_is_not_stalled() -> None:
+    monitor, installing = placed_only(), replace(beat(), preparing=("a", "unknown"))
+    assert monitor.hears_for(NOW_S, NOW_S + 1_500.0, installing) == []
+    told_later = monitor.hears_for(NOW_S + 1_500.5, NOW_S + 1_560.0, beat())
+    assert told(told_later, events.JobFailed) == [], "it has its whole time to start after the installation"
+    (failed,) = told(monitor.hears_for(NOW_S + 1_560.5, NOW_S + 1_562.0, beat()), events.JobFailed)
+    assert "it did not start to train within" in failed.error
+    assert not monitor.state.prepared_at_s, "it has ended"
+
+
+def test_a_node_that_installs_for_ever_does_not_keep_its_job_alive() -> None:
+    monitor, installing = placed_only(prepare_timeout_s=100.0), replace(beat(), preparing=("a",))
+    assert told(monitor.hears_for(NOW_S, NOW_S + 160.0, installing), events.JobFailed) == []
+    assert told(monitor.hears_for(NOW_S + 160.5, NOW_S + 162.0, installing), events.JobFailed)
+
+
+def test_an_installation_for_joining_workers_does_not_excuse_those_that_train() -> None:
+    monitor = Monitor(running("a", stall_timeout_s=60.0))
+    hangs = replace(beat(report("a", 0)), preparing=("a",))
+    assert told(monitor.hears_for(NOW_S, NOW_S + 70.0, hangs), events.JobFailed)
+
+
+def test_a_promise_that_an_installation_breaks_is_at_risk_before_its_deadline() -> None:
+    monitor, installing = placed_only(deadline_s=NOW_S + 500.0), replace(beat(), preparing=("a",))
+    risks = told(monitor.hears_for(NOW_S, NOW_S + 499.0, installing), events.JobAtRisk)
+    assert len(risks) == 1
+
+
 def test_a_profiling_run_that_stalls_on_one_of_two_types_fails_there_only_and_once() -> None:
     named = (joined("x", "node-1", gpu_type="V100"), joined("y", "node-2", gpu_type="P100"))
     history = pool(2, stall_timeout_s=60.0).then(*named)

@@ -1,14 +1,18 @@
 """Variables and packages that a job asks for."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.envelope.codec import decode, encode, validate
-from elasticflow.shared.messages.job_environment import MAX_VARIABLES, is_ours
+from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, MAX_VARIABLES, is_ours, local_path
 from elasticflow.shared.messages.job_spec import JobSpec
 from tests.support.histories import spec
+
+DATA = {"train": "s3://bucket/train", "test": "file:///mnt/test%20set"}
 
 
 def problems(changed: JobSpec) -> tuple[str, ...]:
@@ -60,7 +64,41 @@ def test_a_job_keeps_its_environment_on_the_wire_and_an_older_one_has_none() -> 
 
 def test_jobs_share_a_profile_only_in_the_same_environment() -> None:
     job = spec(model_name="")
-    others = [replace(job, environment={"FAST": "1"}), replace(job, requirements=("einops",))]
-    assert len({each.profile_key for each in (job, *others)}) == 3
+    others = [replace(job, environment={"FAST": "1"}), replace(job, requirements=("einops",)), replace(job, data=DATA)]
+    assert len({each.profile_key for each in (job, *others)}) == 4
     named = spec(model_name="net")
     assert replace(named, environment={"FAST": "1"}).profile_key == named.profile_key
+
+
+def test_a_job_keeps_its_data_on_the_wire_and_an_older_one_has_none() -> None:
+    command = SubmitJob(job_id="a", tenant="lab", spec=spec(data=DATA))
+    assert decode(encode(command, id="1", recorded_at_s=0.0)).message == command
+    assert spec().data == {}
+    assert [local_path(uri) for uri in DATA.values()] == [None, "/mnt/test set"]
+    assert [spec(data={"a": uri}).needs_preparation for uri in DATA.values()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"a-b": "s3://b"}, "must be a name of letters, digits and _"),
+        ({"a": "/path"}, "must be a URI like s3://bucket/folder or file:///data/set"),
+        ({"a": "file://path"}, "must have an absolute path in a: file:///folder"),
+        ({"a": "https://me:word@host/x"}, "must be without the password in a, which all users could read"),
+        ({"DIR": "s3://b"}, "must be without DIR: the pool has EF_DATA_DIR itself; take another name"),
+        (
+            {"a": f"s3://{'x' * 1_900}"} | {f"b{n}": f"s3://{'x' * 1_900}" for n in range(9)},
+            "must be at most 16,384 bytes",
+        ),
+    ],
+)
+def test_data_that_cannot_be_meant_is_refused(data: dict[str, str], said: str) -> None:
+    (problem,) = problems(spec(data=data))
+    assert said in problem
+
+
+def test_no_data_has_the_variable_of_a_setting() -> None:
+    root = Path(__file__).parents[4]
+    sources = (file.read_text() for folder in ("shared", "services") for file in (root / folder).rglob("*.py"))
+    settings = {name for text in sources for name in re.findall(r"\bEF_DATA_([A-Z]+)\b", text)}
+    assert settings == DATA_NAMES_OF_OURS

@@ -38,10 +38,11 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
     Switched,
 )
-from elasticflow.shared.messages.worker_protocol.installing import (
+from elasticflow.shared.messages.worker_protocol.preparing import (
+    FetchData,
     InstallPackages,
-    PackagesInstalled,
-    PackagesNotInstalled,
+    NotPrepared,
+    Prepared,
 )
 from elasticflow.shared.messages.worker_protocol.task_running import (
     RunBundle,
@@ -93,8 +94,9 @@ MESSAGES = (
     ForkFailed(request=0, reason="no memory"),
     WorkerReaped(pid=4711, exit_code=None, signal=9),
     InstallPackages(folder="/somewhere", requirements=("tqdm",)),
-    PackagesInstalled(),
-    PackagesNotInstalled(error="no such package"),
+    FetchData(folder="/somewhere", uri="s3://bucket/set", environment={"TOKEN": "t"}),
+    Prepared(),
+    NotPrepared(error="no such package"),
     RunTasks(load_id="a", function="package.module:function", log_file="/somewhere/a.log", memory_limit_bytes=1 << 30),
     RunBundle(bundle_id=7, tasks=((0, b"\x00\xff"), (3, b""))),
     RunnerReady(),

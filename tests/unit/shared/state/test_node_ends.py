@@ -1,6 +1,9 @@
 """When nodes with an announced end are drained, and what the pool can promise until then."""
 
 from dataclasses import replace
+from typing import Literal
+
+import pytest
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.node_ends import (
@@ -97,15 +100,46 @@ def test_an_end_may_move_and_be_taken_back() -> None:
     assert (next_drain_s(history.state), ending_nodes(history.state.nodes)) == (None, ())
 
 
-def test_a_node_that_joins_anew_has_the_end_that_it_names() -> None:
-    history = pool(2).then(announced(0, NOW_S + 50.0), drained(0))
-    history.then(events.NodeJoined(node_id="node-0", incarnation="next", num_gpus=2, device="cpu", at_s=NOW_S + 9.0))
-    node = history.state.nodes["node-0"]
-    assert (node.until_s, node.draining, history.state.num_gpus) == (None, False, 2)
-
-
 def test_jobs_may_have_to_move_at_each_drain_ahead_and_while_one_lasts() -> None:
     history = ending(2, 2, 2, until={0: 100.0, 1: 100.0, 2: 300.0})
     ends = ending_nodes(history.state.nodes)
     assert moves_of(history.state, ends, NOW_S) == (NOW_S + 70.0, NOW_S + 270.0)
     assert moves_of(history.state, ends, NOW_S + 80.0) == (NOW_S + 270.0,), "no job is on the nodes that are drained"
+
+
+def rejoined(number: int, *, until_s: float | None = None, at_s: float = NOW_S + 10.0) -> events.NodeJoined:
+    """Its executor was started again."""
+    return events.NodeJoined(
+        node_id=f"node-{number}", incarnation="second", num_gpus=4, device="cpu", until_s=until_s, at_s=at_s
+    )
+
+
+@pytest.mark.parametrize("how", ["silent", "left", "restarted"])
+def test_an_announced_end_outlasts_the_executor_of_its_node(how: Literal["silent", "left", "restarted"]) -> None:
+    history = ending(4, 4, until={}).then(announced(1, NOW_S + 100.0), drained(1))
+    if how != "restarted":
+        history.then(events.NodeLost(node_id="node-1", incarnation="first-1", reason=how, at_s=NOW_S + 5.0))
+    history.then(rejoined(1))
+    node = history.state.nodes["node-1"]
+    assert (node.until_s, node.end_announced_s, node.draining) == (NOW_S + 100.0, NOW_S, False)
+    assert nodes_to_drain(history.state, NOW_S + 70.0) == [node]
+    third = replace(rejoined(1), incarnation="third", at_s=NOW_S + 20.0)
+    assert history.then(third).state.nodes["node-1"].until_s == NOW_S + 100.0
+
+
+@pytest.mark.parametrize(
+    ("own", "at", "kept"),
+    [(50.0, 10.0, 50.0), (200.0, 10.0, 100.0), (100.0, 10.0, 100.0), (None, 100.0, None), (None, 500.0, None)],
+    ids=["an earlier one of its own", "a later one of its own", "the same", "it is over", "it is over for long"],
+)
+def test_which_end_a_node_has_when_it_joins_again(own: float | None, at: float, kept: float | None) -> None:
+    history = ending(4, 4, until={}).then(announced(1, NOW_S + 100.0))
+    history.then(rejoined(1, until_s=None if own is None else NOW_S + own, at_s=NOW_S + at))
+    assert history.state.nodes["node-1"].until_s == (None if kept is None else NOW_S + kept)
+
+
+def test_an_end_that_was_taken_back_or_that_a_node_named_itself_ends_with_its_incarnation() -> None:
+    taken_back = ending(4, 4, until={1: 100.0}).then(announced(1, None), rejoined(1))
+    assert taken_back.state.nodes["node-1"].until_s is None
+    own = ending(4, 4, until={1: 100.0}).then(rejoined(1))
+    assert own.state.nodes["node-1"].until_s is None

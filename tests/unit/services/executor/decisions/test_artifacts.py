@@ -32,7 +32,7 @@ def artifacts(node: ExecutorNode) -> JobArtifacts:
 
 
 def uploads(node: ExecutorNode, due: int) -> ExecutorNode:
-    return node.note(ArtifactsUploaded(job_id="a", due=due, iteration=7, model=MODEL))
+    return node.note(ArtifactsUploaded(job_id="a", due=due, iteration=7, model=MODEL, uri="s3://bucket/store"))
 
 
 def test_a_finished_job_is_stored_once_its_last_worker_has_ended() -> None:
@@ -45,6 +45,7 @@ def test_a_finished_job_is_stored_once_its_last_worker_has_ended() -> None:
     uploads(node, order.due)
     (stored,) = node.emitted_of(events.ArtifactsStored)
     assert (stored.due, stored.node_id, stored.model) == (order.due, "node-0", MODEL)
+    assert stored.uri == "s3://bucket/store"
     assert artifacts(node) == JobArtifacts(sequence=node.state.pool.sequence, model_iteration=7, num_bytes=10)
     assert node.settle().emitted_of(events.ArtifactsStored) == [stored]
     assert node.unchanged_by(stored)

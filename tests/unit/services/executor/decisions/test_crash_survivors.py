@@ -1,8 +1,11 @@
 """Workers that switch to the next generation of their job, at a resize or as survivors of a crash."""
 
+from typing import Any
+
 from elasticflow.services.executor.decisions.local_events_and_actions import SendToWorker, WorkerId
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     Alive,
@@ -28,8 +31,8 @@ STARTED = events.GenerationStarted(
 )
 
 
-def training(num_gpus: int = 1) -> ExecutorNode:
-    return ExecutorNode().settle().stop_free().ledger(OTHER_NODE).training(num_gpus)
+def training(num_gpus: int = 1, **changes: Any) -> ExecutorNode:
+    return ExecutorNode().settle().stop_free().ledger(OTHER_NODE).training(num_gpus, **changes)
 
 
 def switch(
@@ -319,6 +322,22 @@ def test_a_joining_worker_that_never_joins_counts_as_crashed() -> None:
         "rank 1 on node-0 did not join the workers that train"
     ]
     assert node.actions == stops(1, generation=2)
+
+
+def test_a_joining_worker_whose_packages_are_being_installed_has_time_for_that() -> None:
+    node = training(requirements=("einops",)).place("node-0:0", "node-0:3")
+    prepare_s = PoolConfig().prepare_timeout_s
+    assert node.policy.wake_at_s(node.state) == NOW_S + 120.0 + prepare_s
+    (start,) = node.starts
+    assert start.assignment.timeouts.rendezvous_wait_s == TIMES.start_timeout_s + prepare_s
+    assert start.assignment.timeouts.switch_wait_s == TIMES.collective_timeout_s + prepare_s
+
+
+def test_survivors_wait_for_a_joining_worker_whose_packages_are_being_installed() -> None:
+    node = training(2, requirements=("einops",)).reports(Interrupted(iteration=5), rank=1).ends(signal=9)
+    node.place("node-0:0", "node-0:1").at(NOW_S + TIMES.loss_confirmation_s).forget()
+    node.at(NOW_S + 119.0 + PoolConfig().prepare_timeout_s)
+    assert node.emitted_of(events.WorkerCrashed) == []
 
 
 def test_another_placement_stops_both_generations_at_a_boundary() -> None:

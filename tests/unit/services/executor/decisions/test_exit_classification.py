@@ -226,3 +226,9 @@ def test_a_profiling_run_that_hangs_fails_its_job() -> None:
     node.at(NOW_S + TIMES.profiling_timeout_s)
     assert kinds(node.emitted) == [events.JobFailed]
     assert node.actions == kills(0)
+
+
+def test_a_profiling_run_has_time_for_the_installation_of_its_packages() -> None:
+    node = ExecutorNode().settle().profile(requirements=("einops",)).place("node-0:0")
+    timeout_s = TIMES.profiling_timeout_s + node.state.pool.config.prepare_timeout_s
+    assert node.policy.wake_at_s(node.state) == NOW_S + timeout_s

@@ -63,3 +63,13 @@ def test_a_node_that_was_lost_joins_with_the_end_that_was_announced_last() -> No
     joined = node.emitted[-1]
     assert isinstance(joined, events.NodeJoined)
     assert joined.until_s == NOW_S + 60.0
+
+
+def test_an_executor_that_is_started_again_leaves_at_the_end_that_was_announced_for_its_node() -> None:
+    before = ExecutorNode().settle()
+    before.ledger(announced(before, NOW_S + 50.0))
+    node = ExecutorNode(before.state.pool, run_id="again").settle()
+    assert [event.until_s for event in node.emitted_of(events.NodeJoined)] == [None], "only its operator knows"
+    assert node.state.leaves_at_s == NOW_S + 50.0 - GRACE_S
+    node.forget().at(NOW_S + 50.0 - GRACE_S)
+    assert kinds(node.emitted) == [events.NodeLost]

@@ -1,20 +1,28 @@
 """What a node uploads of a job's folder, in which users' code may write and link anything."""
 
+import asyncio
+import io
 import os
 from pathlib import Path
 
 import pytest
 
+from elasticflow.client.artifacts import StoredArtifacts, _copy
+from elasticflow.errors import ArtifactGone, ArtifactNotReadable
 from elasticflow.services.executor.decisions.local_events_and_actions import ArtifactsUploaded, StoreArtifacts
-from elasticflow.services.executor.processes import job_files
+from elasticflow.services.executor.processes import artifact_uploads, job_files
 from elasticflow.services.executor.processes.artifact_uploads import MAX_NAMED, ArtifactUploads
 from elasticflow.services.executor.processes.job_files import open_below
-from elasticflow.shared.errors import StorageFull, Unavailable
-from elasticflow.shared.messages.events import StoredFile
+from elasticflow.shared.errors import DamagedObject, StorageFull, Unavailable
+from elasticflow.shared.messages.events import ArtifactsStored, StoredFile
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
+from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
+from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from tests.support.virtual_clock import VirtualClock
 
 POOL, NODE = "p", "node-0"
 BUCKET = streams.artifact_bucket(POOL)
@@ -201,3 +209,81 @@ async def test_a_full_or_absent_bucket_is_a_reason(tmp_path: Path) -> None:
     assert "maximum bytes exceeded" in reasons(full, tmp_path)["artifacts/f"]
     absent = await uploads(MemoryBus(), tmp_path).upload(order())
     assert reasons(absent, tmp_path) == {"artifacts/f": "the pool has no bucket for it: run `eflow configure`"}
+
+
+def stored_in(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+async def test_with_a_folder_for_artifacts_files_are_there_and_not_on_the_bus(tmp_path: Path) -> None:
+    store, folder = tmp_path / "store", folder_of(tmp_path)
+    (folder / "artifacts" / "plot").write_bytes(b"plot")
+    (folder / "model" / f"i{12:014d}.pt").write_bytes(b"weights")
+    uploads = ArtifactUploads(
+        MemoryBus(), POOL, tmp_path, NODE, note=lambda _: None, log=SilentLog(), uri=store.as_uri()
+    )
+    found = await uploads.upload(order())
+    assert found.model is not None
+    assert found.uri == store.as_uri()
+    assert stored_in(store) == {f"lab/{found.model.digest}": b"weights", f"lab/{found.files[0].digest}": b"plot"}
+    stored = ArtifactsStored(job_id="a", due=5, node_id=NODE, model=found.model, uri=found.uri, at_s=1.0)
+    fetched = io.BytesIO()
+    _copy(StoredArtifacts(stored, "lab"), found.model, fetched)
+    assert fetched.getvalue() == b"weights"
+
+
+async def test_what_a_folder_for_artifacts_does_not_take_stays_on_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise RuntimeError("403: no")
+
+    monkeypatch.setattr(ArtifactFolder, "write", refuses)
+    (folder_of(tmp_path) / "artifacts" / "plot").write_bytes(b"plot")
+    store = (tmp_path / "store").as_uri()
+    uploads = ArtifactUploads(MemoryBus(), POOL, tmp_path, NODE, note=lambda _: None, log=SilentLog(), uri=store)
+    assert reasons(await uploads.upload(order()), tmp_path) == {"artifacts/plot": "RuntimeError: 403: no"}
+
+
+async def test_a_file_that_changes_while_it_is_written_to_a_folder_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_uploads, "_digest", lambda *_: "a" * 64)
+    (folder_of(tmp_path) / "artifacts" / "plot").write_bytes(b"plot")
+    store = tmp_path / "store"
+    uploads = ArtifactUploads(
+        MemoryBus(), POOL, tmp_path, NODE, note=lambda _: None, log=SilentLog(), uri=store.as_uri()
+    )
+    assert reasons(await uploads.upload(order()), tmp_path) == {"artifacts/plot": "it changed while it was read"}
+    assert stored_in(store) == {}
+
+
+async def test_old_files_of_a_folder_for_artifacts_are_deleted_as_the_pool_says(tmp_path: Path) -> None:
+    store, clock = tmp_path / "store", VirtualClock(SystemClock().now_s() + 40 * DAY_S)
+    ArtifactFolder(store.as_uri()).write("lab", "a" * 64, iter([b"x"]))
+    uploads = ArtifactUploads(
+        MemoryBus(), POOL, tmp_path, NODE, note=lambda _: None, log=SilentLog(), uri=store.as_uri()
+    )
+    for kept_s, left in ((None, 1), (50 * DAY_S, 1), (30 * DAY_S, 0)):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await uploads.delete_old(clock, lambda kept_s=kept_s: PoolConfig(artifacts_kept_s=kept_s))
+        assert len(stored_in(store)) == left
+
+
+@pytest.mark.parametrize("holds", ["nothing", "other bytes", "no library"])
+def test_what_a_client_says_of_a_folder_that_it_cannot_read(holds: str, tmp_path: Path) -> None:
+    store = (tmp_path / "store").as_uri()
+    if holds == "other bytes":
+        ArtifactFolder(store).write("lab", "a" * 64, iter([b"x"]))
+    uri = "s3://bucket/store" if holds == "no library" else store
+    stored = ArtifactsStored(job_id="a", due=5, node_id=NODE, uri=uri, at_s=1.0)
+    file = StoredFile(path="plot", num_bytes=1, digest="a" * 64)
+    said = {
+        "nothing": (ArtifactGone, "is not stored any more"),
+        "other bytes": (DamagedObject, "another digest"),
+        "no library": (ArtifactNotReadable, "which cannot be read here: ImportError: .*s3fs"),
+    }
+    error, words = said[holds]
+    with pytest.raises(error, match=words):
+        _copy(StoredArtifacts(stored, "lab"), file, io.BytesIO())

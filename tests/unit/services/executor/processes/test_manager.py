@@ -1,20 +1,27 @@
-"""The manager gives workers the secrets of their generations."""
+"""The manager prepares workers, gives them the secrets of their generations, and says what it prepares."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elasticflow.services.executor.decisions.local_events_and_actions import (
+    KillWorker,
     LocalEvent,
     SendToWorker,
     StartWorker,
     WorkerId,
     WorkerReported,
 )
+from elasticflow.services.executor.processes.fetched_data import FetchedData
 from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
+from elasticflow.services.executor.processes.installed_packages import InstalledPackages
 from elasticflow.services.executor.processes.launcher import OnEvent
 from elasticflow.services.executor.processes.manager import WorkerManager
+from elasticflow.services.executor.processes.prepared_folders import CannotPrepare
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
@@ -108,3 +115,66 @@ async def test_the_last_lines_of_a_failed_worker_are_noted_without_its_secrets(t
     worker.log_file.write_text("the token is hidden\n")
     launcher.on_event(worker, Failed(error="refused"))
     assert [event.last_lines for event in noted if isinstance(event, WorkerReported)] == ["the token is ***"]
+
+
+@pytest.mark.parametrize("ends", ["installed", "unusable", "killed"])
+async def test_the_manager_says_which_jobs_wait_for_packages(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, installed, within = asyncio.Event(), asyncio.Event(), list[float]()
+
+    async def folder(packages: InstalledPackages, tenant: str, requirements: Any, *, within_s: float) -> str:
+        within.append(within_s)
+        begun.set()
+        await installed.wait()
+        if ends == "unusable":
+            raise CannotPrepare("no such package")
+        return "packages"
+
+    monkeypatch.setattr(InstalledPackages, "folder", folder)
+    launcher, noted = Launcher(), asyncio.Queue[LocalEvent]()
+    manager = manager_of(launcher, tmp_path, noted.put_nowait)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    needs = spec(requirements=("einops",))
+    timeouts = PoolConfig(prepare_timeout_s=300.0).timeouts_of(needs)
+    for rank in range(2):
+        assignment = Assignment(
+            job_id="a", generation=1, rank=rank, world_size=2, spec=needs, checkpoint_dir="unused", timeouts=timeouts
+        )
+        manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    await begun.wait()
+    assert manager.preparing == ("a",)
+    if ends == "killed":
+        for rank in range(2):
+            manager.act(KillWorker(worker=WorkerId("a", 1, rank)))
+    installed.set()
+    for _ in range(2):
+        await (launcher.launched if ends == "installed" else noted).get()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (manager.preparing, within) == ((), [300.0, 300.0])
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_what_is_said_of_data_that_cannot_be_had_is_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def paths(data: FetchedData, tenant: str, uris: Any, environment: Any, *, within_s: float) -> dict[str, str]:
+        raise CannotPrepare(f"no permission for {environment}")
+
+    monkeypatch.setattr(FetchedData, "paths", paths)
+    monkeypatch.setattr(SecretKeys, "open", lambda *_: {"TOKEN": "hidden"})
+    noted = asyncio.Queue[LocalEvent]()
+    manager = manager_of(Launcher(), tmp_path, noted.put_nowait)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    wants = spec(data={"train": "s3://bucket/train"}, environment={"COLOUR": "blue"})
+    assignment = Assignment(job_id="a", generation=1, rank=0, world_size=1, spec=wants, checkpoint_dir="unused")
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    noted_first = await noted.get()
+    assert isinstance(noted_first, WorkerReported)
+    assert noted_first.message == Failed(error="no permission for {'COLOUR': 'blue', 'TOKEN': '***'}")
+    running.cancel()
+    await asyncio.wait({running})

@@ -1,6 +1,7 @@
 """Packages of jobs: what pip or uv installs, and which versions are refused. Without a network."""
 
 import hashlib
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -13,6 +14,8 @@ from elasticflow.services.executor.worker.packages.installers import CannotInsta
 from elasticflow.services.executor.worker.packages.loaded_packages import loaded_packages, refused_lines, violated_in
 from tests.support.wheels import from_folder, make_wheel
 
+# looked for before a test hides it
+REAL_UV = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
 LOADED = {"numpy": "2.4.6", "torch": "2.13.0+cpu"}
 
 
@@ -83,6 +86,22 @@ def test_uv_is_used_where_it_is_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert f"--python {sys.executable} --link-mode copy" in said
     excluded = (tmp_path / "uv.file").read_text().splitlines()
     assert excluded == ["numpy ; sys_platform == 'never'", "torch ; sys_platform == 'never'"]
+
+
+@pytest.mark.skipif(REAL_UV is None, reason="this machine has no uv")
+def test_uv_itself_installs_what_is_missing_and_nothing_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(tmp_path / "wheels", "ef_first", requires=("ef_second>=1", "packaging"))
+    make_wheel(tmp_path / "wheels", "ef_second", "2.0")
+    make_wheel(tmp_path / "wheels", "packaging", "99.0")
+    monkeypatch.setattr(installers.shutil, "which", lambda _: REAL_UV)
+    loaded = {"packaging": packaging.__version__}
+    assert installed(tmp_path, "ef_first==1.0", loaded=loaded) == ["ef_first.py", "ef_second.py"]
+    for name in ("target", "work"):
+        (tmp_path / name).rename(tmp_path / f"{name}-before")
+    with pytest.raises(CannotInstall, match="uv ended with exit code 1:\n"):
+        installed(tmp_path, "ef_first==2.0", loaded=loaded)
 
 
 def test_a_node_without_an_installer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

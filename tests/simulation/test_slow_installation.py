@@ -1,0 +1,49 @@
+"""Installations that take longer than a job may go without a step, on the virtual cluster."""
+
+from dataclasses import replace
+
+import pytest
+
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.events import JobFailed, WorkerCrashed
+from elasticflow.shared.state.job import Phase
+from elasticflow.simulator.pipeline.cluster import Arrival, Scenario
+from elasticflow.simulator.pipeline.nodes import VirtualNode
+from tests.support.scenarios import random_scenario
+from tests.support.simulated_runs import problems, run_to_rest
+
+INSTALL_S = 400.0  # the pool gives a job 120 s without a step
+
+
+def scenario(seed: int, *, curves_known: bool) -> Scenario:
+    """Every job requires packages."""
+    base = random_scenario(seed, num_jobs=4, num_nodes=2, curves_known=curves_known)
+
+    def requiring(arrival: Arrival) -> Arrival:
+        command = arrival.command
+        if not isinstance(command, SubmitJob):
+            return arrival
+        deadline_in_s = None if command.spec.deadline_in_s is None else command.spec.deadline_in_s + 8 * INSTALL_S
+        spec = replace(command.spec, requirements=("einops",), deadline_in_s=deadline_in_s)
+        return replace(arrival, command=replace(command, spec=spec))
+
+    timing_model = replace(base.timing_model, install_s=INSTALL_S)
+    return replace(base, timing_model=timing_model, arrivals=tuple(map(requiring, base.arrivals)))
+
+
+@pytest.mark.parametrize(("seed", "curves_known"), [(1, True), (2, False)])
+def test_jobs_with_a_slow_installation_train(seed: int, curves_known: bool) -> None:
+    cluster = run_to_rest(scenario(seed, curves_known=curves_known), seed, longest_s=20_000.0)
+    assert list(problems(cluster)) == []
+    failed = [entry.message for entry in cluster.entries if isinstance(entry.message, JobFailed | WorkerCrashed)]
+    assert failed == []
+    assert any(job.phase is Phase.FINISHED for job in cluster.state.ended_jobs.values())
+
+
+def test_without_a_word_of_the_node_the_jobs_are_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the heartbeats are for."""
+    monkeypatch.setattr(VirtualNode, "preparing", ())
+    cluster = run_to_rest(scenario(1, curves_known=True), 1, longest_s=20_000.0)
+    failed = [entry.message for entry in cluster.entries if isinstance(entry.message, JobFailed)]
+    assert failed
+    assert all("it did not start to train" in event.error for event in failed)

@@ -1,0 +1,65 @@
+"""What a notebook shows of jobs and quotes."""
+
+import copy
+import pickle
+import re
+from dataclasses import replace
+
+from elasticflow.history.pool_views import job_views
+from elasticflow.sdk.notebook_results import JobViews, Quote
+from elasticflow.shared.messages.events import DeadlineQuoted
+from tests.support.histories import NOW_S
+from tests.support.worker_events import progressed, running
+
+VIEWS = JobViews(job_views(running().then(progressed(1, 20)).state, NOW_S + 6.0), NOW_S + 6.0)
+QUOTED = DeadlineQuoted(earliest_deadline_s=NOW_S + 90.0, gpu_seconds=120.4, at_s=NOW_S)
+
+
+def text_of(html: str) -> str:
+    assert html.count("<pre") == html.count("</pre>") > 0
+    return re.sub(r"<[^>]*>", "", html)
+
+
+def test_jobs_are_a_tuple_and_a_table() -> None:
+    assert isinstance(VIEWS, tuple)
+    assert tuple(VIEWS) == VIEWS
+    header, row = text_of(VIEWS._repr_html_()).strip().splitlines()
+    assert header.split() == [
+        "JOB",
+        "STATE",
+        "CLASS",
+        "GPUS",
+        "PROGRESS",
+        "ITERATION",
+        "RATE/S",
+        "FINISH",
+        "DEADLINE",
+        "MARGIN",
+    ]
+    assert row.split()[:4] == ["a", "running", "slo", "2"]
+    assert "20/100" in row
+    assert "no jobs" in text_of(JobViews((), NOW_S)._repr_html_())
+    for again in (pickle.loads(pickle.dumps(VIEWS)), copy.copy(VIEWS)):
+        assert (again, again.now_s, type(again)) == (VIEWS, VIEWS.now_s, JobViews)
+
+
+def test_a_job_is_a_row_and_what_is_said_of_its_failure() -> None:
+    (view,) = VIEWS
+    assert text_of(view._repr_html_()).split()[10:12] == ["a", "running"]
+    failed = replace(view, activity="failed", explanation="ValueError: <b>no</b>", last_lines="line 1\nline 2")
+    html = failed._repr_html_()
+    assert "<b>" not in html, "what users' code says is no markup"
+    said = [line.strip() for line in text_of(html).splitlines()]
+    assert [line for line in said if line][-3:] == ["ValueError: &lt;b&gt;no&lt;/b&gt;", "line 1", "line 2"]
+
+
+def test_a_quote_is_the_event_and_a_table() -> None:
+    quote = Quote.of(QUOTED)
+    assert isinstance(quote, DeadlineQuoted)
+    assert (quote.earliest_deadline_s, quote.gpu_seconds) == (NOW_S + 90.0, 120.4)
+    shown = text_of(quote._repr_html_())
+    assert re.search(r"EARLIEST DEADLINE +\d\d:\d\d:\d\d \(in 1m 30s\)", shown), shown
+    assert re.search(r"GPU-SECONDS +120\s", shown)
+    none = text_of(Quote.of(replace(QUOTED, earliest_deadline_s=None, explanation="no GPU"))._repr_html_())
+    assert re.search(r"EARLIEST DEADLINE +-", none)
+    assert "no GPU" in none
