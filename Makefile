@@ -25,7 +25,7 @@ MAKEFLAGS += --jobs=2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install loops sources units check format test page search demo bench docs compose-test clean
+.PHONY: help install loops sources units check format test page search nightly demo bench docs compose-test clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -81,6 +81,10 @@ ifdef CHROMIUM
 else
 	@echo 'tests of the page in a browser: skipped, no Chromium was found (apt-get install chromium)'
 endif
+
+nightly: install  ## 10,000 simulated runs with faults, from new seeds (about two hours of one core)
+	EF_SIMULATED_SEEDS=10000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
+		tests/simulation/test_whole_pipeline.py -k short_storm
 
 search: install  ## new examples: ten times those of the property tests, and 1,000 simulated runs with faults (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties

@@ -85,7 +85,8 @@ def nodes(
 
     TYPE and MEMORY are those of each GPU of the node, as far as known. While a
     padding load is live, PADDING is the number of idle GPUs that its tasks may
-    use.
+    use. What the machine of a node cannot enforce of the isolation of its jobs
+    follows in words.
 
     \b
     Examples:
@@ -103,7 +104,7 @@ def nodes(
         print_json(list(views))
     elif views:
         say(nodes_table(views, now_s))
-        for line in slower_lines(views):
+        for line in (*slower_lines(views), *unenforced_lines(views)):
             say_line(line, "yellow")
     else:
         say_line("no nodes yet (`eflow node` on a machine adds it)")
@@ -128,6 +129,15 @@ def slower_lines(views: tuple[NodeView, ...]) -> list[str]:
         for view in views
         if view.alive and view.slower_than_type
     ]
+
+
+def unenforced_lines(views: tuple[NodeView, ...]) -> list[str]:
+    """What machines cannot enforce of the isolation that is wanted of them, each with its nodes."""
+    nodes_by_sentence: dict[str, list[str]] = {}
+    for view in views:
+        for sentence in view.unenforced if view.alive and view.isolation != "none" else ():
+            nodes_by_sentence.setdefault(sentence, []).append(view.node_id)
+    return [f"{', '.join(node_ids)}: {sentence}" for sentence, node_ids in nodes_by_sentence.items()]
 
 
 def alive_word(view: NodeView, now_s: float) -> Text:

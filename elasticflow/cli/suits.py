@@ -80,6 +80,7 @@ def _config_and_windows(least_open_s: float) -> Callable[[Client], Awaitable[tup
     """The pool's configuration, and the lengths of its idle windows in seconds, as admission takes them."""
 
     async def ask(client: Client) -> tuple[PoolConfig, list[float]]:
+        client.require_operator()  # a tenant's view has no idle windows: all loads would seem to pay
         state = await client.state()
         return state.config, state.idle_windows_at(client.now_s(), least_open_s=least_open_s)
 

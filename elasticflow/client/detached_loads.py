@@ -66,8 +66,10 @@ class DetachedLoads(LoadRequests):
     async def stored_results(self, load_id: str) -> AsyncGenerator[TaskResult]:
         """The results of a load in the order of their ends, until it has ended; none is deleted.
 
-        Raises LoadInUse if the client that opened it still runs, UnknownLoad, LoadWasCancelled, ResultsGone.
+        Raises LoadInUse if the client that opened it still runs, UnknownLoad, LoadWasCancelled, ResultsGone,
+        OperatorsOnly.
         """
+        self.require_operator()
         if await with_retry(has_load_lease, self._bus, self._pool, load_id):
             raise LoadInUse(load_id)
         window, results = ResultWindow(keeps_results=True), self._bus.results(self._pool, load_id)

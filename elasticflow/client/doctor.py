@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 from elasticflow.client.curve_check import curve_problems
 from elasticflow.client.ledger import LedgerView
-from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint
+from elasticflow.client.tenant_view import TenantView
 from elasticflow.client.workers_check import workers_problems
-from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.errors import ElasticFlowError, NotPermitted
 from elasticflow.shared.extras import require_one_version, torch_problem
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.streams import StreamLimits
@@ -39,6 +40,7 @@ EXPIRES_SOON_S = 14 * 86_400.0
 _SYNC = "sync_interval: always"
 _HTTP_TIMEOUT_S = 5.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_OPERATORS = "streams, clock, plan and executors: use the key of an operator in EF_NATS_CREDS"
 _EXAMPLE_TOKEN = "development-only"  # of deploy/compose.yaml
 
 
@@ -51,12 +53,16 @@ class Finding:
     unknown: str = ""
 
 
+Check = tuple[str, Callable[[], Awaitable[Iterable[Any]]]]
+
+
 async def examine(
     endpoint: Endpoint, *, replicas: int, clock: Clock, environment: Mapping[str, str], monitor_urls: Sequence[str] = ()
 ) -> tuple[Finding, ...]:
     """replicas: that each stream should have. monitor_urls: of the NATS servers' HTTP pages.
 
-    Checks of the pool need a connection; without one its error is found.
+    Checks of the pool need a connection; without one its error is found. With the key of a tenant only what that
+    tenant sees is checked: no stream, no plan, no executor.
     """
     access = NatsAccess.from_environment(environment)
     findings = [
@@ -64,7 +70,6 @@ async def examine(
         *_findings("TLS", _encryption_problems(endpoint, access)),
         *_findings("certificates", await asyncio.to_thread(lambda: tuple(_certificate_problems(access, clock)))),
         *_findings("tenants", _token_problems(endpoint, access)),
-        *_findings("isolation", await asyncio.to_thread(lambda: tuple(_isolation_problems(environment, access)))),
         *_findings("disk", _disk_problems(endpoint.data_dir or Path.cwd())),
         *_findings("versions", _version_problems()),
         *await asyncio.to_thread(_sync_findings, endpoint, monitor_urls),
@@ -73,14 +78,49 @@ async def examine(
         limits = StreamLimits(replicas=replicas)
         bus = await connect_nats(endpoint.nats_url, name="eflow-doctor", access=access, limits=limits)
     except ElasticFlowError as error:
-        return (*findings, Finding(check="connection", problem=str(error)))
+        return (*findings, *_executor_findings(environment, access), Finding(check="connection", problem=str(error)))
     try:
-        return (*findings, Finding(check="connection"), *[each async for each in _of_pool(bus, endpoint.pool, clock)])
+        findings.append(Finding(check="connection"))
+        if await _is_a_tenants(bus, endpoint.pool):
+            view = TenantView(bus, endpoint.pool, environment.get("EF_TENANT", "") or DEFAULT_TENANT)
+            of_pool, not_checked = _checks_by_view(bus, view, clock), (Finding(check="others", unknown=_OPERATORS),)
+        else:
+            findings += await asyncio.to_thread(_executor_findings, environment, access)
+            of_pool, not_checked = _checks_by_ledger(bus, endpoint.pool, clock), ()
+        return (*findings, *[each async for each in _results(of_pool)], *not_checked)
     finally:
         await bus.close()
 
 
-async def _of_pool(bus: NatsBus, pool: str, clock: Clock) -> AsyncIterator[Finding]:
+async def _is_a_tenants(bus: NatsBus, pool: str) -> bool:
+    """Whether the key of this connection is one of a tenant: it may not ask for the end of the ledger."""
+    try:
+        await bus.pool_exists(pool)
+    except NotPermitted:
+        return True
+    except ElasticFlowError:
+        return False  # each check finds it
+    return False
+
+
+def _checks_by_view(bus: NatsBus, view: TenantView, clock: Clock) -> tuple[Check, ...]:
+    async def server() -> Iterable[str]:
+        return bus.server_problems()
+
+    async def of_view() -> Iterable[str]:
+        await view.state()
+        return view.notes(clock.now_s())
+
+    async def curves() -> Iterable[str]:
+        return curve_problems(await view.state())
+
+    async def workers() -> Iterable[str]:
+        return workers_problems((await view.state()).nodes.values())
+
+    return ("server", server), ("view", of_view), ("curves", curves), ("workers", workers)
+
+
+def _checks_by_ledger(bus: NatsBus, pool: str, clock: Clock) -> tuple[Check, ...]:
     clock_check = ClockCheck(bus, pool, clock)
 
     async def streams() -> Iterable[str]:
@@ -98,12 +138,10 @@ async def _of_pool(bus: NatsBus, pool: str, clock: Clock) -> AsyncIterator[Findi
     async def workers() -> Iterable[str]:
         return workers_problems((await LedgerView(bus, pool).state()).nodes.values())
 
-    checks: tuple[tuple[str, Callable[[], Awaitable[Iterable[Any]]]], ...] = (
-        ("streams", streams),
-        ("clock and plan", decisions),
-        ("curves", curves),
-        ("workers", workers),
-    )
+    return ("streams", streams), ("clock and plan", decisions), ("curves", curves), ("workers", workers)
+
+
+async def _results(checks: Iterable[Check]) -> AsyncIterator[Finding]:
     for name, check in checks:
         try:
             problems = await check()
@@ -158,6 +196,10 @@ def _token_problems(endpoint: Endpoint, access: NatsAccess) -> Iterable[str]:
 def _other_hosts(endpoint: Endpoint) -> tuple[str, ...]:
     hosts = (urlsplit(url).hostname or "" for url in endpoint.nats_url.split(","))
     return tuple(host for host in hosts if host not in _LOOPBACK)
+
+
+def _executor_findings(environment: Mapping[str, str], access: NatsAccess) -> tuple[Finding, ...]:
+    return _findings("isolation", _isolation_problems(environment, access))
 
 
 def _isolation_problems(environment: Mapping[str, str], access: NatsAccess) -> Iterable[str]:

@@ -116,8 +116,10 @@ class LoadRequests(CommandRequests):
     async def _open(self, spec: LoadSpec, load_id: str, code: Package | None) -> str:
         """The id under which this client alone holds the lease.
 
-        Raises LoadNotOpened, also for a load that another client has used: it may have deleted results.
+        Raises OperatorsOnly, as one stream has the tasks of all tenants; LoadNotOpened, also for a load that another
+        client has used: it may have deleted results.
         """
+        self.require_operator()
         opened = await self.open_load(spec, load_id=load_id, code=code)
         if isinstance(opened, LoadRejected):
             raise LoadNotOpened(load_id, opened.explanation)

@@ -31,10 +31,14 @@ class PoolReader:
 
     @property
     def ledger(self) -> LedgerView:
-        """All that happened in the pool. Raises OperatorsOnly with the key of a tenant."""
+        """All that happened in the pool. Raises OperatorsOnly."""
+        self.require_operator()
+        return self._ledger
+
+    def require_operator(self) -> None:
+        """Raises OperatorsOnly with the key of a tenant."""
         if self.view is not None:
             raise OperatorsOnly(self._pool)
-        return self._ledger
 
     def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
         """The ledger, message by message, up to a sequence or without end. Raises OperatorsOnly."""
@@ -53,7 +57,7 @@ class PoolReader:
         return (self._ledger if self.view is None else self.view).states()
 
     async def history(self, name: str) -> tuple[HistoryEntry, ...]:
-        """What happened to a job or padding load; () of an unknown one. Tenants read histories of jobs only."""
+        """What happened to a job or padding load; () of an unknown one."""
         if self.view is not None:
             return await self.view.history(name)
         last = await self._ledger.last_sequence()

@@ -60,33 +60,33 @@ class TenantView:
             async for state in changes:
                 yield state
 
-    async def history(self, job_id: str) -> tuple[HistoryEntry, ...]:
-        """What is stored of it; () of an unknown job."""
+    async def history(self, name: str) -> tuple[HistoryEntry, ...]:
+        """What is stored of a job or padding load; () of an unknown one."""
         await self._read_as_of()
-        return (await with_retry(self._read_history, job_id))[1].entries
+        return (await with_retry(self._read_history, name))[1].entries
 
-    async def events(self, job_id: str) -> list[KeptEvent]:
-        """The newest events about a job of the kinds that clients wait for."""
-        return (await with_retry(self._read_history, job_id))[1].decoded_events()
+    async def events(self, name: str) -> list[KeptEvent]:
+        """The newest events about a job or load of the kinds that clients wait for."""
+        return (await with_retry(self._read_history, name))[1].decoded_events()
 
-    async def new_events(self, job_id: str) -> AsyncGenerator[CausedEvent, None]:
+    async def new_events(self, name: str) -> AsyncGenerator[CausedEvent, None]:
         """Those that are stored from now on, without end."""
-        as_of, (_, history) = await self._read_as_of(), await with_retry(self._read_history, job_id)
-        return self._events_after(job_id, max(as_of.sequence, history.sequence))
+        as_of, (_, history) = await self._read_as_of(), await with_retry(self._read_history, name)
+        return self._events_after(name, max(as_of.sequence, history.sequence))
 
-    async def until_seen(self, job_id: str, reply: object) -> None:
+    async def until_seen(self, name: str, reply: object) -> None:
         """Wait until the view has this reply, so that the next command finds it there; but not for long."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SEEN_WITHIN_S), contextlib.aclosing(self._events_after(job_id, 0)) as events:
+            async with asyncio.timeout(SEEN_WITHIN_S), contextlib.aclosing(self._events_after(name, 0)) as events:
                 async for event, _ in events:
                     if type(event) is type(reply) and getattr(event, "at_s", 0.0) == getattr(reply, "at_s", 0.0):
                         return
 
-    async def _events_after(self, job_id: str, sequence: int) -> AsyncGenerator[CausedEvent, None]:
+    async def _events_after(self, name: str, sequence: int) -> AsyncGenerator[CausedEvent, None]:
         async def read() -> tuple[object, StoredHistory]:
-            return await self._read_history(job_id)
+            return await self._read_history(name)
 
-        changes = self._changes(streams.history_key(self._tenant, job_id), read)
+        changes = self._changes(streams.history_key(self._tenant, name), read)
         async with contextlib.aclosing(changes):
             async for history in changes:
                 for kept in history.decoded_events():
@@ -150,8 +150,8 @@ class TenantView:
             raise UnreadableView(self._pool, str(error)) from None
         return self._as_of
 
-    async def _read_history(self, job_id: str) -> tuple[object, StoredHistory]:
-        value = await self._value(streams.history_key(self._tenant, job_id))
+    async def _read_history(self, name: str) -> tuple[object, StoredHistory]:
+        value = await self._value(streams.history_key(self._tenant, name))
         if value is None:
             return 0, StoredHistory()
         try:

@@ -5,6 +5,7 @@ The ledger is folded message by message. The states before and after a decision 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.event_text import event_text, placed_in_words
@@ -46,13 +47,21 @@ class HistoryEntry:
         return self.type in _REPORTS
 
 
+class Sentence(NamedTuple):
+    """tenant: of the job or load, who may read it; "" for a sentence on nodes."""
+
+    name: str
+    entry: HistoryEntry
+    tenant: str
+
+
 def job_history(entries: Iterable[Entry], name: str) -> tuple[HistoryEntry, ...]:
     """All decisions and events about the job or padding load of this name; () if the ledger contains neither."""
     events_in_words = EventsInWords(only=name)
     history: list[HistoryEntry] = []
     for sequence, at_s, message in entries:
-        for _, entry in events_in_words.fold(sequence, at_s, message):
-            append_entry(history, entry)
+        for said in events_in_words.fold(sequence, at_s, message):
+            append_entry(history, said.entry)
     return tuple(history)
 
 
@@ -73,7 +82,7 @@ class EventsInWords:
 
     Collects the events since the last allocation, which are the causes of the next one.
     only: the one job or load whose sentences are wanted; "": all, and those on nodes under the name "".
-    for_tenants: the sentences on a job are for its tenant, so they name no job of another one.
+    for_tenants: the sentences on a job or load are for its tenant, so they name no job of another one.
     """
 
     def __init__(self, only: str = "", *, for_tenants: bool = False, state: PoolState | None = None) -> None:
@@ -81,19 +90,20 @@ class EventsInWords:
         self._only, self._for_tenants = only, for_tenants
         self._causes: list[tuple[int, Event]] = []
 
-    def fold(self, sequence: int, at_s: float, message: LedgerMessage) -> list[tuple[str, HistoryEntry]]:
-        """The sentences on this message, each with the name of its job or load."""
+    def fold(self, sequence: int, at_s: float, message: LedgerMessage) -> list[Sentence]:
+        """The sentences on this message, each with its job or load."""
         before = self.state
         self.state = ledger_fold.evolve(before, message, sequence)
         if isinstance(message, Unreadable):
             return []
         based_on = message.based_on if isinstance(message, PlanDecided) else sequence
-        said: list[tuple[str, HistoryEntry]] = []
+        said: list[Sentence] = []
         for event in message.events if isinstance(message, PlanDecided) else (message,):
             for name in self._names(event, before):
                 if text := self._sentence(event, name, before, based_on):
                     kind, lines = type(event).__name__, _last_lines(event)
-                    said.append((name, HistoryEntry(sequence=sequence, at_s=at_s, type=kind, text=text, lines=lines)))
+                    entry = HistoryEntry(sequence=sequence, at_s=at_s, type=kind, text=text, lines=lines)
+                    said.append(Sentence(name, entry, self._tenant(event, name, before)))
             if self.state.scheduling_event_sequence == sequence:
                 self._causes.append((sequence, event))
         if isinstance(message, PlanDecided) and message.service == "allocator":
@@ -107,11 +117,15 @@ class EventsInWords:
 
     def _sentence(self, event: Event, name: str, before: PoolState, based_on: int) -> str:
         if isinstance(event, LoadEvent):
-            return load_text(event, self.state.loads.get(name)) if event.load_id == name else ""
+            load = self.state.loads.get(name)
+            is_hidden = self._for_tenants and load is not None and _is_of_another_tenant(event, load.tenant)
+            return load_text(event, load) if event.load_id == name and not is_hidden else ""
         if not name:
             return cause_in_words(event, name)
         old, new = before.job(name), self.state.job(name)
-        if new is None or (self._for_tenants and _is_of_another_tenant(event, new)):
+        if new is None or (
+            self._for_tenants and getattr(event, "job_id", "") == name and _is_of_another_tenant(event, new.tenant)
+        ):
             return ""
         shown = self._shown_to(new.tenant)
         match event:
@@ -143,6 +157,14 @@ class EventsInWords:
             case _:
                 return ""
 
+    def _tenant(self, event: Event, name: str, before: PoolState) -> str:
+        """Of a load that was never opened, the one that requested it."""
+        if isinstance(event, LoadEvent):
+            load = self.state.loads.get(name) or before.loads.get(name)
+            return getattr(event, "tenant", "") if load is None else load.tenant
+        job = self.state.job(name)
+        return "" if job is None else job.tenant
+
     def _because(self, job: Job, based_on: int) -> str:
         """The events that the allocator first considered in this decision; "" if there is none."""
         shown = self._shown_to(job.tenant)
@@ -159,9 +181,9 @@ class EventsInWords:
         return shown if self._for_tenants else str
 
 
-def _is_of_another_tenant(event: Event, job: Job) -> bool:
-    """Whether it answers a command of another tenant about this job: admission rejects those in the ledger."""
-    return getattr(event, "job_id", "") == job.job_id and getattr(event, "tenant", "") not in ("", job.tenant)
+def _is_of_another_tenant(event: Event, tenant: str) -> bool:
+    """Whether it answers a command of another tenant about a job or load: admission rejects those in the ledger."""
+    return getattr(event, "tenant", "") not in ("", tenant)
 
 
 def _last_lines(event: Event) -> tuple[str, ...]:

@@ -71,8 +71,8 @@ class JobView:
 class NodeView:
     """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
     slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if unnamed.
-    gpu_memory_bytes: of each GPU; 0 if unknown. isolation: as in `NodeJoined`. slower_than_type: by
-    which part it is slower than other nodes of its type; 0.0 if it is not, or if too few jobs show it."""
+    gpu_memory_bytes: of each GPU; 0 if unknown. isolation, unenforced: as in `NodeJoined`. slower_than_type:
+    by which part it is slower than other nodes of its type; 0.0 if it is not, or if too few jobs show it."""
 
     node_id: str
     alive: bool
@@ -86,6 +86,7 @@ class NodeView:
     gpu_type: str = ""
     gpu_memory_bytes: int = 0
     isolation: str = ""
+    unenforced: tuple[str, ...] = ()
     slower_than_type: float = 0.0
     rack: str = ""  # "": its executor named none
     num_sockets: int = 1
@@ -200,6 +201,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             gpu_type=node.gpu_type,
             gpu_memory_bytes=node.gpu_memory_bytes,
             isolation=node.isolation,
+            unenforced=node.unenforced,
             slower_than_type=slower.get(node.node_id, 0.0),
             rack=node.rack,
             num_sockets=node.sockets,

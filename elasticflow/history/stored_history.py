@@ -1,4 +1,4 @@
-"""The history of one job as the monitor stores it for its tenant: sentences, and the newest replies as events. Pure.
+"""The history of a job or load as the monitor stores it for its tenant: sentences, and the newest replies. Pure.
 
 The monitor extends it, so it never needs the whole ledger for it; the tenant's client only reads it (docs/adr/0071).
 """

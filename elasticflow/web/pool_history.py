@@ -93,7 +93,7 @@ class PoolHistory:
         self.last_at_s = max(self.last_at_s, at_s)
         if not isinstance(message, Unreadable):
             self._follow(sequence, at_s, message, before)
-        for name, entry in said:
+        for name, entry, _ in said:
             if name:
                 append_entry(self._track(name, sequence).history, entry)
             if not entry.is_report and entry.type not in _ONLY_OF_A_JOB:

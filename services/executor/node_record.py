@@ -30,7 +30,7 @@ class NodeRecord:
         self._incarnation = ""  # the claimed one
         self._revision = 0
         self._is_uncertain = False  # whether the last heartbeat was stored
-        self._foreign_revision = 0
+        self._foreign_data = b""
         self._foreign_since_s = 0.0
         self._num_foreign_writes = 0
 
@@ -78,12 +78,12 @@ class NodeRecord:
             if message.incarnation.rpartition("-")[0] in self._ended_run_ids:
                 return True
             lease_s = message.lease_s
-        if record.revision != self._foreign_revision:
-            self._num_foreign_writes += self._foreign_revision > 0
+        if record.data != self._foreign_data:  # the monitor may write the same again: that extends no lease
+            self._num_foreign_writes += self._foreign_data != b""
             if self._num_foreign_writes > _MAX_FOREIGN_WRITES:
                 problem = "another executor of this name is alive: stop it, or give this one another name"
                 raise BadSettings((f"EF_NODE_ID={self._node_id!r}: {problem}",))
-            self._foreign_revision, self._foreign_since_s = record.revision, self._boot_s()
+            self._foreign_data, self._foreign_since_s = record.data, self._boot_s()
         return self._boot_s() - self._foreign_since_s > takeover_s(lease_s)
 
     async def _read(self) -> Value | None:

@@ -296,6 +296,7 @@ def _node_specification(
         memory_limit_bytes=settings.job_memory_bytes,
         isolation=isolation.kind,
         workers_secret=workers_secret,
+        unenforced=isolation.missing,
     )
 
 

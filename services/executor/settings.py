@@ -110,9 +110,11 @@ class ExecutorSettings:
     # EF_DATA_INTERFACE: network interface of tensors between workers; "": that of EF_ADVERTISE_HOST
     data_interface: str
     stop_grace_s: float  # EF_STOP_GRACE_S: from the request to stop at a step boundary to the kill
-    # EF_JOB_MEMORY_BYTES: that each process of a job on a CPU slot may allocate beyond the preloaded libraries; 0: no
-    # limit
+    # EF_JOB_MEMORY_BYTES: that each process of a job on a CPU slot may allocate beyond the preloaded libraries, and
+    # with control groups each worker, on GPUs too, with all its processes; 0: no limit
     job_memory_bytes: int
+    # EF_CGROUP: folder of cgroup v2 in which this user may make control groups of workers; default: its own group
+    cgroup: Path | None
     warm_workers: int  # EF_WARM_WORKERS: GPUs with a warm worker, its CUDA context made (docs/adr/0020)
     # EF_PRELOAD: modules, separated by commas, that are imported once for all workers
     preload: tuple[str, ...]
@@ -191,6 +193,7 @@ class ExecutorSettings:
             data_interface=data_interface,
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),
             job_memory_bytes=read.integer("EF_JOB_MEMORY_BYTES", 0, low=0, high=2**53),
+            cgroup=file_named(given, "EF_CGROUP"),
             warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
             isolation=cast(Literal["none", "auto", "required"], isolation),

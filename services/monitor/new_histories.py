@@ -1,4 +1,4 @@
-"""What the ledger adds to the histories of jobs, and is not stored for their tenants so far. Pure."""
+"""What the ledger adds to the histories of jobs and padding loads, and is not stored for their tenants so far. Pure."""
 
 from dataclasses import dataclass, replace
 from typing import cast
@@ -6,7 +6,7 @@ from typing import cast
 from elasticflow.history.job_history import EventsInWords, HistoryEntry
 from elasticflow.history.stored_history import StoredHistory, is_kept, kept_bytes
 from elasticflow.shared.messages.commands import id_of
-from elasticflow.shared.messages.events import Event, PlanDecided
+from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.tenant_view import without_other_jobs
@@ -30,7 +30,7 @@ class NewHistories:
     def __init__(self, state: PoolState, histories_to: int) -> None:
         self._words = EventsInWords(for_tenants=True, state=state)
         self._histories_to = histories_to
-        self._new: dict[str, dict[str, NewHistory]] = {}  # by tenant and job
+        self._new: dict[str, dict[str, NewHistory]] = {}  # by tenant, and by name of the job or load
 
     @property
     def state(self) -> PoolState:
@@ -47,21 +47,20 @@ class NewHistories:
         said = self._words.fold(sequence, at_s, message)
         if sequence <= self._histories_to or isinstance(message, Unreadable):
             return
-        for name, entry in said:
-            if (job := self.state.job(name)) is not None:
-                self._add(job.tenant, name, sequence, at_s, entry=entry)
+        for name, entry, tenant in said:
+            if tenant:
+                self._add(tenant, name, sequence, at_s, entry=entry)
         is_decision = isinstance(message, PlanDecided)
         for event in message.events if is_decision else (message,):
-            if (
-                kept := self._reply(event, message.queue_sequence_about(id_of(event)) if is_decision else 0)
-            ) is not None:
+            queue_sequence = message.queue_sequence_about(id_of(event)) if is_decision else 0
+            if (kept := self._reply(event, queue_sequence)) is not None:
                 self._add(*kept[:2], sequence, at_s, kept=kept[2])
 
     def due(self, tenant: str, now_s: float) -> list[tuple[str, NewHistory]]:
-        """The jobs of a tenant whose histories must be stored now, the one with the newest message first."""
+        """The jobs and loads of a tenant whose histories must be stored now, the one with the newest message first."""
         found = [
-            (job_id, new)
-            for job_id, new in self._new.get(tenant, {}).items()
+            (name, new)
+            for name, new in self._new.get(tenant, {}).items()
             if not new.is_report or now_s - new.since_s >= REPORTS_WAIT_S
         ]
         return sorted(found, key=lambda each: (-each[1].added.sequence, each[0]))
@@ -70,38 +69,38 @@ class NewHistories:
         """With anything that is not stored."""
         return frozenset(self._new)
 
-    def stored(self, tenant: str, job_id: str) -> None:
+    def stored(self, tenant: str, name: str) -> None:
         """What was due of it is stored now. The caller has folded nothing meanwhile."""
-        del self._new[tenant][job_id]
+        del self._new[tenant][name]
         if not self._new[tenant]:
             del self._new[tenant]
 
     def _add(
         self,
         tenant: str,
-        job_id: str,
+        name: str,
         sequence: int,
         at_s: float,
         *,
         entry: HistoryEntry | None = None,
         kept: bytes = b"",
     ) -> None:
-        jobs = self._new.setdefault(tenant, {})
-        new = jobs.get(job_id)
+        of_tenant = self._new.setdefault(tenant, {})
+        new = of_tenant.get(name)
         if new is None:
             new = NewHistory(first_sequence=sequence, since_s=at_s, is_report=True, added=StoredHistory())
         added = replace(new.added, sequence=sequence - 1)  # several entries may come of one message
         added = added.extended(sequence, () if entry is None else (entry,), ((sequence, kept),) if kept else ())
         is_report = new.is_report and not kept and entry is not None and entry.is_report
-        jobs[job_id] = replace(new, added=added, is_report=is_report)
+        of_tenant[name] = replace(new, added=added, is_report=is_report)
 
     def _reply(self, event: Event, queue_sequence: int) -> tuple[str, str, bytes] | None:
-        """The tenant, the job and the event as this tenant may see it; None if no client waits for such events."""
-        job_id = cast(str, getattr(event, "job_id", ""))
-        if not job_id or not is_kept(event):
+        """The tenant, the job or load and the event as this tenant may see it; None if no client waits for such."""
+        name = id_of(event)
+        if not name or not is_kept(event):
             return None
-        job = self.state.job(job_id)
-        tenant = cast(str, getattr(event, "tenant", "")) or (job.tenant if job is not None else "")
+        of = self.state.loads.get(name) if isinstance(event, LoadEvent) else self.state.job(name)
+        tenant = cast(str, getattr(event, "tenant", "")) or (of.tenant if of is not None else "")
         if not tenant:
             return None
-        return tenant, job_id, kept_bytes(without_other_jobs(self.state, tenant, event), queue_sequence)
+        return tenant, name, kept_bytes(without_other_jobs(self.state, tenant, event), queue_sequence)

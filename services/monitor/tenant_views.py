@@ -1,7 +1,8 @@
-"""Stores what each tenant sees of the pool: its jobs, and their histories. Only the leading monitor (docs/adr/0071).
+"""Stores what each tenant sees of the pool: its jobs and loads, and their histories (docs/adr/0071).
 
-A change is stored at once, then at most one each second for each tenant. A value is replaced by compare-and-set, so a
-monitor that paused replaces no newer view. All values can be deleted: the next monitor makes them again.
+Only the leading monitor does. A change is stored at once, then at most one each second for each tenant. A value is
+replaced by compare-and-set, so a monitor that paused replaces no newer view. All values can be deleted: the next
+monitor makes them again.
 """
 
 import asyncio
@@ -165,8 +166,8 @@ class ViewWriter:
         if not is_shown:
             await self._store_view(key, sequence, self._bodies.body(part))
             self._shown[tenant] = part
-        for job_id, new in due[:HISTORIES_AT_ONCE]:
-            await self._store_history(tenant, job_id, new.added)
+        for name, new in due[:HISTORIES_AT_ONCE]:
+            await self._store_history(tenant, name, new.added)
         num_bytes = len(self._stored[key].body) if key in self._stored else 0
         self._next_at_s[tenant] = now_s + max(TENANT_EVERY_S, num_bytes / BYTES_PER_S)
         self._waiting.pop(tenant, None)
@@ -192,8 +193,8 @@ class ViewWriter:
             return _Stored(value.revision, view.sequence, view.body)
         return _Stored(value.revision, _NOTHING_READ, b"")
 
-    async def _store_history(self, tenant: str, job_id: str, added: StoredHistory) -> None:
-        key = streams.history_key(tenant, job_id)
+    async def _store_history(self, tenant: str, name: str, added: StoredHistory) -> None:
+        key = streams.history_key(tenant, name)
         value = await self._bus.get_value(self._bucket, key)
         old = StoredHistory()
         with contextlib.suppress(Undecodable):  # of another version: it begins anew
@@ -201,7 +202,7 @@ class ViewWriter:
         revision = 0 if value is None else value.revision
         data = old.followed_by(added).encode()
         await self._bus.put_value(self._bucket, key, data, expected_revision=revision, ttl_s=HISTORY_KEPT_S)
-        self._histories.stored(tenant, job_id)
+        self._histories.stored(tenant, name)
 
     async def _store_as_of(self, sequence: int, now_s: float, *, has_stored: bool) -> None:
         """After the views: what it says of them is true, except of large ones."""

@@ -63,6 +63,7 @@ class NodeState:
     end_announced_s: float | None = None  # when the operator last announced or moved it
     draining: bool = False  # it leaves: its GPUs no longer count, and its jobs move
     workers_secret: str = ""  # a digest, as in `NodeJoined`
+    unenforced: tuple[str, ...] = ()  # of the isolation, a sentence each
     slow_gpus: tuple[SlowGpu, ...] = ()  # some may have expired
     earlier_incarnations: tuple[str, ...] = ()  # newest first; their repeated joins are ignored
 

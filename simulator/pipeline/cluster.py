@@ -4,6 +4,7 @@ seed.
 Every message goes through the codec, as bytes. The same seed gives the same ledger, byte for byte.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
@@ -18,15 +19,17 @@ from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.streams import submit_stream
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
 from elasticflow.simulator.pipeline.environment import Environment
 from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
-from elasticflow.simulator.pipeline.invariants import Acknowledged
+from elasticflow.simulator.pipeline.invariants import Acknowledged, ClockSetting
 from elasticflow.simulator.pipeline.nodes import VirtualNode
 from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SimulatedProcess
+from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
 from elasticflow.simulator.pipeline.telemetry import MonitorTasks
 from elasticflow.simulator.pipeline.timing_model import TimingModel
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, Entry, folded, read_entries
@@ -79,6 +82,8 @@ class VirtualCluster:
         self._setting = PoolSetting(pool=POOL, loop=self.loop, rng=self._rng, faults=faults.bus, make_host=make_host)
         self._setting.broker.ensure_pool(POOL)
         self.acknowledged: list[Acknowledged] = []
+        self.clock_settings: list[ClockSetting] = []
+        self.num_struck = Counter[str]()  # one-way partitions and steps of clocks, by kind
         self._setting.broker.stream(submit_stream(POOL)).on_settle = self._acknowledged
         self._gpu_type_by_node = dict(scenario.gpu_type_by_node)
         self.environment = Environment(self.loop, scenario.timing_model, self._gpu_type_by_node)
@@ -114,7 +119,7 @@ class VirtualCluster:
 
     def __exit__(self, *_: object) -> None:
         """Disconnect all processes first, so that no virtual time passes and no message arrives any more."""
-        for process in (*self.replicas, *(node.executor for node in self.nodes.values())):
+        for process in self._processes:
             process.end()
         self.loop.finish()
 
@@ -187,12 +192,14 @@ class VirtualCluster:
         self.append(subjects.plan(POOL), data, message_id="configured")
 
     def _replica(self, service: str, make_policy: Callable[[], Policy[Any]], number: int) -> SimulatedProcess:
-        tasks = MonitorTasks(POOL, self._setting.clock) if service == "monitor" else None
+        clock = SteppedClock(self.loop)
+        tasks = MonitorTasks(POOL, clock) if service == "monitor" else None
         replica = SimulatedProcess(
             self._setting,
             make_policy,
             f"{service}-{number}",
             self.metrics[service],
+            clock,
             takes_commands=service == "admission",
             leads_by_lease=service in LED_BY_LEASE,
             act=tasks.act if tasks is not None else None,
@@ -216,6 +223,32 @@ class VirtualCluster:
         self._repeat(faults.executor_restart_every_s, lambda: self._any_node().crash(0.2))
         self._repeat(faults.service_restart_every_s, lambda: self._any(self.replicas).restart())
         self._repeat(faults.service_partition_every_s, lambda: self._any(self.replicas).partition(self._outage_s()))
+        self._repeat(faults.one_way_partition_every_s, self._partition_one_way)
+        self._repeat(faults.clock_step_every_s, self._step_clock)
+
+    def _partition_one_way(self) -> None:
+        sends = bool(self._rng.integers(2))
+        self._any(self._processes).partition(self._outage_s(), sends=sends, receives=not sends)
+        self.num_struck["sends only" if sends else "receives only"] += 1
+
+    def _step_clock(self) -> None:
+        """A clock is set wrong, and right again some time later."""
+        process, is_small = self._any(self._processes), bool(self._rng.integers(2))
+        tolerated_s = max(self.scenario.config.deadline_slack_s, LEAST_SLACK_S)
+        largest_s = 0.9 * tolerated_s if is_small else self._faults.max_clock_step_s
+        step_s = float(self._rng.uniform(-largest_s, largest_s))
+
+        def set_off(offset_s: float) -> None:
+            process.clock.set_off(offset_s)
+            self.clock_settings.append(ClockSetting(process=process.name, at_s=self.loop.now_s, offset_s=offset_s))
+
+        set_off(step_s)
+        self.loop.after(self._outage_s(), lambda: set_off(0.0))
+        self.num_struck[("small" if is_small else "large") + (" back" if step_s < 0 else " forward")] += 1
+
+    @property
+    def _processes(self) -> list[SimulatedProcess]:
+        return [*self.replicas, *(node.executor for node in self.nodes.values())]
 
     def replace_gpus(self, node_id: str, gpu_type: str, outage_s: float) -> None:
         """The node goes down, and comes back with GPUs of another type."""

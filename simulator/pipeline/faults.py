@@ -14,13 +14,19 @@ class Faults:
     max_delay_s: float = 0.005  # of any message, in one direction
     duplicate_probability: float = 0.0  # of an event, a heartbeat and a command
     lost_answer_probability: float = 0.0  # of an append: its writer sees "maybe stored"
+    storage_full_probability: float = 0.0  # of an append: nothing is stored
+    failed_read_probability: float = 0.0
+    failed_snapshot_probability: float = 0.0  # of writing one: stored or not
     worker_crash_every_s: float | None = None
     node_crash_every_s: float | None = None  # with all its workers, at once
     partition_every_s: float | None = None  # a node runs on and reaches no other process
     executor_restart_every_s: float | None = None  # it is back before the monitor counts it as lost
     service_restart_every_s: float | None = None
     service_partition_every_s: float | None = None
-    max_outage_s: float = 20.0  # of a crashed node, and of a partition
+    one_way_partition_every_s: float | None = None  # a node or service only sends, or only receives
+    clock_step_every_s: float | None = None  # the clock of a node or service is set wrong
+    max_clock_step_s: float = 30.0  # forward or back; every second step is below what planners tolerate
+    max_outage_s: float = 20.0  # of a crashed node, of a partition, and of a wrong clock
     until_s: float = float("inf")  # no new faults from here on
 
     @property
@@ -31,6 +37,9 @@ class Faults:
             duplicate=self.duplicate_probability,
             max_delay_s=self.max_delay_s,
             duplicate_within_s=REPEATED_WITHIN_S,
+            storage_full=self.storage_full_probability,
+            failed_read=self.failed_read_probability,
+            failed_object=self.failed_snapshot_probability,
         )
 
 
@@ -39,10 +48,15 @@ MANY_FAULTS = Faults(
     max_delay_s=0.3,
     duplicate_probability=0.1,
     lost_answer_probability=0.02,
+    storage_full_probability=0.02,
+    failed_read_probability=0.02,
+    failed_snapshot_probability=0.2,
     worker_crash_every_s=25.0,
     node_crash_every_s=60.0,
     partition_every_s=60.0,
     executor_restart_every_s=60.0,
     service_restart_every_s=5.0,
     service_partition_every_s=60.0,
+    one_way_partition_every_s=60.0,
+    clock_step_every_s=60.0,
 )

@@ -1,10 +1,12 @@
 """What must hold at every sequence of any ledger, checked from the outside: no policy's code is used here."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from elasticflow.shared.messages.commands import Command, id_of
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, QueuePosition
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
@@ -13,6 +15,7 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry
 
 TOLERANCE_S = 1e-3
+KNOWS_ITS_CLOCK_S = 2.0  # after its first decision: it comes back sooner, or no other is acknowledged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,27 +26,41 @@ class Acknowledged:
     ledger_end: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSetting:
+    """The clock of a process is ahead by offset_s from at_s on, until it is set again."""
+
+    process: str
+    at_s: float
+    offset_s: float
+
+
 def violations(entries: Iterable[Entry]) -> Iterator[str]:
     """What is wrong with the ledger, a sentence each, with the sequence."""
     state, decided, positions = PoolState(), dict[str, int](), dict[QueuePosition, int]()
     for entry in entries:
         before = state
         state = ledger_fold.evolve(state, entry.message, entry.sequence)
-        for problem in (
-            *_unordered(before, entry),
-            *_decided_twice(entry, decided),
-            *_taken_twice(entry, positions),
-            *_risen(before, state),
-            *state_violations(state),
-        ):
-            yield f"sequence {entry.sequence}: {problem}"
+        of_messages = {
+            "a decision rests on each earlier one": _unordered(before, entry),
+            "a job is admitted once": _decided_twice(entry, decided),
+            "a command is decided on once": _taken_twice(entry, positions),
+            "an ended job stays ended": _risen(before, state),
+        }
+        for name, problems in of_messages.items():
+            yield from (f"sequence {entry.sequence}: {name}: {problem}" for problem in problems)
+        yield from (f"sequence {entry.sequence}: {problem}" for problem in state_violations(state))
 
 
 def state_violations(state: PoolState) -> Iterator[str]:
     """What is wrong with the GPUs of jobs in one state, a sentence each."""
-    yield from _overcommitted(state)
-    yield from _of_two_types(state)
-    yield from _wrongly_idle(state)
+    of_states = {
+        "a GPU has one job, and exists": _overcommitted(state),
+        "a share has GPUs of one type": _of_two_types(state),
+        "a GPU is idle if no job holds it": _wrongly_idle(state),
+    }
+    for name, problems in of_states.items():
+        yield from (f"{name}: {problem}" for problem in problems)
 
 
 def acknowledged_early(entries: Iterable[Entry], acknowledged: Iterable[Acknowledged]) -> Iterator[str]:
@@ -56,6 +73,29 @@ def acknowledged_early(entries: Iterable[Entry], acknowledged: Iterable[Acknowle
             if entry.sequence <= each.ledger_end
         ):
             yield f"sequence {each.ledger_end}: {id_of(each.command)} is acknowledged before it is decided on"
+
+
+def decided_on_wrong_clocks(
+    stored: Iterable[tuple[LedgerRecord, Entry]], settings: Sequence[ClockSetting], *, tolerated_s: float
+) -> Iterator[str]:
+    """Decisions of a process whose clock is ahead, after an earlier one came back to it and showed that.
+
+    No delay explains a decision that the server stored before its own time.
+    """
+    ahead = [
+        (record.message_id, entry.message.now_s)
+        for record, entry in stored
+        if isinstance(entry.message, PlanDecided) and entry.message.now_s - entry.stored_at_s > tolerated_s
+    ]
+    for setting in settings:
+        later_s = (each.at_s for each in settings if each.process == setting.process and each.at_s > setting.at_s)
+        until_s, first_s = min(later_s, default=math.inf), dict[str, float]()
+        for message_id, now_s in ahead:
+            instance, at_s = message_id.split("-", 2)[-1].rpartition("-")[0], now_s - setting.offset_s
+            if not instance.startswith(f"{setting.process}.") or not setting.at_s < at_s < until_s:
+                continue
+            if at_s > first_s.setdefault(instance, at_s) + KNOWS_ITS_CLOCK_S:
+                yield f"{instance} decides at {now_s:.3f}, {setting.offset_s:.3f} s ahead"
 
 
 def broken_promises(state: PoolState) -> Iterator[str]:

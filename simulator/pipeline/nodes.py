@@ -22,6 +22,7 @@ from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.pipeline.environment import Environment
 from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SilentLog, SimulatedProcess
+from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
 
 REBOOT_S = 0.2
 
@@ -50,6 +51,7 @@ class VirtualNode:
             self._booted,
             node_id,
             metrics,
+            SteppedClock(setting.loop),
             act=self._act,
             beside=self._heartbeat,
         )
@@ -102,7 +104,7 @@ class VirtualNode:
             host,
             bus,
             setting.pool,
-            setting.clock,
+            self.executor.clock,
             SilentLog(),
             self,
             boot_s=lambda: loop.now_s,

@@ -16,6 +16,7 @@ from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
 
 MAX_OVERDUE_WAKES = 200  # in a row, without an output: live, such a policy would burn a core
 
@@ -44,13 +45,9 @@ class PoolSetting:
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     make_host: Callable[..., Host[Any]] = Host
 
-    @property
-    def clock(self) -> VirtualClock:
-        return VirtualClock(self.loop)
-
     def bus(self) -> MemoryBus:
-        """The connection of a new process."""
-        return MemoryBus(self.broker, clock=self.clock, rng=self.rng, faults=self.faults, delayed=True)
+        """The connection of a new process. The clock is the server's."""
+        return MemoryBus(self.broker, clock=VirtualClock(self.loop), rng=self.rng, faults=self.faults, delayed=True)
 
 
 Beside = Callable[[MemoryBus, Host[Any]], Coroutine[Any, Any, None]]
@@ -59,8 +56,8 @@ Beside = Callable[[MemoryBus, Host[Any]], Coroutine[Any, Any, None]]
 class SimulatedProcess:
     """One replica of a service, through all its restarts. A restart keeps nothing but its place in the pool.
 
-    make_policy: the policy of each new process; act: the action handler; beside: what the service does next to its
-    host.
+    make_policy: the policy of each new process; clock: of its machine; act: the action handler; beside: what the
+    service does next to its host.
     """
 
     def __init__(
@@ -69,6 +66,7 @@ class SimulatedProcess:
         make_policy: Callable[[], Policy[Any]],
         name: str,
         metrics: Metrics,
+        clock: SteppedClock,
         *,
         takes_commands: bool = False,
         leads_by_lease: bool = False,
@@ -77,6 +75,7 @@ class SimulatedProcess:
     ) -> None:
         self._setting, self._make_policy, self.name, self._metrics = setting, make_policy, name, metrics
         self._takes_commands, self._leads_by_lease = takes_commands, leads_by_lease
+        self.clock = clock
         self._act, self._beside = act, beside
         self._num_starts = 0
         self._bus: MemoryBus | None = None
@@ -125,10 +124,10 @@ class SimulatedProcess:
         self.kill()
         self.start()
 
-    def partition(self, outage_s: float) -> None:
-        """The process runs on and reaches no other process for outage_s."""
+    def partition(self, outage_s: float, *, sends: bool = False, receives: bool = False) -> None:
+        """The process runs on and reaches no other process for outage_s. sends, receives: the way that still works."""
         if self.runs and self.link.up:
-            self.link.cut()
+            self.link.cut(sends=sends, receives=receives)
             self._setting.loop.after(outage_s, self.link.repair)
 
     async def _run(self, bus: MemoryBus, instance: str) -> None:
@@ -147,8 +146,8 @@ class SimulatedProcess:
         replica = await open_replica(
             bus=bus,
             pool=self._setting.pool,
-            policy=_never_spinning(self._make_policy(), self._setting.loop),
-            clock=self._setting.clock,
+            policy=_never_spinning(self._make_policy(), self.clock),
+            clock=self.clock,
             instance=instance,
             log=SilentLog(),
             metrics=self._metrics,
@@ -162,7 +161,7 @@ class SimulatedProcess:
         await replica.run(None if beside is None else lambda host: beside(bus, host))
 
 
-def _never_spinning(policy: Policy[Any], loop: VirtualTimeLoop) -> Policy[Any]:
+def _never_spinning(policy: Policy[Any], clock: SteppedClock) -> Policy[Any]:
     """The policy, which raises Spinning where live it would wake again and again and decide nothing."""
     num_overdue = 0
 
@@ -176,9 +175,9 @@ def _never_spinning(policy: Policy[Any], loop: VirtualTimeLoop) -> Policy[Any]:
     def wake_at_s(state: Any) -> float | None:
         nonlocal num_overdue
         at_s = policy.wake_at_s(state)
-        num_overdue = num_overdue + 1 if at_s is not None and at_s <= loop.now_s else 0
+        num_overdue = num_overdue + 1 if at_s is not None and at_s <= clock.now_s() else 0
         if num_overdue > MAX_OVERDUE_WAKES:
-            raise Spinning(f"{policy.service} asks to be woken at {at_s} and decides nothing at {loop.now_s}")
+            raise Spinning(f"{policy.service} asks to be woken at {at_s} and decides nothing at {clock.now_s()}")
         return at_s
 
     return replace(policy, decide=decide, wake_at_s=wake_at_s)

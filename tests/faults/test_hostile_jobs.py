@@ -25,7 +25,8 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.process.isolation.limits import MAX_PROCESSES
+from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups
+from elasticflow.shared.runtime.process.isolation.limits import MAX_OPEN_FILES, MAX_PROCESSES
 from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
@@ -38,6 +39,7 @@ from tests.training.conftest import Node, job_spec
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "a-token-of-the-executor"
+GROUPS = "groups"
 PRIVATE_FILE = Path("/tmp/attack")  # each worker has a /tmp of its own
 HOSTILE_JOBS = Path(__file__).parents[1] / "support" / "user_code" / "hostile_jobs.py"
 NEIGHBOUR = {"max_iterations": 60, "global_batch_size": 16}
@@ -57,7 +59,9 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "run.json").write_text(SECRET)
     isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(folder),))
-    node = Node(folder, isolation=WorkerIsolation(isolation))
+    (folder / GROUPS).mkdir()
+    groups = WorkerCgroups(folder / GROUPS, memory_bytes=1 << 40)  # of a folder: the machine may have no real ones
+    node = Node(folder, isolation=WorkerIsolation(isolation, cgroups=groups))
     await node.launcher.start()
     yield node
     await node.launcher.close()
@@ -142,6 +146,20 @@ async def test_a_fork_bomb_is_bounded_and_leaves_its_neighbour_alone(node):
     await workers.first(Finished)
     assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
     assert checkpoint_of(node, beside) == checkpoint_of(node, alone)
+
+
+async def test_its_open_files_are_bounded(node):
+    assert 0 < await outcome_of(node, "open_files") < MAX_OPEN_FILES
+
+
+async def test_each_worker_enters_a_group_of_its_own_which_is_killed_after_it(node):
+    before = set((node.folder / GROUPS).iterdir())
+    assert await outcome_of(node, "read_file", node.folder / "run.json") == ""
+    (group,) = set((node.folder / GROUPS).iterdir()) - before
+    assert (group / "cgroup.procs").read_text() == "0"
+    assert (group / "pids.max").read_text() == str(MAX_PROCESSES)
+    assert (group / "memory.max").read_text() == str(1 << 40)
+    assert (group / "cgroup.kill").read_text() == "1"
 
 
 async def test_a_memory_bomb_is_bounded(node):

@@ -1,5 +1,8 @@
-"""The pipeline benchmark runs, with real services over a real NATS and little work. No time is asserted."""
+"""Benchmarks run, with real services over a real NATS and little work. No time is asserted."""
 
+from pathlib import Path
+
+from benchmarks.hostile import attack
 from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster
 from benchmarks.pipeline.growth import measure_growth
@@ -20,6 +23,13 @@ async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() ->
         assert rebuild["jobs"] == 20
         assert rebuild["events"] == 409, "1 configuration, 8 nodes, 20 lives of 20 messages"
         assert not cluster.processes
+
+
+async def test_hostile_messages_of_each_kind_are_sent_and_end_no_process(tmp_path: Path) -> None:
+    result = await attack(130, 120.0, 0, tmp_path)
+    assert len(result.sent) == 13
+    assert sum(result.sent.values()) + sum(result.refused.values()) == 130
+    assert (result.same_processes, result.job_afterwards) == (True, "finished")
 
 
 def test_the_messages_of_training_jobs_are_counted_by_kind() -> None:

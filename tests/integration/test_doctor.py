@@ -13,6 +13,8 @@ from elasticflow.client.configure_pool import configure
 from elasticflow.client.doctor import Finding
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.local.supervisor import kept_token
+from elasticflow.services.monitor.new_histories import NewHistories
+from elasticflow.services.monitor.tenant_views import ViewWriter
 from elasticflow.shared.extras import torch_problem
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
@@ -22,12 +24,18 @@ from elasticflow.shared.runtime.bus.nats import pool_check
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.workers_secret import keep_workers_secret
+from elasticflow.shared.state.pool import PoolState
 from tests.support.certificates import make_certificates
 from tests.support.deployed_server import serving
+from tests.support.secured_pool import POOL as SECURED
+from tests.support.secured_pool import secured_pool
 from tests.support.shared_pool import POOL
 from tests.support.worker_events import joined
+from tests.unit.services.monitor.test_tenant_views import fold
+from tests.unit.shared.state.test_tenant_view import shared_pool
 
 
 class WrongClock(SystemClock):
@@ -257,3 +265,34 @@ async def test_an_authority_whose_successor_is_known_may_expire(endpoint: Endpoi
 async def test_what_was_not_checked_is_said(endpoint: Endpoint) -> None:
     findings = await doctor.examine(replace(endpoint, data_dir=None), replicas=1, clock=SystemClock(), environment={})
     assert [finding.check for finding in findings if finding.unknown] == ["sync"]
+
+
+async def test_a_tenant_is_told_of_what_it_sees_and_that_the_rest_needs_an_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # of this machine, where no executor runs
+
+    async with secured_pool(tmp_path, (Role.TENANT, "acme"), (Role.TENANT, "globex")) as pool:
+
+        async def examined(tenant: str = "acme", clock: Clock | None = None) -> dict[str, Finding]:
+            environment = {"EF_NATS_CREDS": str(pool.keys.seed_file(Role.TENANT, "acme")), "EF_TENANT": tenant}
+            endpoint = Endpoint(nats_url=pool.url, pool=SECURED)
+            findings = await doctor.examine(endpoint, replicas=1, clock=clock or SystemClock(), environment=environment)
+            return {finding.check: finding for finding in findings}
+
+        assert "has no views for its tenants" in (await examined())["view"].problem
+        async with pool.connected(Role.SERVICE, "services") as service:
+            histories = NewHistories(PoolState(), 0)
+            fold(histories, shared_pool().then(replace(joined("x", "node-9"), workers_secret="none")).messages)
+            await ViewWriter(service, SECURED, SystemClock(), histories, ()).round()
+        found = await examined()
+        assert [check for check, finding in found.items() if finding.problem] == ["workers"]
+        assert "workers on node-9 trust each connection" in found["workers"].problem
+        assert found["others"].unknown.startswith("streams, clock, plan and executors: use the key of an operator")
+        assert not {"streams", "clock and plan", "isolation"} & found.keys()
+        monkeypatch.setattr(Connection, "server_version", "2.11.9")
+        found = await examined("globex", WrongClock())
+        assert "upgrade its servers to 2.12" in found["server"].problem
+        assert "EF_TENANT" in found["view"].problem
+        assert "the monitor of pool" in (await examined("acme", WrongClock()))["view"].problem

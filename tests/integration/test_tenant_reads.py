@@ -9,18 +9,19 @@ from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.client.tenant_view import STALE_AFTER_S
 from elasticflow.errors import NoViews, OperatorsOnly, UnknownJob, WrongTenant
+from elasticflow.history.load_views import load_views
 from elasticflow.services.monitor.new_histories import NewHistories
 from elasticflow.services.monitor.tenant_views import ViewWriter
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import NOW_S
 from tests.support.secured_pool import POOL, secured_pool
-from tests.unit.services.monitor.test_tenant_views import HandClock, fold
+from tests.unit.services.monitor.test_tenant_views import FOLD, HandClock, fold, opened
 from tests.unit.shared.state.test_tenant_view import shared_pool
 
 
 async def test_a_tenant_reads_its_own_jobs_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = shared_pool()
+    ledger = shared_pool().then(*(opened(f"fold-{tenant}", tenant) for tenant in ("acme", "globex")))
     async with secured_pool(tmp_path, (Role.TENANT, "acme"), (Role.TENANT, "globex")) as pool:
         monkeypatch.setenv("EF_NATS_CREDS", str(pool.keys.seed_file(Role.TENANT, "acme")))
         endpoint = Endpoint(nats_url=pool.url, pool=POOL)
@@ -36,6 +37,13 @@ async def test_a_tenant_reads_its_own_jobs_and_nothing_else(tmp_path: Path, monk
             assert (state.sequence, state.num_gpus) == (ledger.state.sequence, 8)
             assert (await client.history("line"))[0].text.startswith("submitted by acme")
             assert await client.history("secret-project") == ()
+            assert [view.load_id for view in load_views(state, NOW_S)] == ["fold-acme"]
+            assert (await client.history("fold-acme"))[0].text.startswith("opened by acme: proteins:fold")
+            assert await client.history("fold-globex") == ()
+            with pytest.raises(OperatorsOnly):
+                await anext(client.results_of([1], FOLD, load_id="another"))
+            with pytest.raises(OperatorsOnly):
+                await anext(client.stored_results("fold-acme"))
             with pytest.raises(UnknownJob):
                 await client.job("secret-project")
             with pytest.raises(OperatorsOnly, match="operator"):

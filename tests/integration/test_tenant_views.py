@@ -55,7 +55,7 @@ async def words_of(cli: CommandLinePool) -> tuple[EventsInWords, dict[str, list[
     async with contextlib.aclosing(cli.bus.read(POOL, after_sequence=0, up_to=last)) as batches:
         async for batch in batches:
             for stored in batch:
-                for name, entry in words.fold(stored.sequence, stored.stored_at_s, read_message(stored)):
+                for name, entry, _ in words.fold(stored.sequence, stored.stored_at_s, read_message(stored)):
                     if not entry.is_report:
                         said.setdefault(name, []).append(entry.text)
     return words, said

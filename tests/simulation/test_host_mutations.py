@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from elasticflow.shared.errors import StorageFull
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import Bus
@@ -21,6 +22,24 @@ class AcknowledgesEarly(Host[Any]):
         for pending in result.taken:
             await pending.item.ack()
         return await super()._append(result)
+
+
+class IgnoresRefusedAppends(Host[Any]):
+    """The storage is full: the decision is not stored, and its command is lost."""
+
+    async def _append(self, result: DecideResult) -> bool:
+        try:
+            return await super()._append(result)
+        except StorageFull:
+            return True
+
+
+class IgnoresItsClock(Host[Any]):
+    """A service decides on, although its clock is wrong."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._guard._note = lambda reason, problem: None  # pyright: ignore[reportPrivateUsage]
 
 
 class AppendsUnconditionally(Host[Any]):
@@ -60,7 +79,17 @@ class DecidesRepeats(Host[Any]):
             self._command_queue._decision_on = lambda pending: None
 
 
-@pytest.mark.parametrize("mutation", [AcknowledgesEarly, AppendsUnconditionally, DecidesBeforeFolding, DecidesRepeats])
+MUTATIONS: tuple[type[Host[Any]], ...] = (
+    AcknowledgesEarly,
+    AppendsUnconditionally,
+    DecidesBeforeFolding,
+    DecidesRepeats,
+    IgnoresItsClock,
+    IgnoresRefusedAppends,
+)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
 def test_simulated_faults_find_a_defect_of_the_host(mutation: type[Host[Any]]) -> None:
     found: list[str] = []
     for seed in SEEDS:

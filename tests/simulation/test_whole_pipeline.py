@@ -7,6 +7,7 @@ number of short storms, EF_FIRST_SEED the seed of the first one.
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,8 @@ from tests.support.simulated_runs import STORM, problems, run_to_rest, short_sto
 
 CALM_SEEDS, STORM_SEEDS = range(6), range(110, 118)
 FIRST_SEED = int(os.environ.get("EF_FIRST_SEED", "1000"))
-SHORT_STORM_SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "20")))
+FOUND_SEEDS = (40029,)  # an executor took the monitor's writes for those of another executor
+SHORT_STORM_SEEDS = (*FOUND_SEEDS, *range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "200"))))
 
 
 @cache
@@ -100,3 +102,6 @@ def test_the_storms_are_storms() -> None:
     assert sum(storm.num_conflicts("admission") for storm in storms) > 0
     ends = {job.phase for storm in storms for job in storm.state.ended_jobs.values()}
     assert {Phase.FINISHED, Phase.REJECTED, Phase.CANCELLED} <= ends
+    struck = sum((storm.num_struck for storm in storms), start=Counter[str]())
+    steps = ("small back", "small forward", "large back", "large forward")
+    assert all(struck[kind] for kind in (*steps, "sends only", "receives only")), struck

@@ -1,17 +1,18 @@
 """Simulated runs of a whole pool until it is at rest, and the checks that hold for each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S
+from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import START_S, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
-from elasticflow.simulator.pipeline.invariants import acknowledged_early, violations
+from elasticflow.simulator.pipeline.invariants import acknowledged_early, decided_on_wrong_clocks, violations
 from elasticflow.simulator.replay.recorded_ledger import checked_chain, folded
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.scenarios import random_scenario, services
@@ -27,6 +28,8 @@ SHORT_STORM = replace(  # each kind of fault two to six times as often as in a s
     executor_restart_every_s=10.0,
     service_restart_every_s=2.0,
     service_partition_every_s=10.0,
+    one_way_partition_every_s=10.0,
+    clock_step_every_s=5.0,
     max_outage_s=8.0,
     until_s=18.0,
 )
@@ -67,13 +70,9 @@ def short_storm(seed: int, make_host: Callable[..., Host[Any]] = Host) -> Virtua
 
 
 def problems(cluster: VirtualCluster) -> Iterator[str]:
-    """What is wrong with a run that should be at rest, a sentence each."""
-    yield from not_at_rest(cluster)
-    yield from violations(cluster.entries)
-    yield from acknowledged_early(cluster.entries, cluster.acknowledged)
-    yield from decided_otherwise(cluster)
-    yield from differing_replicas(cluster)
-    yield from (found.in_words() for found in checked_chain(cluster.records).breaks)
+    """What is wrong with a run that should be at rest, a sentence each, with the invariant that it breaks."""
+    for name, broken_in in INVARIANTS.items():
+        yield from (f"{name}: {problem}" for problem in broken_in(cluster))
 
 
 def not_at_rest(cluster: VirtualCluster) -> Iterator[str]:
@@ -108,3 +107,22 @@ def differing_replicas(cluster: VirtualCluster) -> Iterator[str]:
     for service, policy in planners().items():
         if policy.decide(rebuilt, (), now_s):
             yield f"{service} has not decided what is due"
+
+
+INVARIANTS: Mapping[str, Callable[[VirtualCluster], Iterable[str]]] = {
+    "each submission reaches one end, and leaves no worker": not_at_rest,
+    "no message breaks an invariant of the ledger": lambda cluster: violations(cluster.entries),
+    "a command is acknowledged after its decision is stored": lambda cluster: acknowledged_early(
+        cluster.entries, cluster.acknowledged
+    ),
+    "no service decides on a clock that it knows to be wrong": lambda cluster: decided_on_wrong_clocks(
+        zip(cluster.records, cluster.entries, strict=True),
+        cluster.clock_settings,
+        tolerated_s=max(cluster.scenario.config.deadline_slack_s, LEAST_SLACK_S),
+    ),
+    "the same policies take each decision again": decided_otherwise,
+    "each replica has the state of the ledger, and nothing is due": differing_replicas,
+    "each decision names the messages on which it rests": lambda cluster: (
+        found.in_words() for found in checked_chain(cluster.records).breaks
+    ),
+}

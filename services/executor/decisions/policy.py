@@ -125,6 +125,7 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         isolation=state.node_specification.isolation,
         until_s=state.until_s,
         workers_secret=state.node_specification.workers_secret,
+        unenforced=state.node_specification.unenforced,
         at_s=now_s,
     )
     return (joined,)

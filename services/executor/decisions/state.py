@@ -58,6 +58,7 @@ class NodeSpecification:
     gpu_memory_bytes: int = 0  # of each GPU; 0: unknown
     isolation: Literal["", "none", "limits", "namespaces"] = ""  # of its workers
     workers_secret: str = ""  # its digest, as in `NodeJoined`
+    unenforced: tuple[str, ...] = ()  # what the machine cannot enforce of the isolation
     cpu_share: float = 1.0  # cores that one CPU slot may use
     data_dir: str = ""
     stores_artifacts: bool = False  # of jobs, in the object store; a simulated node has none

@@ -6,7 +6,7 @@ import itertools
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple, get_args
 
@@ -63,11 +63,11 @@ class Fork(NamedTuple):
 class ForkServer:
     """The process that forks workers."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, control: socket.socket, isolation: Isolation | None
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket, isolation: WorkerIsolation) -> None:
         self._process = process
         self._isolation = isolation
+        self._new_cgroups: dict[int, Path] = {}  # by request, until its reply
+        self._cgroups: dict[int, Path] = {}  # by pid
         self._control = control
         self._ready = asyncio.get_running_loop().create_future()
         self._requests = itertools.count()
@@ -93,7 +93,7 @@ class ForkServer:
                 env=isolation.environment(os.environ) | _NEEDED | marks,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches only the executor
             )
-        server = cls(process, ours, isolation.isolation)
+        server = cls(process, ours, isolation)
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 await server._ready
@@ -111,11 +111,23 @@ class ForkServer:
         request = next(self._requests)
         reply = self._replies[request] = asyncio.get_running_loop().create_future()
         try:
-            frame = encode_frame(ForkWorker(request=request, isolation=self._isolation))
+            frame = encode_frame(ForkWorker(request=request, isolation=self._isolation_of(request)))
             socket.send_fds(self._control, [frame], [channel.fileno()])
             return await reply
         finally:  # after a late reply, the worker ends with its channel
             del self._replies[request]
+
+    def _isolation_of(self, request: int) -> Isolation | None:
+        """With a new control group, where this node has them. Raises OSError."""
+        isolation, cgroups = self._isolation.isolation, self._isolation.cgroups
+        if isolation is None or cgroups is None:
+            return isolation
+        group = self._new_cgroups[request] = cgroups.add()
+        return replace(isolation, cgroup=str(group))
+
+    def _end_cgroup(self, group: Path | None) -> None:
+        if group is not None and self._isolation.cgroups is not None:
+            self._isolation.cgroups.end(group)
 
     async def ended(self) -> None:
         await asyncio.wait({self._reading})
@@ -134,6 +146,8 @@ class ForkServer:
             self._process.kill()
             await self._process.wait()
         await asyncio.to_thread(wait_until_gone, pids)
+        for group in (*self._new_cgroups.values(), *self._cgroups.values()):
+            self._end_cgroup(group)
         for exited in self._exits.values():
             exited.set_result(Exited(code=None, signal=9))
         self._exits.clear()
@@ -154,13 +168,17 @@ class ForkServer:
             case ForkServerReady():
                 self._ready.set_result(None)
             case WorkerForked(request=request, pid=pid):
+                if (group := self._new_cgroups.pop(request, None)) is not None:
+                    self._cgroups[pid] = group
                 exited = self._exits[pid] = asyncio.get_running_loop().create_future()
                 if reply := self._replies.get(request):
                     reply.set_result(Fork(pid, exited))
             case ForkFailed(request=request, reason=reason):
+                self._end_cgroup(self._new_cgroups.pop(request, None))
                 if reply := self._replies.get(request):
                     reply.set_exception(OSError(reason))
             case WorkerReaped(pid=pid, exit_code=code, signal=signal):
+                self._end_cgroup(self._cgroups.pop(pid, None))
                 self._exits.pop(pid).set_result(Exited(code=code, signal=signal))
             case _:
                 raise AssertionError(f"unexpected message of the fork server: {type(message).__name__}")

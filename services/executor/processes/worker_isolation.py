@@ -1,12 +1,13 @@
 """What separates the workers of this node from it and from each other (docs/adr/0058)."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
+from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups, open_cgroups
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
 from elasticflow.shared.runtime.process.isolation.system_calls import set_readable_by_others
 from elasticflow.shared.runtime.process.settings import Settings
@@ -24,10 +25,14 @@ _SERVICE_STARTS = ("NATS_", "EF_")  # addresses and secrets of the bus
 
 
 class WorkerIsolation(NamedTuple):
-    """isolation: of each worker; None: it has the rights of its executor. missing: what this machine cannot enforce."""
+    """isolation: of each worker; None: it has the rights of its executor. missing: what this machine cannot enforce.
+
+    cgroups: where each worker has a control group of its own.
+    """
 
     isolation: Isolation | None = None
     missing: tuple[str, ...] = ()
+    cgroups: WorkerCgroups | None = None
 
     @property
     def kind(self) -> Literal["none", "limits", "namespaces"]:
@@ -71,25 +76,30 @@ def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIs
         readable=(*python_folders(), *settings.data_folders),
         hidden=(str(process.data_dir), *(str(file) for file in secrets if file is not None)),
     )
-    return WorkerIsolation(isolation, tuple(_missing(problem, settings, shares_memory=shares_memory)))
+    cgroups, no_cgroups = None, ""
+    try:
+        cgroups = open_cgroups(settings.cgroup, settings.node_id, memory_bytes=settings.job_memory_bytes)
+    except OSError as error:
+        no_cgroups = f"no control groups: {error}"
+    missing = _missing(problem, no_cgroups, settings, shares_memory=shares_memory)
+    return WorkerIsolation(isolation, tuple(missing), cgroups)
 
 
-def _missing(problem: str, settings: ExecutorSettings, *, shares_memory: bool) -> list[str]:
-    missing = [_missing_of_memory(settings)]
+def _missing(problem: str, no_cgroups: str, settings: ExecutorSettings, *, shares_memory: bool) -> Iterator[str]:
+    """problem: why there are no namespaces; no_cgroups: why there are no control groups; "" if there are."""
     if problem:
-        missing.insert(0, f"jobs see the processes and files of their executor's user: {problem}")
+        yield f"jobs see the processes and files of their executor's user: {problem}"
     elif shares_memory:
-        missing.insert(0, "jobs share /dev/shm, with which NCCL connects the node's GPUs")
-    return missing
-
-
-def _missing_of_memory(settings: ExecutorSettings) -> str:
+        yield "jobs share /dev/shm, with which NCCL connects the node's GPUs"
+    if problem and no_cgroups:
+        yield f"no limit for the processes of a job: {no_cgroups}"
     kills = "the kernel kills workers first when it is short"
-    if settings.device == "cuda":
-        return f"no limit for the main memory of a job on GPUs: {kills}"
     if not settings.job_memory_bytes:
-        return f"no limit for the main memory of a job: {kills}; set EF_JOB_MEMORY_BYTES"
-    return f"a limit of main memory for each process of a job only, not for all of them together: {kills}"
+        yield f"no limit for the main memory of a job: {kills}; set EF_JOB_MEMORY_BYTES"
+    elif no_cgroups and settings.device == "cuda":
+        yield f"no limit for the main memory of a job on GPUs: {kills}; {no_cgroups}"
+    elif no_cgroups:
+        yield f"a limit of main memory for each process of a job only, not for all together: {kills}; {no_cgroups}"
 
 
 NOT_ISOLATED = WorkerIsolation()

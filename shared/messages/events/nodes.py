@@ -19,6 +19,7 @@ from elasticflow.shared.messages.limits import (
     Rack,
     Rate,
     SecretDigest,
+    Text,
     TimeS,
     Token,
 )
@@ -43,6 +44,7 @@ class NodeJoined:
     until_s: TimeS | None = None  # its announced end: no promise rests on its GPUs beyond it; None: none is known
     # a digest of the secret by which its workers know each other, to compare nodes; "none": it has none; "": unknown
     workers_secret: SecretDigest = ""
+    unenforced: Annotated[tuple[Text, ...], FewItems] = ()  # what this machine cannot enforce of the isolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,14 @@ class Isolation:
     namespaces: it sees its own processes and folders only; otherwise it just gains no rights.
     shares_memory: it sees the machine's shared memory, with which NCCL connects GPUs.
     readable: folders and files beside those of the system and of its job. hidden: those that it never sees.
+    cgroup: the folder of its own control group; "": it is in that of its executor.
     """
 
     namespaces: bool
     shares_memory: bool = False
     readable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    cgroup: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

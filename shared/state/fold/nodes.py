@@ -41,6 +41,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         until_s=event.until_s if announced is None else announced.until_s,
         end_announced_s=None if announced is None else announced.end_announced_s,
         workers_secret=event.workers_secret,
+        unenforced=event.unenforced,
     )
     state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)
     state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))

@@ -16,6 +16,7 @@ from elasticflow import Scalar
 PTRACE_ATTACH = 16
 CLONE_NEWUSER = 0x1000_0000
 FAR_ABOVE_THE_LIMIT = 3_000
+FAR_MORE_FILES = 100_000
 STEP_MIB = 32
 
 
@@ -28,6 +29,19 @@ def read_environments(secret: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def open_files(_: str) -> int:
+    """How many it could open before the machine refused."""
+    opened = []
+    try:
+        while len(opened) < FAR_MORE_FILES:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    for descriptor in opened:
+        os.close(descriptor)
+    return len(opened)
 
 
 def read_file(path: str) -> str:
@@ -125,7 +139,7 @@ def write_plan_without_key(address: str) -> str:
 ATTACKS: Mapping[str, Callable[[str], object]] = {
     attack.__name__: attack
     for attack in (
-        *(read_environments, read_file, list_folder, write_files, plant_links),
+        *(read_environments, open_files, read_file, list_folder, write_files, plant_links),
         *(end_process, trace_process, enter_user_namespace, fork_bomb),
         *(memory_bomb, run_out_of_memory, write_plan_without_key),
     )

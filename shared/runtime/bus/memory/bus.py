@@ -21,6 +21,7 @@ from elasticflow.shared.errors import (
     NotFound,
     RequestTimeout,
     ServerTooSmall,
+    StorageFull,
     TooLarge,
     Unavailable,
 )
@@ -117,6 +118,8 @@ class MemoryBus(Bus):
     def _store(
         self, subject: str, data: bytes, message_id: str, headers: Mapping[str, str], expected: int | None
     ) -> int:
+        if self._faults.is_storage_full():
+            raise StorageFull(subject, "drawn")
         stream = self.broker.route(subject)
         sequence = stream.append(subject, data, message_id, headers, expected, self._clock.now_s())
         if expected is None and self._faults.is_duplicated():
@@ -212,11 +215,16 @@ class MemoryBus(Bus):
         self._check_open()
         if bucket not in self.broker.objects:
             raise NotFound(bucket, name)
-        self.broker.objects[bucket][name] = data
-        self.broker.object_times_s[bucket, name] = self._clock.now_s()
+        is_failed = self._faults.is_object_failed()
+        if not (is_failed and self._faults.is_request_lost()):
+            self.broker.objects[bucket][name] = data
+            self.broker.object_times_s[bucket, name] = self._clock.now_s()
+        if is_failed:
+            raise Unavailable(_URL, "the object may be stored")
 
     async def get_object(self, bucket: str, name: str, *, max_bytes: int) -> bytes:
         self._check_open()
+        self._check_read()
         data = self.broker.objects.get(bucket, {}).get(name)
         if data is None:
             raise NotFound(bucket, name)
@@ -278,7 +286,15 @@ class MemoryBus(Bus):
         return follow_stream(self.broker, stream, selection, after_sequence, self._clock, self.link, self._check_open)
 
     async def _ask(self, operation: Callable[[], T]) -> T:
-        return await self.link.call(operation, DEFAULT_TIMEOUT_S, Unavailable(_URL, "no answer"))
+        def asked() -> T:
+            self._check_read()
+            return operation()
+
+        return await self.link.call(asked, DEFAULT_TIMEOUT_S, Unavailable(_URL, "no answer"))
+
+    def _check_read(self) -> None:
+        if self._faults.is_read_failed():
+            raise Unavailable(_URL, "the read failed")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -303,7 +319,7 @@ class MemoryBus(Bus):
 
     def _deliver(self, message: Message) -> int:
         """Hand the message to the subscribers that can be reached. Returns their number."""
-        receivers = [each for each in self.broker.receivers(message.subject) if each.link.up]
+        receivers = [each for each in self.broker.receivers(message.subject) if each.link.receives]
         for listener in receivers:
             for _ in range(2 if self._faults.is_duplicated() else 1):
                 listener.put(message, self._faults.position(len(listener.messages)))

@@ -11,6 +11,8 @@ class Faults:
 
     maybe_stored: an append raises MaybeStored, stored or not. duplicate: an event is stored twice, a work item or a
     plain message is delivered twice. reorder: a plain message overtakes others.
+    storage_full: an append raises StorageFull and stores nothing. failed_read: a read raises Unavailable.
+    failed_object: writing an object raises Unavailable, stored or not.
     max_delay_turns: an append takes at most so many turns of the event loop (`DirectLink`).
     max_delay_s: each way between a client and the broker takes at most so long (`DelayedLink`).
     duplicate_within_s: the second copy of an event arrives at most so much later (`DelayedLink`).
@@ -19,6 +21,9 @@ class Faults:
     maybe_stored: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
+    storage_full: float = 0.0
+    failed_read: float = 0.0
+    failed_object: float = 0.0
     max_delay_turns: int = 1
     max_delay_s: float = 0.0
     duplicate_within_s: float = 0.0
@@ -36,6 +41,15 @@ class FaultSource:
     def is_request_lost(self) -> bool:
         """The request of a lost answer did not arrive either."""
         return self._happens(0.5)
+
+    def is_storage_full(self) -> bool:
+        return self._happens(self._faults.storage_full)
+
+    def is_read_failed(self) -> bool:
+        return self._happens(self._faults.failed_read)
+
+    def is_object_failed(self) -> bool:
+        return self._happens(self._faults.failed_object)
 
     def is_duplicated(self) -> bool:
         return self._happens(self._faults.duplicate)

@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Link(Protocol):
-    """A client's connection. up: messages pass in both directions."""
+    """A client's connection. receives: what the broker sends arrives."""
 
-    up: bool
+    receives: bool
 
     async def call(
         self,
@@ -51,7 +51,7 @@ class DirectLink:
 
     def __init__(self, faults: FaultSource) -> None:
         self._faults = faults
-        self.up = True
+        self.receives = True
         self._closed = False
 
     async def call(
@@ -90,7 +90,7 @@ class DirectLink:
 
 
 class DelayedLink:
-    """A network: each way takes a drawn delay. While it is cut, requests and answers wait for its repair.
+    """A network: each way takes a drawn delay. While a way is cut, what would take it waits for the repair.
 
     A request that waited longer than its timeout still arrives afterwards: its sender has received no answer, and the
     message is stored late. A closed link is never repaired: then what waits in it is lost.
@@ -98,9 +98,9 @@ class DelayedLink:
 
     def __init__(self, faults: FaultSource) -> None:
         self._faults = faults
-        self.up = True
+        self.sends, self.receives = True, True
         self._closed = False
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[tuple[Callable[[], object], Callable[[], bool]]] = []
 
     async def call(
         self,
@@ -121,10 +121,10 @@ class DelayedLink:
             except ElasticFlowError as failed:
                 error = failed
             if not is_lost:
-                self._carry(lambda: answer.done() or answer.set_result((result, error)))
+                self._carry(lambda: answer.done() or answer.set_result((result, error)), self._is_received)
 
         if not (is_lost and self._faults.is_request_lost()):
-            self._carry(arrive)
+            self._carry(arrive, self._is_sent)
         timer = loop.call_later(timeout_s, lambda: answer.done() or answer.set_result((None, no_answer)))
         try:
             result, error = await answer
@@ -136,36 +136,48 @@ class DelayedLink:
 
     async def delivery(self) -> None:
         arrived = asyncio.get_running_loop().create_future()
-        self._carry(lambda: arrived.done() or arrived.set_result(None))
+        self._carry(lambda: arrived.done() or arrived.set_result(None), self._is_received)
         await arrived
 
     def send(self, operation: Callable[[], object]) -> None:
-        if self.up and not self._closed:
+        if self.sends and not self._closed:
             asyncio.get_running_loop().call_later(self._faults.delay_s(), operation)
 
     def send_again(self, operation: Callable[[], object]) -> None:
         asyncio.get_running_loop().call_later(self._faults.duplicate_delay_s(), operation)
 
-    def cut(self) -> None:
-        self.up = False
+    @property
+    def up(self) -> bool:
+        """Messages pass in both directions."""
+        return self.sends and self.receives
+
+    def cut(self, *, sends: bool = False, receives: bool = False) -> None:
+        """sends, receives: the way that still works."""
+        self.sends, self.receives = self.sends and sends, self.receives and receives
 
     def repair(self) -> None:
-        self.up = not self._closed
+        self.sends = self.receives = not self._closed
         waiting, self._waiting = self._waiting, []
-        for arrive in waiting:
-            self._pass(arrive)
+        for arrive, is_open in waiting:
+            self._pass(arrive, is_open)
 
     def close(self) -> None:
         self._closed = True
         if not self.up:
             self._waiting.clear()
 
-    def _carry(self, arrive: Callable[[], object]) -> None:
-        delay_s = self._faults.delay_s()
-        asyncio.get_running_loop().call_later(delay_s, self._pass, arrive)
+    def _is_sent(self) -> bool:
+        return self.sends
 
-    def _pass(self, arrive: Callable[[], object]) -> None:
-        if self.up:
+    def _is_received(self) -> bool:
+        return self.receives
+
+    def _carry(self, arrive: Callable[[], object], is_open: Callable[[], bool]) -> None:
+        """is_open: whether the way of this message works."""
+        asyncio.get_running_loop().call_later(self._faults.delay_s(), self._pass, arrive, is_open)
+
+    def _pass(self, arrive: Callable[[], object], is_open: Callable[[], bool]) -> None:
+        if is_open():
             arrive()
         elif not self._closed:
-            self._waiting.append(arrive)  # pyright: ignore[reportArgumentType]
+            self._waiting.append((arrive, is_open))

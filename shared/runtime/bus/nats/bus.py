@@ -99,6 +99,10 @@ class NatsBus(Bus):
         """
         return await pool_check.problems(self._connection, pool, self._limits)
 
+    def server_problems(self) -> tuple[str, ...]:
+        """What is wrong with the server, as far as a client of any role sees it."""
+        return pool_check.server_problems(self._connection)
+
     async def pool_exists(self, pool: str) -> bool:
         if not streams.valid_pool(pool):
             return False

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Callable
 from functools import partial
 
 from elasticflow.shared.errors import NotPermitted, ServerTooSmall, TooFewReplicas
@@ -40,12 +41,16 @@ async def storage_problem(connection: Connection) -> str | None:
     )
 
 
+def server_problems(connection: Connection) -> tuple[str, ...]:
+    """What a client of any role can see: it asks nothing."""
+    found = (version_problem(connection.server_version), _problem(partial(check_max_payload, connection)))
+    return tuple(filter(None, found))
+
+
 async def problems(connection: Connection, pool: str, limits: streams.StreamLimits) -> tuple[str, ...]:
     """See `NatsBus.problems`."""
-    found: list[str] = []
-    if problem := version_problem(connection.server_version):
-        found.append(problem)
-    with contextlib.suppress(NotPermitted):  # to tenants and nodes
+    found = [*server_problems(connection)]
+    with contextlib.suppress(NotPermitted):  # to nodes
         if problem := await storage_problem(connection):
             found.append(problem)
     replicas: dict[str, int] = {}
@@ -57,9 +62,14 @@ async def problems(connection: Connection, pool: str, limits: streams.StreamLimi
             continue
         replicas[name] = there["num_replicas"]
         found += streams.protection_problems(wanted, there)
-    for check in (partial(check_max_payload, connection), partial(streams.check_replicas, replicas, limits.replicas)):
-        try:
-            check()
-        except (ServerTooSmall, TooFewReplicas) as error:
-            found.append(str(error))
+    if problem := _problem(partial(streams.check_replicas, replicas, limits.replicas)):
+        found.append(problem)
     return tuple(found)
+
+
+def _problem(check: Callable[[], None]) -> str | None:
+    try:
+        check()
+    except (ServerTooSmall, TooFewReplicas) as error:
+        return str(error)
+    return None

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.runtime.process.isolation import system_calls
+from elasticflow.shared.runtime.process.isolation.cgroups import enter_group
 from elasticflow.shared.runtime.process.isolation.folder_view import FolderView
 from elasticflow.shared.runtime.process.isolation.limits import limit_worker
 
@@ -57,6 +58,8 @@ def fork_isolated(isolation: Isolation) -> int:
 
 def enter_isolation(isolation: Isolation) -> WorkerFolders:
     """In the child of `fork_isolated`: return in the worker. Raises OSError if the machine refuses."""
+    if isolation.cgroup:
+        enter_group(Path(isolation.cgroup))
     if not isolation.namespaces:
         limit_worker(counts_processes=False)
         return WorkerFolders()

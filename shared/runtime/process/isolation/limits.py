@@ -7,6 +7,7 @@ from pathlib import Path
 from elasticflow.shared.runtime.process.isolation.system_calls import forbid_new_rights
 
 MAX_PROCESSES = 1024  # and threads, of one worker with its descendants
+MAX_OPEN_FILES = 16_384  # of each process of a worker; the kernel's own tables are the machine's
 _FIRST_TO_KILL = "1000"  # of all processes, if the machine is out of memory
 
 
@@ -14,6 +15,7 @@ def limit_worker(*, counts_processes: bool) -> None:
     """For this process and its descendants. counts_processes: only its own count, as in its own user namespace."""
     forbid_new_rights()
     _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     if counts_processes:
         _lower(resource.RLIMIT_NPROC, MAX_PROCESSES)
     with suppress(OSError):

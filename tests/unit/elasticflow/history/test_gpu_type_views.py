@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
-from elasticflow.cli.jobs_and_nodes import nodes_table
+from elasticflow.cli.jobs_and_nodes import nodes_table, unenforced_lines
 from elasticflow.cli.watch import change_line, picture
 from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.event_text import event_text, placed_in_words
@@ -49,6 +49,17 @@ def test_nodes_have_columns_of_type_and_memory_where_any_is_known() -> None:
         ["cpu-0.25", "-", "4/4"],
         ["H100-80GB-HBM3", "79.6", "GiB"],
     ]
+
+
+def test_what_machines_cannot_enforce_is_said_once_with_its_nodes() -> None:
+    history = pool()
+    for node_id, isolation, unenforced in (
+        ("n1", "namespaces", ("no limit of memory",)),
+        ("n2", "limits", ("no namespaces", "no limit of memory")),
+        ("n3", "none", ("EF_ISOLATION=none",)),
+    ):
+        history.then(replace(joined("first", node_id), isolation=isolation, unenforced=unenforced))
+    assert unenforced_lines(node_views(history.state)) == ["n1, n2: no limit of memory", "n2: no namespaces"]
 
 
 def test_nodes_have_a_column_of_isolation_where_any_isolates() -> None:

@@ -315,7 +315,7 @@ def test_a_switch_without_a_stop_is_explained_by_its_times(bytes_moved: int, mov
 def told_to_tenants(ledger: Ledger, job_id: str) -> list[str]:
     words = EventsInWords(for_tenants=True)
     said = [each for entry in ledger.entries for each in words.fold(*entry)]
-    return [entry.text for name, entry in said if name == job_id]
+    return [each.entry.text for each in said if each.name == job_id]
 
 
 def test_a_tenant_reads_the_same_history_without_the_names_of_other_tenants_jobs() -> None:

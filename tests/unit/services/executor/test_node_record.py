@@ -20,7 +20,7 @@ class Executor:
     """One executor of node-0 by its record. now_s: of its boot clock."""
 
     def __init__(self, bus: MemoryBus, run_id: str, previous: str = "") -> None:
-        self.now_s, self._run_id = 100.0, run_id
+        self.now_s, self._run_id, self._num_beats = 100.0, run_id, 0
         self._record = NodeRecord(bus, POOL, NODE, run_id=run_id, previous_run_id=previous, boot_s=lambda: self.now_s)
 
     @property
@@ -28,11 +28,12 @@ class Executor:
         return self._record.num_replies(f"{self._run_id}-0")
 
     async def beats(self, num_losses: int = 0) -> bool:
-        return await self._record.store(heartbeat(f"{self._run_id}-{num_losses}"))
+        self._num_beats += 1
+        return await self._record.store(heartbeat(f"{self._run_id}-{num_losses}", at_s=float(self._num_beats)))
 
 
-def heartbeat(incarnation: str) -> NodeReported:
-    return NodeReported(node_id=NODE, incarnation=incarnation, at_s=1.0, lease_s=LEASE_S)
+def heartbeat(incarnation: str, *, at_s: float = 1.0) -> NodeReported:
+    return NodeReported(node_id=NODE, incarnation=incarnation, at_s=at_s, lease_s=LEASE_S)
 
 
 @pytest.fixture
@@ -80,6 +81,19 @@ async def test_after_a_lost_acknowledgement_one_read_is_enough(bus: MemoryBus, m
     monkeypatch.setattr(bus, "put_value", put_once)
     assert await executor.beats()
     assert (executor.num_replies, num_writes) == (1, 1)
+
+
+async def test_a_monitor_that_writes_the_record_again_is_no_executor(bus: MemoryBus) -> None:
+    """It does so to learn that an incarnation has been replaced, at each restart."""
+    await Executor(bus, "a").beats()
+    second = Executor(bus, "b")
+    for _ in range(4):
+        assert not await second.beats()
+        record = await bus.get_value(node_bucket(POOL), NODE)
+        assert record is not None
+        await put(bus, record.data)
+    second.now_s += 2 * LEASE_S
+    assert await second.beats()
 
 
 async def test_a_second_executor_is_refused_while_the_first_is_alive(bus: MemoryBus) -> None:

@@ -11,6 +11,7 @@ from elasticflow.services.monitor.new_histories import REPORTS_WAIT_S, NewHistor
 from elasticflow.services.monitor.tenant_views import AS_OF_EVERY_S, TENANT_EVERY_S, ViewWriter
 from elasticflow.shared.errors import Unavailable, WrongExpectedSequence
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.state.pool import PoolState
@@ -20,6 +21,7 @@ from tests.support.histories import NOW_S, History
 from tests.unit.shared.state.test_tenant_view import shared_pool
 
 POOL = "p"
+FOLD = LoadSpec(task_function="proteins:fold", task_s=1.0)
 BUCKET = streams.view_bucket(POOL)
 ACME, GLOBEX = streams.tenant_view_key("acme"), streams.tenant_view_key("globex")
 
@@ -103,6 +105,46 @@ async def test_each_tenant_has_its_own_jobs_and_their_histories() -> None:
     assert (await history(bus, "acme", "secret-project")).entries == ()
     admitted = (await history(bus, "acme", "line")).decoded_events()[0].event
     assert isinstance(admitted, events.JobAdmitted)
+
+
+def opened(load_id: str, tenant: str) -> events.LoadOpened:
+    return events.LoadOpened(load_id=load_id, tenant=tenant, spec=FOLD, at_s=NOW_S)
+
+
+async def test_a_tenant_has_the_histories_of_its_own_padding_loads_with_the_replies() -> None:
+    bus = await new_bus()
+    histories, writer = await monitor(bus, HandClock())
+    costly = {"reason": "useful_share", "explanation": "too short", "at_s": NOW_S}
+    ledger = shared_pool().then(
+        opened("fold", "acme"),
+        opened("line", "globex"),  # the name of a job of another tenant
+        events.LoadSealed(load_id="fold", num_tasks=5, at_s=NOW_S),
+        events.CancelLoadRejected(load_id="fold", tenant="globex", explanation="not yours", at_s=NOW_S),
+        events.PlanDecided(
+            service="admission",
+            based_on=1,
+            now_s=NOW_S,
+            events=tuple(events.LoadRejected(load_id="new", tenant=name, **costly) for name in ("acme", "globex")),
+        ),
+        events.LoadCancelled(load_id="fold", reason="enough", at_s=NOW_S),
+    )
+    fold(histories, ledger.messages)
+    await writer.round()
+    of_fold = await history(bus, "acme", "fold")
+    assert [entry.type for entry in of_fold.entries] == ["LoadOpened", "LoadSealed", "LoadCancelled"]
+    assert [type(event) for _, event in of_fold.decoded_events()] == [
+        events.LoadOpened,
+        events.LoadSealed,
+        events.LoadCancelled,
+    ]
+    of_others = await history(bus, "globex", "fold")
+    assert of_others.entries == ()
+    assert [type(event) for _, event in of_others.decoded_events()] == [events.CancelLoadRejected]
+    assert [entry.type for entry in (await history(bus, "globex", "line")).entries] == ["LoadOpened"]
+    assert "LoadOpened" not in {entry.type for entry in (await history(bus, "acme", "line")).entries}
+    for tenant in ("acme", "globex"):
+        (entry,) = (await history(bus, tenant, "new")).entries
+        assert entry.text.startswith(f"{tenant} requested it; rejected")
 
 
 async def test_what_changes_within_a_second_is_stored_once_and_no_other_tenants_view() -> None:
@@ -208,7 +250,7 @@ def expected_texts(ledger: History, name: str) -> list[str]:
     added = StoredHistory()
     for sequence, message in enumerate(ledger.messages, 1):
         said = words.fold(sequence, getattr(message, "at_s", NOW_S), message)
-        added = added.extended(sequence, [entry for job_id, entry in said if job_id == name], ())
+        added = added.extended(sequence, [each.entry for each in said if each.name == name], ())
     return [entry.text for entry in added.entries]
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATE
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
+from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups
 from elasticflow.shared.runtime.process.settings import Settings
 
 INHERITED = {
@@ -23,7 +25,18 @@ INHERITED = {
 }
 
 
-def prepared(monkeypatch: pytest.MonkeyPatch, mode: str, problem: str = "", **more: str) -> WorkerIsolation:
+def no_groups(folder: Path | None, node_id: str, *, memory_bytes: int) -> WorkerCgroups:
+    raise OSError("no cgroup v2 is mounted")
+
+
+def prepared(
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    problem: str = "",
+    open_cgroups: Callable[..., object] = no_groups,
+    **more: str,
+) -> WorkerIsolation:
+    monkeypatch.setattr(worker_isolation, "open_cgroups", open_cgroups)
     monkeypatch.setattr(worker_isolation, "namespaces_problem", lambda: problem)
     monkeypatch.setattr(worker_isolation, "set_readable_by_others", lambda _: None)
     environment = {"EF_DEVICE": "cpu", "EF_ISOLATION": mode, "EF_DATA_DIR": "/data/dir", "EF_DATA_FOLDERS": "/sets"}
@@ -55,6 +68,18 @@ def test_workers_see_the_pools_data_and_not_the_folder_of_the_node(monkeypatch: 
 def test_what_limits_the_memory_of_a_job_is_named(monkeypatch: pytest.MonkeyPatch, limit: str, missing: str) -> None:
     found = prepared(monkeypatch, "required", EF_JOB_MEMORY_BYTES=limit)
     assert [missing in each for each in found.missing] == [True]
+    opened: list[tuple[Path | None, int]] = []
+
+    def open_cgroups(folder: Path | None, node_id: str, *, memory_bytes: int) -> None:
+        opened.append((folder, memory_bytes))
+
+    more = {"EF_JOB_MEMORY_BYTES": limit, "EF_CGROUP": "/groups"}
+    grouped = prepared(monkeypatch, "auto", "clone: not permitted", open_cgroups, **more)
+    assert opened == [(Path("/groups"), int(limit))]
+    assert len(grouped.missing) == (1 if int(limit) else 2), "of all processes of a job together"
+    assert not any("control groups" in each for each in grouped.missing)
+    without = prepared(monkeypatch, "auto", "clone: not permitted", **more).missing
+    assert "no limit for the processes of a job: no control groups: no cgroup v2 is mounted" in without
 
 
 def test_workers_inherit_named_variables_only() -> None:
