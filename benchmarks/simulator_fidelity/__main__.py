@@ -15,14 +15,16 @@ from benchmarks.report import Measured, Row, report, where_and_when
 from benchmarks.simulator_fidelity.calibration import MAX_CONTROL_CHANGE, Calibration, is_void
 from benchmarks.simulator_fidelity.live_run import read_messages, record
 from benchmarks.simulator_fidelity.outcomes import Comparison, compared, recorded_run
-from benchmarks.simulator_fidelity.workload import Arrival, arrivals, calibration_arrivals
+from benchmarks.simulator_fidelity.workload import CONFIG, Arrival, arrivals, calibration_arrivals
 from elasticflow.shared.runtime.process.logs import configure_logs
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.timing.recorded_times import recorded_times
 
 _GOAL = "3 %"
 _TITLES = {
     "simulated": "simulator's own decisions against {}",
     "placements": "simulator with recorded placements against {}",
+    "stops": "the same, each change a stop of the planned cost, against {}",
 }
 
 
@@ -61,7 +63,7 @@ def measure(calibration_ledger: Path, ledgers: tuple[Path, ...], jobs: tuple[Arr
     """The calibration, the errors in each live run, and those of live runs against each other."""
     times = recorded_times(read_messages(calibration_ledger))
     calibration = Calibration.of(times)
-    simulated = calibration.simulated(jobs)
+    simulated, planned = calibration.simulated(jobs), ResizeCost.flat(CONFIG.resize_cost_s)
     runs: list[dict[str, Any]] = []
     live = {ledger.stem: read_messages(ledger) for ledger in ledgers}
     recorded = {name: recorded_run(messages) for name, messages in live.items()}
@@ -74,6 +76,7 @@ def measure(calibration_ledger: Path, ledgers: tuple[Path, ...], jobs: tuple[Arr
                 "void": is_void(control_change),
                 "simulated": _numbers(compared(simulated, run.outcomes)),
                 "placements": _numbers(compared(calibration.with_recorded_placements(jobs, run), run.outcomes)),
+                "stops": _numbers(compared(calibration.with_recorded_placements(jobs, run, planned), run.outcomes)),
             }
         )
     floor = [

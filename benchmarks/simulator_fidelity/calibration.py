@@ -66,21 +66,28 @@ class Calibration:
         )
         return simulated_outcomes(simulation.run())
 
-    def with_recorded_placements(self, jobs: tuple[Arrival, ...], run: RecordedRun) -> Outcomes:
-        """Each job on the GPUs that it had in this run, from the same instants on: the physics alone."""
+    def with_recorded_placements(
+        self, jobs: tuple[Arrival, ...], run: RecordedRun, stop: ResizeCost | None = None
+    ) -> Outcomes:
+        """Each job on the GPUs that it had in this run, from the same instants on: the physics alone.
+
+        stop: of each change, as without times by kind; None: the times of this calibration.
+        """
         by_id = {job.job_id: job.trace_job(self.rates[job.model_name]) for job in jobs}
         return {
-            job_id: outcome if outcome.finished_s is None else self._predicted(by_id[job_id], outcome, run)
+            job_id: outcome if outcome.finished_s is None else self._predicted(by_id[job_id], outcome, run, stop)
             for job_id, outcome in run.outcomes.items()
         }
 
-    def _predicted(self, job: TraceJob, recorded: Outcome, run: RecordedRun) -> Outcome:
-        state = ClusterState(CLUSTER, FREE, changes=self.changes)  # of this job alone
+    def _predicted(self, job: TraceJob, recorded: Outcome, run: RecordedRun, stop: ResizeCost | None) -> Outcome:
+        changes = self.changes if stop is None else None
+        state = ClusterState(CLUSTER, stop or FREE, changes=changes)  # of this job alone
         training: Training | None = None
         for at_s, placed in run.placements[job.job_id]:
             if training is not None and training.done_at_s <= at_s:
                 break
-            before = state.release(job.job_id, at_s)
+            left = state.release(job.job_id, at_s)
+            before = None if stop is not None else left
             training = state.occupy(job, placed.generation, placed.gpus, at_s, before=before) if placed.gpus else None
         assert training is not None, f"{job.job_id} ended, but was last placed on no GPUs"
         state.release(job.job_id, training.done_at_s)

@@ -113,6 +113,8 @@ def test_recorded_placements_give_the_recorded_end() -> None:
     later = slower.with_recorded_placements((JOB,), run)["a"]
     assert later.finished_s == pytest.approx(117.5 + 1.5, abs=0.1)  # three seconds of one slot are 1.5 s of two
     assert later.gpu_seconds == pytest.approx(10 + 2 * 9.0, abs=0.2)
+    stops = calibration().with_recorded_placements((JOB,), run, ResizeCost.flat(2.0))["a"].finished_s
+    assert stops == pytest.approx(112.0 + (20 - 8) / 2, abs=0.1)  # it did not train from 110 to 112 s
 
 
 def test_the_simulator_decides_for_itself_and_knows_the_live_settings() -> None:
@@ -169,9 +171,16 @@ def test_the_table_says_which_runs_are_void() -> None:
         "mean": 0.1, "p95": 0.2, "worst": 0.3, "met": (1, 2), "gpu_seconds_error": 0.0, "makespan_error": 0.0,
         "other_fates": ["c"],
     }  # fmt: skip
-    run = {"run": "test-0", "control_change": None, "void": True, "simulated": numbers, "placements": numbers}
+    run = {
+        "run": "test-0",
+        "control_change": None,
+        "void": True,
+        "simulated": numbers,
+        "placements": numbers,
+        "stops": numbers,
+    }
     shown = list(rows({"runs": [run], "live_against_live": [{"runs": ["test-0", "test-1"], **numbers}]}))
     assert shown[0].measured == "it did not train"
-    assert all("test-0 (void)" in row.what for row in shown[:3])
+    assert all("test-0 (void)" in row.what for row in shown[:4])
     assert shown[1].measured == "10.0% / 20.0% / 30.0%"
-    assert "jobs with another fate: 1" in shown[3].beside
+    assert "jobs with another fate: 1" in shown[4].beside
