@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_deadline, gangs
 
+_BISECTIONS = 40
 LEASE_TOLERANCE_S = 1.0  # a scheduler that wakes a little after the end of a lease is at that end
 _Packed = tuple[int, NDArray[np.intp]]  # a gang, and its leases
 
@@ -23,6 +24,13 @@ def at_lease_end(now_s: float, lease_s: float) -> bool:
 
 def next_lease_end_s(now_s: float, lease_s: float) -> float:
     return (now_s // lease_s + 1.0) * lease_s
+
+
+def held_until_the_next(jobs: Sequence[BaselineJob], now_s: float, lease_s: float) -> Shares:
+    """Jobs keep their GPUs and no job starts, until the next lease begins."""
+    held = {job.job_id: job.current_num_gpus for job in jobs if job.current_num_gpus}
+    until_s = next_lease_end_s(now_s, lease_s) if len(held) < len(jobs) else math.inf
+    return Shares(num_gpus_by_job=held, valid_until_s=until_s)
 
 
 def leased_gangs(jobs_in_order: Sequence[BaselineJob], num_gpus: int, now_s: float, lease_s: float) -> Shares:
@@ -83,10 +91,61 @@ class Themis(AdmitsAll):
 
 def finish_time_fairness(job: BaselineJob, num_jobs: int, num_gpus: int, now_s: float) -> float:
     """rho, if the job holds its gang from now on; above 1 sharing delays it by more than its part."""
-    rate = job.curve.throughput(job.gang)
     shared_s = now_s - job.submitted_at_s + job.seconds_left(job.gang, now_s)
-    slowed = max(job.gang * num_jobs / num_gpus, 1.0)  # on fewer GPUs than its gang it would run part of the time
-    return shared_s / (job.num_iterations / rate * slowed)
+    return shared_s / _on_its_part_s(job, num_jobs, num_gpus)
+
+
+def _on_its_part_s(job: BaselineJob, num_jobs: int, num_gpus: int) -> float:
+    """The whole job in a cluster of its own; on fewer GPUs than its gang it would run part of the time."""
+    slowed = max(job.gang * num_jobs / num_gpus, 1.0)
+    return job.num_iterations / job.curve.throughput(job.gang) * slowed
+
+
+@dataclass(frozen=True, slots=True)
+class ThemisInSlots(AdmitsAll):
+    """Finish-time fairness as ElasticFlow's published program has it: each slot divides the time anew.
+
+    A program gives each job a share of time, so that the greatest rho of all jobs is least. Gangs run by share, the
+    largest first, and jobs that arrive in a slot wait for the next one.
+    Source: the published program, which took the policy from Gavel (Narayanan et al., OSDI 2020), section 4.2.
+    """
+
+    name: str
+    slot_s: float
+
+    def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
+        if not at_lease_end(now_s, self.slot_s):
+            return held_until_the_next(jobs, now_s, self.slot_s)
+        time_shares = fair_time_shares(jobs, num_gpus, now_s)
+        held = gangs(sorted(jobs, key=lambda job: (-time_shares[job.job_id], job.job_id)), num_gpus)
+        waiting = len(held) < len(jobs)
+        return Shares(num_gpus_by_job=held, valid_until_s=next_lease_end_s(now_s, self.slot_s) if waiting else math.inf)
+
+
+def fair_time_shares(jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> dict[str, float]:
+    """Of each job, so that the greatest rho is least: the smallest ones that keep it.
+
+    For a given rho the least share of each job is known, and falls with rho. So bisection solves the program exactly:
+    the least rho at which no share exceeds 1 and all of them fit into the GPUs.
+    """
+    if not jobs:
+        return {}
+    gang_J = np.array([job.gang for job in jobs], dtype=float)
+    left_s_J = np.array([job.remaining_iterations / job.curve.throughput(job.gang) for job in jobs])
+    age_s_J = np.array([now_s - job.submitted_at_s for job in jobs])
+    part_s_J = np.array([_on_its_part_s(job, len(jobs), num_gpus) for job in jobs])
+
+    def shares(rho: float) -> NDArray[np.float64]:
+        return left_s_J / np.maximum(rho * part_s_J - age_s_J, left_s_J)
+
+    low = float(np.max((age_s_J + left_s_J) / part_s_J))  # alone, each job would run all the time
+    high = low
+    while gang_J @ shares(high) > num_gpus:
+        low, high = high, 2.0 * high
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gang_J @ shares(middle) > num_gpus else (low, middle)
+    return {job.job_id: float(share) for job, share in zip(jobs, shares(high), strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +167,7 @@ class Chronus(AdmitsAll):
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
         if self.waits_for_ticks and not at_lease_end(now_s, self.lease_s):
-            held = {job.job_id: job.current_num_gpus for job in jobs if job.current_num_gpus}
-            until_s = next_lease_end_s(now_s, self.lease_s) if len(held) < len(jobs) else math.inf
-            return Shares(num_gpus_by_job=held, valid_until_s=until_s)
+            return held_until_the_next(jobs, now_s, self.lease_s)
         if at_lease_end(now_s, self.lease_s):
             leased = self._leased_now(jobs, num_gpus, now_s)
             order = sorted(jobs, key=lambda job: (job.job_id not in leased, *_shortest_first(job)))

@@ -18,7 +18,7 @@ from elasticflow.simulator.baselines.edf import (
     EarliestDeadlineFirstWithAdmission,
 )
 from elasticflow.simulator.baselines.elasticflow_algorithms import ElasticFlowAlgorithms
-from elasticflow.simulator.baselines.lease_schedulers import Chronus, Gandiva, Themis
+from elasticflow.simulator.baselines.lease_schedulers import Chronus, Gandiva, Themis, ThemisInSlots
 from elasticflow.simulator.baselines.policy_adapter import NO_REQUESTS, baseline_policies
 from elasticflow.simulator.baselines.pollux import Pollux
 from elasticflow.simulator.baselines.priority_schedulers import StaticPriority, WeightedFairSharing
@@ -40,6 +40,8 @@ _BASELINES: tuple[Baseline, ...] = (
     Tiresias("tiresias-3250-7200", quanta_gpu_s=(3_250.0, 7_200.0)),
     ElasticTiresias(),
     Themis(),
+    ThemisInSlots("themis-slots-60", slot_s=60.0),
+    ThemisInSlots("themis-slots-240", slot_s=240.0),
     Chronus(),
     Chronus("chronus-ticks", slack=0.1, waits_for_ticks=True),
     Pollux(),

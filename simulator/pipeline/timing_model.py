@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.timing.training_time import TrainingTime
 
-START = TrainingTime.of_cost(ResizeCost.flat(1.0), switch_s=0.02)
+START = TrainingTime.of_cost(ResizeCost.flat(1.0), stop_s=0.02)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

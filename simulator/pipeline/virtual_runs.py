@@ -40,8 +40,8 @@ class Runs:
         self._checkpoints: dict[str, int] = {}  # by job
         self.rendezvous = RendezvousModel(
             loop,
-            prepare_s=timing_model.training.prepare.seconds,
-            switch_s=timing_model.training.switch_s,
+            prepare_s=timing_model.training.grow.prepare.seconds,
+            switch_s=timing_model.training.grow.stop.seconds(1),
             begin=self._train,
             leave=self._leave,
             lives=processes.lives,

@@ -2,8 +2,8 @@
 
 Taken from the record: the commands and when they were decided, nodes, settings, failures, how many iterations each job
 took, and the profiles, known from the start. Decided again: admission, allocation and placement. Training is modelled
-(`modelled_training`, fitted to the record): each start takes the recorded median, then a job trains at its measured
-rate. The recorded policies run through the same model, so that its error is visible.
+(`modelled_training`, fitted to the record): each kind of change takes its recorded median, then a job trains at its
+measured rate. The recorded policies run through the same model, so that its error is visible.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ from elasticflow.simulator.replay.recorded_ledger import (
     job_registry,
     measured_step_times,
 )
-from elasticflow.simulator.timing.training_time import fitted_to
+from elasticflow.simulator.timing.recorded_times import fitted_to
 
 
 def run_on(

@@ -34,16 +34,21 @@ def modelled_training(
     Survivors of a loss continue at once, at the rate of the next smaller number of GPUs that was measured.
     fitted: to the record; None if it has no start.
     """
-    starts_s, iteration = now_s, float(job.iteration)
+    stops_s, starts_s, iteration = now_s, now_s, float(job.iteration)
     if not job.training and not job.reserved_gpus:
-        time = fitted or TrainingTime.of_cost(resize_cost(state))
-        after_s = time.starts_s if before is None else time.switches_s
-        starts_s = max(after_s(len(job.gpus), job.placed_at_s), now_s)
+        time, num_gpus = fitted or TrainingTime.of_cost(resize_cost(state)), len(job.gpus)
+        if before is None:
+            starts_s = max(job.placed_at_s + time.start_s(num_gpus, is_first=not job.iteration), now_s)
+        else:
+            previous = job.previous_generation
+            switch = time.switch(joins=previous is None or not set(job.gpus) <= set(previous.gpus))
+            stops_s = max(job.placed_at_s + switch.prepare.seconds(num_gpus), now_s)
+            starts_s = stops_s + switch.stop.seconds(num_gpus)
     elif job.training and (counted_on := known_curve(state, spec_of(job))) is not None:
         iteration = iteration_at(job, counted_on, now_s, state.config.progress_timeout_s)
     progress = Progress(
         starts_s=starts_s,
-        iteration=iteration if before is None else before.progress.iteration_at(starts_s),
+        iteration=iteration if before is None else before.progress.iteration_at(stops_s),
         iterations_per_s=placed_rate(state, job),
     )
     return ModelledTraining(job_id=job.job_id, generation=job.generation, progress=progress, before=before)

@@ -11,6 +11,7 @@ from typing import Any
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.limits import MAX_GPUS
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.workload.csv_table import bad_input, parsed
 from elasticflow.simulator.workload.workload import TraceJob
 
@@ -39,9 +40,11 @@ class StopModel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
     """by_num_gpus: the cost of a job with a state of unknown size. model: the cost from a known size.
-    num_gpus_C: ascending numbers of GPUs at which `model` is evaluated."""
+    num_gpus_C: ascending numbers of GPUs at which `model` is evaluated.
+    changes: times of each kind of change; policies plan with by_num_gpus."""
 
     by_num_gpus: ResizeCost
+    changes: TrainingTime | None = None
     model: StopModel | None = None
     num_gpus_C: tuple[int, ...] = (1,)
 
@@ -59,8 +62,8 @@ class Overhead:
         return self._of_all(jobs, max)
 
     def least(self, jobs: Iterable[TraceJob]) -> ResizeCost:
-        """The least that any job pays, for bounds."""
-        return self._of_all(jobs, min)
+        """The least that any job pays once, for bounds."""
+        return self.changes.first_start if self.changes is not None else self._of_all(jobs, min)
 
     def _of_all(self, jobs: Iterable[TraceJob], chosen: Callable[[Iterable[float]], float]) -> ResizeCost:
         costs = {self.of(job) for job in jobs}
@@ -75,6 +78,8 @@ def overhead_model(name: str, total_gpus: int) -> Overhead:
 
     A measured file is JSON, {"seconds_by_num_gpus": {"1": 0.02, "2": 0.03}}; between and beyond its
     numbers of GPUs, the next lower one applies. A "stop_model" beside it is the cost of jobs with known `state_bytes`.
+    With "changes" beside it jobs switch without a stop; it has "first_start", "restart", "suspend", and "prepare" and
+    "stop" of "grow" and "shrink", each as seconds_by_num_gpus.
     Raises BadSettings for an unknown name, BadInput for a bad file.
     """
     if measured := re.fullmatch(r"measured[ :](.+)", name):
@@ -117,18 +122,38 @@ def _measured(file: Path, total_gpus: int) -> Overhead:
         raise bad_input(file, f"cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise bad_input(file, f"is not JSON ({error}); {expected}") from error
-    seconds = content.get("seconds_by_num_gpus") if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise bad_input(file, expected)
+    if {"changes", "stop_model"} <= content.keys():
+        raise bad_input(file, "has both changes and a stop_model; leave out one of them")
+    return Overhead(
+        by_num_gpus=_cost(file, content.get("seconds_by_num_gpus"), expected),
+        changes=_changes(file, content["changes"]) if "changes" in content else None,
+        model=_stop_model(file, content["stop_model"]) if "stop_model" in content else None,
+        num_gpus_C=_doublings(total_gpus),
+    )
+
+
+def _cost(file: Path, seconds: Any, expected: str) -> ResizeCost:
+    """Of seconds by number of GPUs."""
     if not isinstance(seconds, dict) or not seconds:
         raise bad_input(file, expected)
     costs = sorted(_measurement(file, num_gpus, cost_s) for num_gpus, cost_s in seconds.items())
     num_gpus_C, seconds_C = zip(*costs, strict=True)
     if len(set(num_gpus_C)) < len(num_gpus_C):
         raise bad_input(file, f"the same number of GPUs twice; {expected}")
-    return Overhead(
-        by_num_gpus=ResizeCost(num_gpus_C, seconds_C),
-        model=_stop_model(file, content["stop_model"]) if "stop_model" in content else None,
-        num_gpus_C=_doublings(total_gpus),
-    )
+    return ResizeCost(num_gpus_C, seconds_C)
+
+
+def _changes(file: Path, content: Any) -> TrainingTime:
+    def cost(*path: str) -> ResizeCost:
+        found = content
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        return _cost(file, found, f"changes: expected seconds by number of GPUs as {'.'.join(path)}")
+
+    switches = {name: SwitchTime(prepare=cost(name, "prepare"), stop=cost(name, "stop")) for name in ("grow", "shrink")}
+    return TrainingTime(first_start=cost("first_start"), restart=cost("restart"), suspend=cost("suspend"), **switches)
 
 
 def _stop_model(file: Path, content: Any) -> StopModel:

@@ -1,18 +1,15 @@
 """The model of training time: what a change of GPUs costs, and progress at a constant rate.
 
 The virtual cluster, the trace-driven simulation and the counterfactual replay all use it. Its parameters are given as a
-resize cost (`overhead` reads one from `benchmarks/results/engine.json`) or fitted to a recorded ledger. Pure: no clock.
+resize cost, read from a file (`overhead`), or fitted to a recorded ledger (`recorded_times`). Pure: no clock.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
-from elasticflow.shared.messages.events import GenerationStarted, PlacementDecided, PlanDecided
 from elasticflow.shared.messages.gpu_limits import largest_size_up_to
 from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
-from elasticflow.shared.state.policy import LedgerMessage
 
 # A job with less than this left is done: after months, floats of seconds resolve little more. It is forgiven once
 # in a job's life, at its end, not at each plan.
@@ -61,48 +58,43 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingTime:
-    """How long a change of GPUs takes.
+class SwitchTime:
+    """A change of GPUs whose workers do not stop first (docs/adr/0018), by the new number of GPUs.
 
-    restart: from the placement to the first step of a job that stops first, by its new number of GPUs.
-    prepare: until joining workers are ready; the staying workers train meanwhile.
-    switch_s: from the step boundary at which the workers switch to the first step on the new GPUs.
+    prepare: until all workers are ready; those of the previous generation train meanwhile.
+    stop: from the step boundary at which they switch to the first step on the new GPUs.
     """
 
-    restart: ResizeCost = FREE
     prepare: ResizeCost = FREE
-    switch_s: float = 0.0
+    stop: ResizeCost = FREE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTime:
+    """How long each kind of change of a job's GPUs takes.
+
+    first_start, restart: from the placement to the first step of a job that does not train meanwhile, by its new number
+    of GPUs; a job without progress starts for the first time.
+    grow, shrink: with workers that join, and without.
+    suspend: until the workers of a job that stops have left their GPUs, by the number of these.
+    """
+
+    first_start: ResizeCost = FREE
+    restart: ResizeCost = FREE
+    grow: SwitchTime = SwitchTime()
+    shrink: SwitchTime = SwitchTime()
+    suspend: ResizeCost = FREE
 
     @staticmethod
-    def of_cost(cost: ResizeCost, switch_s: float = 0.0) -> "TrainingTime":
-        """Workers that join take as long as workers that restart."""
-        return TrainingTime(restart=cost, prepare=cost, switch_s=switch_s)
+    def of_cost(cost: ResizeCost, stop_s: float = 0.0) -> "TrainingTime":
+        """All starts and preparations take as long; stop_s: of each switch. GPUs are left at once."""
+        switch = SwitchTime(prepare=cost, stop=ResizeCost.flat(stop_s))
+        return TrainingTime(first_start=cost, restart=cost, grow=switch, shrink=switch)
 
-    def starts_s(self, num_gpus: int, placed_at_s: float) -> float:
-        """First step of a job that does not train meanwhile."""
-        return placed_at_s + self.restart.seconds(num_gpus)
+    def start_s(self, num_gpus: int, *, is_first: bool) -> float:
+        """Seconds until the first step of a job that does not train meanwhile."""
+        return (self.first_start if is_first else self.restart).seconds(num_gpus)
 
-    def switches_s(self, num_gpus: int, placed_at_s: float) -> float:
-        """First step on the new GPUs of a job that trains on the old ones meanwhile."""
-        return placed_at_s + self.prepare.seconds(num_gpus) + self.switch_s
-
-
-def fitted_to(messages: Iterable[LedgerMessage]) -> TrainingTime | None:
-    """Every start takes as long as those of this record, in the median; None if it has no start.
-
-    A start lasts from a placement to the first iteration on it. A switch of workers is recorded as a start, too.
-    """
-    placed_at_s: dict[tuple[str, int], float] = {}
-    starts_s: list[float] = []
-    for message in messages:
-        match message:
-            case PlanDecided(events=events):
-                for decided in events:
-                    if isinstance(decided, PlacementDecided):
-                        placed_at_s |= {(p.job_id, p.generation): decided.at_s for p in decided.placements}
-            case GenerationStarted(job_id=job_id, generation=generation, at_s=at_s):
-                if (job_id, generation) in placed_at_s:
-                    starts_s.append(max(at_s - placed_at_s.pop((job_id, generation)), 0.0))
-            case _:
-                pass
-    return TrainingTime.of_cost(ResizeCost.flat(median(starts_s))) if starts_s else None
+    def switch(self, *, joins: bool) -> SwitchTime:
+        """joins: GPUs that the job did not have."""
+        return self.grow if joins else self.shrink

@@ -1,7 +1,8 @@
 """The simulated cluster: the GPUs that each job holds, and the progress that it makes on them.
 
 A job whose set of GPUs changes restarts: it stops for its resize cost, then trains at the rate of its curve, or on
-GPUs of several types as `timing.mixed_types` says. A job that keeps its GPUs pays nothing. Asserted here: no two jobs
+GPUs of several types as `timing.mixed_types` says. With the times of each kind of change it switches instead: it trains
+on its previous GPUs until its workers are ready. A job that keeps its GPUs pays nothing. Asserted here: no two jobs
 hold one GPU, and no job holds a GPU of a lost node.
 """
 
@@ -14,42 +15,13 @@ from types import MappingProxyType
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.simulator.timing.mixed_types import mix_throughput, throughput_in_mix
-from elasticflow.simulator.timing.training_time import DONE_WITHIN_S, Progress, TrainingTime, true_rate
+from elasticflow.simulator.timing.training_time import Progress, TrainingTime, true_rate
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.training import Occupancy, Training
 from elasticflow.simulator.workload.workload import TraceJob
 
 NO_SPEEDS: Mapping[str, float] = MappingProxyType({})
 NO_COSTS: Mapping[str, ResizeCost] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """A job on one set of GPUs, from its placement to its next one or to its end.
-
-    num_gpus_by_type: the job's own type first. starts_s: the end of the stop; the job may have left its GPUs earlier.
-    iterations: done on these GPUs; iterations_per_s: after the stop.
-    """
-
-    job_id: str
-    generation: int
-    num_gpus_by_type: Mapping[str, int]
-    placed_at_s: float
-    starts_s: float
-    left_at_s: float
-    iterations: float
-    iterations_per_s: float
-
-    @property
-    def num_gpus(self) -> int:
-        return sum(self.num_gpus_by_type.values())
-
-    @property
-    def held_s(self) -> float:
-        return self.left_at_s - self.placed_at_s
-
-    @property
-    def gpu_seconds(self) -> float:
-        return self.num_gpus * self.held_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +31,6 @@ class Outage:
     node_id: str
     from_s: float
     to_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Training:
-    """A job on its present GPUs."""
-
-    job: TraceJob
-    generation: int
-    gpus: tuple[GpuId, ...]
-    num_gpus_by_type: Mapping[str, int]  # the job's own type first
-    placed_at_s: float
-    progress: Progress
-
-    @property
-    def is_mixed(self) -> bool:
-        return len(self.num_gpus_by_type) > 1
-
-    @property
-    def starts_s(self) -> float:
-        return self.progress.starts_s
-
-    def iteration_at(self, now_s: float) -> float:
-        """Fractions included."""
-        return min(self.progress.iteration_at(now_s), float(self.job.num_iterations))
-
-    @property
-    def done_at_s(self) -> float:
-        """Infinity if the job makes no progress on these GPUs."""
-        return max(self.starts_s, self.progress.reaches_s(self.job.num_iterations) - DONE_WITHIN_S)
 
 
 class ClusterState:
@@ -100,14 +43,19 @@ class ClusterState:
         speeds: Mapping[str, float] = NO_SPEEDS,
         costs: Mapping[str, ResizeCost] = NO_COSTS,
         mix_efficiency: float | None = None,
+        changes: TrainingTime | None = None,
     ) -> None:
-        """speeds: true speed over the curve's by job, 1 by default. costs: of jobs that do not pay resize_cost."""
+        """speeds: true speed over the curve's by job, 1 by default. costs: of jobs that do not pay resize_cost.
+
+        changes: times of each kind of change, in place of resize_cost.
+        """
         self._cluster, self._speeds, self._mix_efficiency = cluster, speeds, mix_efficiency
-        self._time = TrainingTime.of_cost(resize_cost)
+        self._time = changes or TrainingTime.of_cost(resize_cost)
         self._times = {job_id: TrainingTime.of_cost(cost) for job_id, cost in costs.items()}
         self._free = {gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)}
         self._lost: dict[str, int] = {}  # node: position among the outages
         self._iterations: dict[str, float] = {}  # of jobs without GPUs
+        self._left: dict[GpuId, tuple[str, float]] = {}  # the last job, and when its workers are gone
         self._last_trained_s = -math.inf  # of jobs that have left their GPUs
         self.trainings: dict[str, Training] = {}  # by job
         self.occupancies: list[Occupancy] = []
@@ -124,18 +72,20 @@ class ClusterState:
 
     def last_trained_s(self, now_s: float) -> float:
         """The last instant at which a job made progress; a job that stops for a resize makes none."""
-        trains = any(training.starts_s < now_s for training in self.trainings.values())
+        trains = any(training.has_trained_by(now_s) for training in self.trainings.values())
         return now_s if trains else self._last_trained_s
 
-    def release(self, job_id: str, now_s: float) -> None:
-        """The job leaves its GPUs, if it has any, and keeps its progress."""
+    def release(self, job_id: str, now_s: float) -> Training | None:
+        """The job leaves its GPUs, if it has any, and keeps its progress. Returns what can switch to its next GPUs."""
         training = self.trainings.pop(job_id, None)
         if training is None:
-            return
+            return None
         iteration = training.iteration_at(now_s)
         self._iterations[job_id] = iteration
         self._free.update(training.gpus)
-        if training.starts_s < now_s:
+        gone_s = now_s + self._time.suspend.seconds(len(training.gpus))
+        self._left |= dict.fromkeys(training.gpus, (job_id, gone_s))
+        if training.has_trained_by(now_s):
             self._last_trained_s = now_s
         self.occupancies.append(
             Occupancy(
@@ -145,10 +95,16 @@ class ClusterState:
                 placed_at_s=training.placed_at_s,
                 starts_s=training.starts_s,
                 left_at_s=now_s,
-                iterations=iteration - training.progress.iteration,
+                iterations=iteration - training.iteration_at(training.placed_at_s),
                 iterations_per_s=training.progress.iterations_per_s,
+                stops_s=training.stops_s,
+                previous_iterations_per_s=training.before.progress.iterations_per_s if training.before else 0.0,
             )
         )
+        running = training.at(now_s)
+        if running.starts_s > now_s:
+            return None
+        return replace(running, before=None, progress=replace(running.progress, starts_s=now_s, iteration=iteration))
 
     def occupy(
         self,
@@ -157,16 +113,20 @@ class ClusterState:
         gpus: tuple[GpuId, ...],
         now_s: float,
         virtual_nodes_by_rank: tuple[int, ...] = (),
+        before: Training | None = None,
     ) -> Training:
-        """The job takes these GPUs, which must be free, and restarts on them. Its own type is that of the first one.
+        """The job takes these GPUs, which must be free. Its own type is that of the first one.
 
         virtual_nodes_by_rank: empty if divided evenly. A GPU without any does not make the job faster.
+        before: the job switches from there; None: it restarts. Workers of other jobs leave the GPUs first.
         """
         self._take(gpus, job.job_id)
         used = self._used_by_type(job, gpus, virtual_nodes_by_rank or (1,) * len(gpus))
+        iteration = self._iterations.pop(job.job_id, 0.0)
+        stops_s, starts_s = self._stop(job.job_id, gpus, now_s, iteration, before)
         progress = Progress(
-            starts_s=self._times.get(job.job_id, self._time).starts_s(len(gpus), now_s),
-            iteration=self._iterations.pop(job.job_id, 0.0),
+            starts_s=starts_s,
+            iteration=iteration if before is None else before.iteration_at(stops_s),
             iterations_per_s=self._rate(job, used),
         )
         training = Training(
@@ -175,10 +135,26 @@ class ClusterState:
             gpus=gpus,
             num_gpus_by_type=self._by_type(gpus),
             placed_at_s=now_s,
+            stops_s=stops_s,
             progress=progress,
+            before=before,
         )
         self.trainings[job.job_id] = training
         return training
+
+    def _stop(
+        self, job_id: str, gpus: tuple[GpuId, ...], now_s: float, iteration: float, before: Training | None
+    ) -> tuple[float, float]:
+        """From when to when the job does not train."""
+        left = (self._left[gpu] for gpu in gpus if gpu in self._left)
+        begins_s = max((now_s, *(gone_s for last_job_id, gone_s in left if last_job_id != job_id)))
+        if before is None:
+            time = self._times.get(job_id, self._time)
+            return now_s, begins_s + time.start_s(len(gpus), is_first=not iteration)
+        switch = self._time.switch(joins=not set(gpus) <= set(before.gpus))
+        stops_s = begins_s + switch.prepare.seconds(len(gpus))
+        self._left |= dict.fromkeys(set(before.gpus).difference(gpus), (job_id, stops_s))
+        return stops_s, stops_s + switch.stop.seconds(len(gpus))
 
     def _by_type(self, gpus: Iterable[GpuId]) -> Counter[str]:
         return Counter(self._cluster.nodes[gpu.node_id].gpu_type for gpu in gpus)
@@ -201,8 +177,10 @@ class ClusterState:
         return true_rate(curve.rate_by_num_gpus, num_gpus_by_type[gpu_type], speed)
 
     def finish(self, job_id: str, now_s: float) -> None:
-        """The job ends and leaves its GPUs."""
+        """The job ends and leaves its GPUs at once."""
+        gpus = self.trainings[job_id].gpus
         self.release(job_id, now_s)
+        self._left |= dict.fromkeys(gpus, (job_id, now_s))
         del self._iterations[job_id]
 
     def lose(self, node_id: str, now_s: float) -> None:
@@ -217,13 +195,13 @@ class ClusterState:
         position = self._lost.pop(node_id)
         self.outages[position] = replace(self.outages[position], to_s=now_s)
 
-    def jobs_on(self, node_id: str) -> tuple[str, ...]:
-        """Jobs with a GPU of this node, by id."""
+    def jobs_on(self, node_id: str, now_s: float) -> tuple[str, ...]:
+        """Jobs with a GPU of this node, or with workers there that have not yet switched to other ones; by id."""
         return tuple(
             sorted(
                 job_id
                 for job_id, training in self.trainings.items()
-                if any(gpu.node_id == node_id for gpu in training.gpus)
+                if any(gpu.node_id == node_id for gpu in (*training.gpus, *training.at(now_s).gpus))
             )
         )
 

@@ -15,7 +15,8 @@ from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.cluster_state import ClusterState, Training
+from elasticflow.simulator.trace.cluster_state import ClusterState
+from elasticflow.simulator.trace.training import Training
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
@@ -116,7 +117,7 @@ class ThroughputReports:
         """Report the true progress of each job."""
         now_s = self._engine.now_s
         for training in self._cluster_state.trainings.values():
-            if training.starts_s < now_s and self._is_reported(training):
+            if training.has_trained_by(now_s) and self._is_reported(training):
                 self._fold(simulated_events.progressed(training, now_s))
 
     def _is_reported(self, training: Training) -> bool:

@@ -20,7 +20,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import StoppingWorkers
 from elasticflow.shared.state.pool import NodeState
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR
-from elasticflow.simulator.trace.cluster_state import Training
+from elasticflow.simulator.trace.training import Training
 
 
 def pool_configured(config: PoolConfig, based_on: int, at_s: float) -> PlanDecided:
@@ -71,12 +71,12 @@ def generation_started(training: Training, at_s: float) -> GenerationStarted:
 
 def progressed(training: Training, at_s: float, *, measured: bool = False) -> JobProgressed:
     """All progress counts as checkpointed. measured: the speed is reported too."""
-    iteration = _exactly(training.iteration_at(at_s))
+    iteration, running = _exactly(training.iteration_at(at_s)), training.at(at_s)
     return JobProgressed(
         job_id=training.job.job_id,
-        generation=training.generation,
+        generation=running.generation,
         iteration=iteration,
-        iterations_per_s=training.progress.iterations_per_s if measured else None,
+        iterations_per_s=running.progress.iterations_per_s if measured else None,
         checkpoint_iteration=iteration,
         at_s=at_s,
     )

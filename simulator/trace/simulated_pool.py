@@ -103,6 +103,7 @@ def pool_config(
     confidence: float | None = None,
     speed_noise: float = 0.0,
     gpu_types: Sequence[str] = (NO_TYPE,),
+    stop_free: bool = False,
 ) -> PoolConfig:
     """Settings with the true curves and costs, without margins for error."""
     return PoolConfig(
@@ -117,6 +118,7 @@ def pool_config(
         deadline_slack_s=0.0,
         heartbeat_timeout_s=AT_ONCE_S,
         stall_timeout_s=NEVER_S,
+        stop_free=stop_free,
         curves=dict(_curve(job, gpu_type, gpu_types[0]) for gpu_type in gpu_types for job in workload.jobs),
     )
 

@@ -81,6 +81,7 @@ class SimulatedRun:
             confidence=self.confidence,
             noise=self.noise,
             costs=self.overheads.by_job(self.workload.jobs),
+            changes=self.overheads.changes,
             mix_efficiency=self.mix_efficiency,
             observers=tuple(observer for observer in observers if observer is not None),
             idle_time_meter=IdleTimeMeter() if measures_idle_time else None,

@@ -15,14 +15,16 @@ from elasticflow.shared.messages.events import (
     PlacementDecided,
     PlanEvent,
 )
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
 from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
+from elasticflow.simulator.timing.training_time import TrainingTime
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState, Training
+from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState
 from elasticflow.simulator.trace.failures_and_speed_noise import (
     FailingNodes,
     Failures,
@@ -34,6 +36,7 @@ from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.node_ends import EndsOfNodes, NodeEnds
 from elasticflow.simulator.trace.result import JobLog, Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, single_gpu_profiles, submission
+from elasticflow.simulator.trace.training import Training
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 
@@ -47,6 +50,8 @@ class Simulation:
     """One workload on one cluster under one set of policies, which decide in their order.
 
     mix_efficiency: of GPUs of several types in one job; None: jobs have no step times, so that no policy mixes types.
+    changes: times of each kind of change, so that jobs switch without a stop; None: each change stops its job for the
+    whole resize_cost. config: settings of a live pool; None: policies know the true curves and costs.
     """
 
     def __init__(
@@ -66,6 +71,8 @@ class Simulation:
         mix_efficiency: float | None = None,
         observers: Sequence[Observer] = (),
         idle_time_meter: IdleTimeMeter | None = None,
+        changes: TrainingTime | None = None,
+        config: PoolConfig | None = None,
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
         assert failures is None or ends is None, "nodes that fail have no ends here"
@@ -76,9 +83,10 @@ class Simulation:
         self._driver = PolicyDriver(self._engine, (policies or planners()).values(), self._settle)
         self._fold, self._soon = self._driver.fold, self._driver.soon
         speeds = noise.speeds(workload) if noise else NO_SPEEDS
-        self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency)
+        self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency, changes)
+        unknown_speeds = noise is not None or config is not None
         self._reports = ThroughputReports(
-            self._engine, self.cluster_state, fold=self._fold, soon=self._soon, of_all=noise is not None
+            self._engine, self.cluster_state, fold=self._fold, soon=self._soon, of_all=unknown_speeds
         )
         self._commands: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
@@ -90,7 +98,7 @@ class Simulation:
             self._join(node_id)
         for profile in single_gpu_profiles(workload, cluster.gpu_types, mix_efficiency, self.now_s):
             self._fold(profile)
-        config = pool_config(
+        config = config or pool_config(
             workload,
             resize_cost,
             admission=admission,
@@ -98,6 +106,7 @@ class Simulation:
             confidence=confidence,
             speed_noise=noise.sigma if noise else 0.0,
             gpu_types=cluster.gpu_types,
+            stop_free=changes is not None,
         )
         self._fold(simulated_events.pool_configured(config, self.state.sequence, self.now_s))
         for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
@@ -167,6 +176,9 @@ class Simulation:
         if self.cluster_state.is_present(training):
             self._fold(simulated_events.generation_started(training, self.now_s))
             self._reports.begin(training)
+            if self.state.config.stop_free:  # workers that left, and changes that waited for the switch
+                self._report_stopped(training.job.job_id)
+                self._soon()
 
     def _finish(self, training: Training) -> None:
         if not self.cluster_state.is_present(training):
@@ -187,7 +199,7 @@ class Simulation:
 
     def _leave(self, node_id: str) -> None:
         """A node ends as announced: all of its jobs have moved."""
-        assert not self.cluster_state.jobs_on(node_id), f"{node_id} ends with jobs on it"
+        assert not self.cluster_state.jobs_on(node_id, self.now_s), f"{node_id} ends with jobs on it"
         self.cluster_state.lose(node_id, self.now_s)
         self._fold(simulated_events.node_left(self.state.nodes[node_id], self.now_s))
         if self._away_s is not None:
@@ -196,7 +208,7 @@ class Simulation:
 
     def _lose(self, node_id: str) -> None:
         """A node is lost; its jobs lose their GPUs and keep their progress."""
-        for job_id in self.cluster_state.jobs_on(node_id):
+        for job_id in self.cluster_state.jobs_on(node_id, self.now_s):
             self._fold(simulated_events.progressed(self.cluster_state.trainings[job_id], self.now_s))
             self.cluster_state.release(job_id, self.now_s)
         self.cluster_state.lose(node_id, self.now_s)
@@ -243,13 +255,20 @@ class Simulation:
     # -- placements --------------------------------------------------------------------------------------
 
     def _carry_out(self, decision: PlacementDecided) -> None:
-        """All jobs leave their GPUs before any job takes new ones."""
+        """All jobs leave their GPUs before any job takes new ones; jobs that only leave some go first."""
+        left: dict[str, Training | None] = {}
         for placed in decision.placements:
-            self.cluster_state.release(placed.job_id, self.now_s)
+            left[placed.job_id] = self.cluster_state.release(placed.job_id, self.now_s)
             self._report_stopped(placed.job_id)
-        for placed in decision.placements:
+
+        def takes(placed: PlacedJob) -> bool:
+            before = left[placed.job_id]
+            return before is None or not set(placed.gpus) <= set(before.gpus)
+
+        for placed in sorted(decision.placements, key=takes):
             if placed.gpus:
-                self._occupy(placed)
+                switches = self.state.live_jobs[placed.job_id].previous_generation is not None
+                self._occupy(placed, left[placed.job_id] if switches else None)
 
     def _report_stopped(self, job_id: str) -> None:
         """Each node reports that the job's workers have stopped; otherwise the fold never forgets an ended job."""
@@ -257,10 +276,10 @@ class Simulation:
         for stopping in job.stopping if job is not None else ():
             self._fold(simulated_events.workers_stopped(job_id, stopping, iteration, self.now_s))
 
-    def _occupy(self, placed: PlacedJob) -> None:
+    def _occupy(self, placed: PlacedJob, before: Training | None) -> None:
         job = self._jobs[placed.job_id]
         training = self.cluster_state.occupy(
-            job, placed.generation, placed.gpus, self.now_s, placed.virtual_nodes_by_rank
+            job, placed.generation, placed.gpus, self.now_s, placed.virtual_nodes_by_rank, before
         )
         self._engine.at(training.starts_s, lambda: self._start(training))
         if training.done_at_s < NEVER_S:

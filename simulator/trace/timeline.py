@@ -3,13 +3,14 @@
 Axes: S = occupancies, B = edges between intervals of time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticflow.simulator.trace.result import Result, rate_alone
+from elasticflow.simulator.trace.training import Occupancy
 
 FloatArray = NDArray[np.float64]
 
@@ -53,12 +54,16 @@ def held_gpus(result: Result, job_ids: Iterable[str] | None = None) -> Pieces:
 def efficiency(result: Result) -> Pieces:
     """Equation 8 (ElasticFlow, section 6.1): throughput of all GPUs relative to that of one GPU, over their number."""
     return Pieces.of(
-        (
-            occupancy.starts_s,
-            occupancy.left_at_s,
-            occupancy.iterations_per_s / rate_alone(fate.job, occupancy) / result.cluster.num_gpus,
-        )
+        (from_s, to_s, iterations_per_s / rate_alone(fate.job, occupancy) / result.cluster.num_gpus)
         for fate in result.fates
         for occupancy in fate.occupancies
-        if occupancy.left_at_s > occupancy.starts_s
+        for from_s, to_s, iterations_per_s in _trained(occupancy)
+        if to_s > from_s
     )
+
+
+def _trained(occupancy: Occupancy) -> Iterator[tuple[float, float, float]]:
+    """From when to when, and how fast: until the switch, and after it."""
+    stops_s = min(occupancy.stops_s, occupancy.left_at_s)
+    yield occupancy.placed_at_s, stops_s, occupancy.previous_iterations_per_s
+    yield occupancy.starts_s, occupancy.left_at_s, occupancy.iterations_per_s

@@ -72,7 +72,7 @@ def test_the_last_allocation_is_reached_and_one_generation_trains_at_a_time(
         ),
         timing_model=TimingModel(
             true_curves={"linear/b64": LINEAR},
-            training=TrainingTime.of_cost(ResizeCost.flat(start_s), switch_s=0.02),
+            training=TrainingTime.of_cost(ResizeCost.flat(start_s), stop_s=0.02),
             give_up_s=30.0,
         ),
         arrivals=tuple(

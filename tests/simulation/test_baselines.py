@@ -19,7 +19,17 @@ from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace
 
 CLUSTER = ClusterShape(num_nodes=2, gpus_per_node=8)  # half of what the trace was made for: GPUs are scarce
-RIGID = ("gandiva", "tiresias", "tiresias-3250-7200", "themis", "chronus", "chronus-ticks", "static-priority")
+RIGID = (
+    "gandiva",
+    "tiresias",
+    "tiresias-3250-7200",
+    "themis",
+    "themis-slots-60",
+    "themis-slots-240",
+    "chronus",
+    "chronus-ticks",
+    "static-priority",
+)
 REJECTING = ("elasticflow-algorithms", "edf-admission", "edf-admission-64")
 
 

@@ -7,10 +7,10 @@ from benchmarks.papers.published_jobs import GeneratorSettings, published_jobs
 from benchmarks.papers.quantities import share_with_time_enough
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.trace.cluster_state import Occupancy
 from elasticflow.simulator.trace.completion_times import completion_numbers
 from elasticflow.simulator.trace.result import Fate, Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.training import Occupancy
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
@@ -88,7 +88,7 @@ def _fate(job_id: str, submitted_at_s: float, placed_at_s: float, finished_at_s:
         duration_s=duration_s,
         curve=CURVE,
     )
-    stay = Occupancy(job_id, 1, {"": 1}, placed_at_s, placed_at_s, finished_at_s, 100.0, 1.0)
+    stay = Occupancy(job_id, 1, {"": 1}, placed_at_s, placed_at_s, finished_at_s, 100.0, 1.0, stops_s=placed_at_s)
     return Fate(
         job=job,
         admitted=True,

@@ -15,7 +15,14 @@ from elasticflow.simulator.baselines.edf import (
     EarliestDeadlineFirstElastic,
     EarliestDeadlineFirstWithAdmission,
 )
-from elasticflow.simulator.baselines.lease_schedulers import Chronus, Gandiva, Themis, finish_time_fairness
+from elasticflow.simulator.baselines.lease_schedulers import (
+    Chronus,
+    Gandiva,
+    Themis,
+    ThemisInSlots,
+    fair_time_shares,
+    finish_time_fairness,
+)
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
 from elasticflow.simulator.baselines.pollux import Pollux
 from elasticflow.simulator.baselines.priority_schedulers import StaticPriority, WeightedFairSharing
@@ -62,7 +69,7 @@ def test_a_gang_is_what_was_requested_as_far_as_job_and_pool_can(requested: int,
 
 
 def test_every_baseline_is_listed_by_its_name() -> None:
-    assert len(BASELINES) == 17
+    assert len(BASELINES) == 19
     assert all(baseline.name == name for name, baseline in BASELINES.items())
 
 
@@ -247,6 +254,30 @@ def test_themis_gives_the_next_lease_to_the_job_that_sharing_delays_most() -> No
     assert finish_time_fairness(delayed, 2, 8, NOW_S) == pytest.approx((900.0 + 12.5) / 25.0)
     assert shares(Themis(), favoured, delayed) == {"delayed": 8}
     assert shares(Themis(), favoured, delayed, at_s=10.0) == {"favoured": 8}  # the lease still runs
+
+
+def test_themis_in_slots_divides_the_time_so_that_the_greatest_delay_is_least() -> None:
+    """Both jobs need all GPUs; the long one has waited for 100 s, and rho is equal where it can be."""
+    long = job("long", requested_num_gpus=8, remaining_iterations=800.0, num_iterations=800.0)
+    waited = job("waited", requested_num_gpus=8, remaining_iterations=800.0, num_iterations=800.0)
+    assert fair_time_shares((long, waited), 8, NOW_S) == {"long": pytest.approx(0.5), "waited": pytest.approx(0.5)}
+    waited = replace(waited, submitted_at_s=NOW_S - 100.0)
+    found = fair_time_shares((long, waited), 8, NOW_S)
+    assert sum(found.values()) == pytest.approx(1.0)
+    rhos = [(now_s + 100.0 / found[name]) / 200.0 for name, now_s in (("long", 0.0), ("waited", 100.0))]
+    assert rhos[0] == pytest.approx(rhos[1])
+    assert fair_time_shares((long,), 8, NOW_S) == {"long": pytest.approx(1.0)}
+    assert fair_time_shares((), 8, NOW_S) == {}
+
+
+def test_themis_in_slots_runs_the_largest_share_and_changes_gangs_where_a_slot_begins() -> None:
+    policy = ThemisInSlots("themis-slots-60", slot_s=60.0)
+    delayed = job("delayed", submitted_at_s=NOW_S - 900.0, requested_num_gpus=8)
+    favoured = running("favoured", 8, submitted_at_s=NOW_S - 100.0, num_iterations=1_000.0)
+    assert shares(policy, favoured, delayed) == {"delayed": 8}
+    in_a_slot = policy.shares((favoured, delayed), 8, NOW_S + 10.0)
+    assert (in_a_slot.num_gpus_by_job, in_a_slot.valid_until_s) == ({"favoured": 8}, NOW_S + 60.0)
+    assert policy.shares((favoured,), 8, NOW_S).valid_until_s == math.inf
 
 
 def test_chronus_packs_leases_before_deadlines_and_gives_up_the_largest() -> None:

@@ -4,10 +4,8 @@ import math
 
 import pytest
 
-from elasticflow.shared.messages.events import GenerationStarted, PlacedJob, PlacementDecided, PlanDecided
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.simulator.timing.training_time import Progress, TrainingTime, fitted_to, step_s, true_rate
+from elasticflow.simulator.timing.training_time import Progress, TrainingTime, step_s, true_rate
 
 COST = ResizeCost((1, 4), (5.0, 9.0))
 
@@ -36,26 +34,9 @@ def test_survivors_train_as_on_the_next_smaller_power_of_two(num_gpus: int, rate
 
 
 def test_a_restart_and_a_switch_cost_what_the_number_of_gpus_costs() -> None:
-    time = TrainingTime.of_cost(COST, switch_s=0.5)
-    assert (time.starts_s(2, 100.0), time.starts_s(4, 100.0)) == (105.0, 109.0)
-    assert (time.switches_s(2, 100.0), time.switches_s(4, 100.0)) == (105.5, 109.5)
-
-
-def placed(generation: int, at_s: float) -> PlanDecided:
-    job = PlacedJob(job_id="a", generation=generation, gpus=(GpuId("n", 0),))
-    event = PlacementDecided(placements=(job,), at_s=at_s)
-    return PlanDecided(service="placement", based_on=0, now_s=at_s, events=(event,))
-
-
-def started(generation: int, at_s: float) -> GenerationStarted:
-    return GenerationStarted(job_id="a", generation=generation, num_gpus=1, iteration=0, at_s=at_s)
-
-
-def test_every_start_takes_the_median_of_the_recorded_ones() -> None:
-    record = [placed(1, 0.0), started(1, 1.0), placed(2, 5.0), placed(3, 6.0), started(3, 8.0), None]
-    record += [placed(4, 10.0), started(4, 17.0), started(4, 18.0)]
-    assert fitted_to(record) == TrainingTime.of_cost(ResizeCost.flat(2.0))
-
-
-def test_a_record_without_a_start_fits_no_model() -> None:
-    assert fitted_to([placed(1, 0.0), started(2, 1.0)]) is None
+    time = TrainingTime.of_cost(COST, stop_s=0.5)
+    for is_first in (False, True):
+        assert (time.start_s(2, is_first=is_first), time.start_s(4, is_first=is_first)) == (5.0, 9.0)
+    for joins in (False, True):
+        assert (time.switch(joins=joins).prepare, time.switch(joins=joins).stop.seconds(4)) == (COST, 0.5)
+    assert time.suspend.seconds(4) == 0.0

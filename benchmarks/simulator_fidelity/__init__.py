@@ -1,0 +1,1 @@
+"""How far the trace-driven simulator is from a live pool: the same unseen workload live and simulated."""

@@ -1,0 +1,157 @@
+"""What became of each job, read off a ledger or off a simulation; and how far two such results are apart. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.events import JobAdmitted, JobFinished, PlacedJob, PlacementDecided, PlanDecided
+from elasticflow.shared.state.policy import LedgerMessage
+from elasticflow.simulator.trace.result import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """finished_s: None if the job was rejected, or did not end."""
+
+    submitted_s: float
+    finished_s: float | None = None
+    deadline_s: float | None = None
+    gpu_seconds: float = 0.0
+
+    @property
+    def met(self) -> bool:
+        """Whether it had a deadline and ended by then."""
+        return self.finished_s is not None and self.deadline_s is not None and self.finished_s <= self.deadline_s
+
+
+Outcomes = Mapping[str, Outcome]  # by job
+
+
+class TimedPlacement(NamedTuple):
+    at_s: float
+    placed: PlacedJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """What a ledger says: the outcome of each job, and where it was placed when."""
+
+    outcomes: Outcomes
+    placements: Mapping[str, tuple[TimedPlacement, ...]]
+
+
+def recorded_run(messages: Iterable[LedgerMessage]) -> RecordedRun:
+    """Jobs of all commands. GPU-seconds count from a placement to the next one, or to the end."""
+    submitted_s, finished_s, deadline_s = dict[str, float](), dict[str, float](), dict[str, float | None]()
+    placements = defaultdict[str, list[TimedPlacement]](list)
+    for message in messages:
+        match message:
+            case PlanDecided(commands=commands, events=events, now_s=now_s):
+                submitted_s |= {each.job_id: now_s for each in commands if isinstance(each, SubmitJob)}
+                for event in events:
+                    if isinstance(event, JobAdmitted):
+                        deadline_s[event.job_id] = event.deadline_s
+                    elif isinstance(event, PlacementDecided):
+                        for placed in event.placements:
+                            placements[placed.job_id].append(TimedPlacement(event.at_s, placed))
+            case JobFinished(job_id=job_id, at_s=at_s):
+                finished_s[job_id] = at_s
+            case _:
+                pass
+    return RecordedRun(
+        outcomes={
+            job_id: Outcome(
+                submitted_s=at_s,
+                finished_s=finished_s.get(job_id),
+                deadline_s=deadline_s.get(job_id),
+                gpu_seconds=_gpu_seconds(placements[job_id], finished_s.get(job_id)),
+            )
+            for job_id, at_s in submitted_s.items()
+        },
+        placements={job_id: tuple(found) for job_id, found in placements.items()},
+    )
+
+
+def _gpu_seconds(placements: list[TimedPlacement], finished_s: float | None) -> float:
+    if finished_s is None:
+        return 0.0
+    ends_s = [*(each.at_s for each in placements[1:]), finished_s]
+    return sum(
+        len(each.placed.gpus) * max(end_s - each.at_s, 0.0) for each, end_s in zip(placements, ends_s, strict=True)
+    )
+
+
+def simulated_outcomes(result: Result) -> Outcomes:
+    """Of all jobs of a simulation."""
+    return {
+        fate.job.job_id: Outcome(
+            submitted_s=fate.job.submitted_at_s,
+            finished_s=fate.finished_at_s,
+            deadline_s=fate.job.deadline_s,
+            gpu_seconds=fate.gpu_seconds,
+        )
+        for fate in result.fates
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two results of the same jobs. Errors are relative to the second one.
+
+    errors: of the time from submission to end, by job that ended in both. other_fates: jobs that ended in one only.
+    """
+
+    errors: Mapping[str, float]
+    other_fates: tuple[str, ...]
+    met: tuple[int, int]
+    gpu_seconds_error: float
+    makespan_error: float
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self._sizes))
+
+    @property
+    def p95(self) -> float:
+        return float(np.percentile(self._sizes, 95))
+
+    @property
+    def worst(self) -> float:
+        return float(np.max(self._sizes))
+
+    @property
+    def _sizes(self) -> list[float]:
+        return [abs(error) for error in self.errors.values()]
+
+
+def compared(one: Outcomes, other: Outcomes) -> Comparison:
+    """ValueError if no job ended in both."""
+    ended = [{job_id for job_id, each in outcomes.items() if each.finished_s is not None} for outcomes in (one, other)]
+    both = sorted(ended[0] & ended[1])
+    if not both:
+        raise ValueError("no job ended in both runs")
+    return Comparison(
+        errors={job_id: _completion_s(one[job_id]) / _completion_s(other[job_id]) - 1.0 for job_id in both},
+        other_fates=tuple(sorted(ended[0] ^ ended[1])),
+        met=(sum(each.met for each in one.values()), sum(each.met for each in other.values())),
+        gpu_seconds_error=_sum_gpu_seconds(one) / _sum_gpu_seconds(other) - 1.0,
+        makespan_error=_makespan_s(one) / _makespan_s(other) - 1.0,
+    )
+
+
+def _completion_s(outcome: Outcome) -> float:
+    assert outcome.finished_s is not None
+    return outcome.finished_s - outcome.submitted_s
+
+
+def _sum_gpu_seconds(outcomes: Outcomes) -> float:
+    return sum(each.gpu_seconds for each in outcomes.values())
+
+
+def _makespan_s(outcomes: Outcomes) -> float:
+    ends_s = (each.finished_s for each in outcomes.values() if each.finished_s is not None)
+    return max(ends_s) - min(each.submitted_s for each in outcomes.values())

@@ -1,0 +1,145 @@
+"""The pool and the jobs of the benchmark, for live runs and for the simulator.
+
+A step sleeps for a time for each sample, as a worker waits for its GPU, so that the load of the machine changes starts
+and switches more than steps.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+NUM_NODES, SLOTS_PER_NODE = 3, 2
+CLUSTER = ClusterShape(num_nodes=NUM_NODES, gpus_per_node=SLOTS_PER_NODE)
+BATCH_SIZE = 8
+LEVELS = (1, 2, 4)
+CONTROL, CONTROL_S = "control", 60.0
+SAMPLE_S: Mapping[str, float] = {"steps-20ms": 0.02, "steps-40ms": 0.04, CONTROL: 0.02}  # by model
+_MARGIN = 0.35
+_BEST_EFFORT_SHARE = 0.3
+_ALONE_S = (6.0, 24.0)  # on one slot
+_TIGHTNESS = (1.2, 3.0)  # of deadlines, over the time that a plan counts on with one slot
+_MEAN_GAP_S = 3.0
+_START_S = 4.0  # of each deadline, for starts
+_LEVEL_S = 6.0  # of a job that shows the speed of its model on a number of slots
+
+
+def nominal_rates(model_name: str) -> Mapping[int, float]:
+    """Iterations/s as the pool's settings say, by number of slots."""
+    return {num: num / (BATCH_SIZE * SAMPLE_S[model_name]) for num in LEVELS}
+
+
+CONFIG = PoolConfig(
+    stop_free=True,
+    resize_cost_s=2.0,
+    throughput_margin=_MARGIN,
+    deadline_slack_s=1.0,
+    curves={f"{name}/b{BATCH_SIZE}": nominal_rates(name) for name in SAMPLE_S},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """at_s: since the first one. deadline_in_s: None for best effort. max_gpus: None for any number."""
+
+    job_id: str
+    model_name: str
+    at_s: float
+    num_iterations: int
+    deadline_in_s: float | None
+    min_gpus: int = 1
+    max_gpus: int | None = None
+
+    @property
+    def job_class(self) -> JobClass:
+        return JobClass.BEST_EFFORT if self.deadline_in_s is None else JobClass.SLO
+
+    def spec(self) -> JobSpec:
+        """For the live pool."""
+        return JobSpec(
+            training_function="tests.support.user_code.tiny_jobs:Steps",
+            model_name=self.model_name,
+            global_batch_size=BATCH_SIZE,
+            hyperparameters={"step_s": 0.0, "sample_s": SAMPLE_S[self.model_name]},
+            max_iterations=self.num_iterations,
+            job_class=self.job_class,
+            deadline_in_s=self.deadline_in_s,
+            min_gpus=self.min_gpus,
+            max_gpus=self.max_gpus,
+        )
+
+    def trace_job(self, rates: Mapping[int, float]) -> TraceJob:
+        """For the simulator. rates: iterations/s by number of slots."""
+        levels = [num for num in LEVELS if self.min_gpus <= num <= (self.max_gpus or num)]
+        return TraceJob(
+            job_id=self.job_id,
+            submitted_at_s=self.at_s,
+            num_iterations=self.num_iterations,
+            model_name=self.model_name,
+            global_batch_size=BATCH_SIZE,
+            deadline_s=None if self.deadline_in_s is None else self.at_s + self.deadline_in_s,
+            job_class=self.job_class,
+            curve=ScalingCurve(tuple(levels), tuple(rates[num] for num in levels)),
+            measured=ScalingCurve(LEVELS, tuple(rates[num] for num in LEVELS)),
+            min_gpus=self.min_gpus,
+            max_gpus=self.max_gpus,
+        )
+
+
+def arrivals(seed: int, num_jobs: int) -> tuple[Arrival, ...]:
+    """The control job, which holds one slot, and so many other jobs at random times."""
+    chance = np.random.default_rng(seed)
+    control = Arrival(
+        job_id=CONTROL,
+        model_name=CONTROL,
+        at_s=0.0,
+        num_iterations=round(CONTROL_S * nominal_rates(CONTROL)[1]),
+        deadline_in_s=_START_S + 1.1 * CONTROL_S / (1 - _MARGIN),
+        max_gpus=1,
+    )
+    at_s = np.cumsum(chance.exponential(_MEAN_GAP_S, num_jobs))
+    return (control, *(_arrival(chance, f"job-{number}", float(at)) for number, at in enumerate(at_s)))
+
+
+def _arrival(chance: np.random.Generator, job_id: str, at_s: float) -> Arrival:
+    model_name = ("steps-20ms", "steps-40ms")[int(chance.integers(2))]
+    alone_s, tightness = float(chance.uniform(*_ALONE_S)), float(chance.uniform(*_TIGHTNESS))
+    is_best_effort = float(chance.random()) < _BEST_EFFORT_SHARE
+    return Arrival(
+        job_id=job_id,
+        model_name=model_name,
+        at_s=at_s,
+        num_iterations=max(round(alone_s * nominal_rates(model_name)[1]), 1),
+        deadline_in_s=None if is_best_effort else _START_S + tightness * alone_s / (1 - _MARGIN),
+    )
+
+
+def calibration_arrivals(seed: int, num_jobs: int) -> tuple[Arrival, ...]:
+    """The same kind of jobs, then one of each model on each number of slots, so that all speeds are recorded."""
+    jobs = arrivals(seed, num_jobs)
+    levels = (
+        Arrival(
+            job_id=f"{model_name}-on-{num}",
+            model_name=model_name,
+            at_s=jobs[-1].at_s,
+            num_iterations=round(_LEVEL_S * nominal_rates(model_name)[num]),
+            deadline_in_s=None,
+            min_gpus=num,
+            max_gpus=num,
+        )
+        for model_name in SAMPLE_S
+        if model_name != CONTROL
+        for num in LEVELS
+    )
+    return (*jobs, *levels)
+
+
+def workload(jobs: tuple[Arrival, ...], rates_by_model: Mapping[str, Mapping[int, float]]) -> Workload:
+    """The jobs for the simulator."""
+    return Workload.of("fidelity", (job.trace_job(rates_by_model[job.model_name]) for job in jobs))

@@ -1,0 +1,186 @@
+"""The pure parts of the comparison of simulator and live pool: outcomes of a ledger, calibration, measures of error."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.simulator_fidelity.__main__ import rows
+from benchmarks.simulator_fidelity.calibration import Calibration, is_void
+from benchmarks.simulator_fidelity.outcomes import Outcome, compared, recorded_run
+from benchmarks.simulator_fidelity.workload import (
+    CONFIG,
+    CONTROL,
+    LEVELS,
+    Arrival,
+    arrivals,
+    calibration_arrivals,
+    nominal_rates,
+)
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.events import (
+    GenerationStarted,
+    JobAdmitted,
+    JobFinished,
+    PlacedJob,
+    PlacementDecided,
+    PlanDecided,
+    PlanEvent,
+)
+from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.state.policy import LedgerMessage
+from elasticflow.simulator.timing.recorded_times import recorded_times
+
+GPUS = (GpuId("node-0", 0), GpuId("node-0", 1))
+RATE = nominal_rates(CONTROL)[1]
+JOB = Arrival(job_id="a", model_name=CONTROL, at_s=0.0, num_iterations=round(20 * RATE), deadline_in_s=60.0)
+
+
+def decided(service: str, at_s: float, *events: PlanEvent, commands: tuple[SubmitJob, ...] = ()) -> PlanDecided:
+    return PlanDecided(service=service, based_on=0, now_s=at_s, commands=commands, events=events)
+
+
+def placed(generation: int, at_s: float, num_gpus: int) -> PlanDecided:
+    one = PlacedJob(job_id="a", generation=generation, gpus=GPUS[:num_gpus])
+    return decided("placement", at_s, PlacementDecided(placements=(one,), at_s=at_s))
+
+
+def ledger(speed: float = 1.0) -> Iterator[LedgerMessage]:
+    """A first start of 2 s, 8 s on one slot, growth: prepared in 2 s, a stop of 0.5 s; the rest on two slots."""
+    command = SubmitJob(job_id="a", tenant="t", spec=JOB.spec())
+    admitted = JobAdmitted(
+        job_id="a",
+        tenant="t",
+        spec=JOB.spec(),
+        deadline_s=160.0,
+        minimum_satisfactory_share=(),
+        gpu_seconds=0,
+        at_s=100,
+    )
+    yield decided("admission", 100.0, admitted, commands=(command,))
+    yield placed(1, 100.0, 1)
+    yield GenerationStarted(job_id="a", generation=1, num_gpus=1, iteration=0, at_s=102.0)
+    yield placed(2, 110.0, 2)
+    resize = ResizeTimeline(prepare_s=2.0, stop_s=0.5, first_step_s=0.25, bytes_moved=0)
+    done = round(10 * RATE * speed)
+    yield GenerationStarted(job_id="a", generation=2, num_gpus=2, iteration=done, resize=resize, at_s=112.75)
+    left_s = (JOB.num_iterations - done) / (2 * RATE * speed)
+    yield JobFinished(
+        job_id="a", generation=2, iteration=JOB.num_iterations, condition="max_iterations", at_s=112.5 + left_s
+    )
+
+
+def calibration(speed: float = 1.0) -> Calibration:
+    return Calibration.of(recorded_times(ledger(speed)))
+
+
+def test_a_ledger_says_when_jobs_ended_and_what_they_held() -> None:
+    run = recorded_run(ledger())
+    assert run.outcomes.keys() == {"a"}
+    outcome = run.outcomes["a"]
+    assert (outcome.submitted_s, outcome.deadline_s, outcome.met) == (100.0, 160.0, True)
+    assert outcome.finished_s == pytest.approx(117.5, abs=0.1)
+    assert outcome.gpu_seconds == pytest.approx(10 + 2 * 7.5, abs=0.2)
+    assert [(each.at_s, each.placed.generation) for each in run.placements["a"]] == [(100.0, 1), (110.0, 2)]
+    (unfinished,) = recorded_run(list(ledger())[:-1]).outcomes.values()
+    assert (unfinished.finished_s, unfinished.met, unfinished.gpu_seconds) == (None, False, 0.0)
+
+
+def test_a_calibration_has_costs_by_kind_and_fills_in_what_was_not_recorded() -> None:
+    found = calibration(speed=0.9)
+    assert found.changes.first_start == ResizeCost.flat(2.0)
+    assert found.changes.grow.stop == ResizeCost((2,), (0.5,))
+    assert found.rates[CONTROL] == {
+        num: pytest.approx(0.9 * rate, rel=0.02) for num, rate in nominal_rates(CONTROL).items()
+    }
+    assert found.rates["steps-40ms"] == nominal_rates("steps-40ms")
+    assert (CONTROL, 4) in found.assumed
+    assert (CONTROL, 2) not in found.assumed
+
+
+def test_a_run_without_a_control_job_calibrates_nothing() -> None:
+    with pytest.raises(ValueError, match="control job"):
+        Calibration.of(recorded_times(list(ledger())[:1]))
+
+
+def test_recorded_placements_give_the_recorded_end() -> None:
+    run = recorded_run(ledger())
+    predicted = calibration().with_recorded_placements((JOB,), run)
+    assert predicted["a"].finished_s == pytest.approx(run.outcomes["a"].finished_s, abs=0.1)
+    slower = replace(calibration(), changes=replace(calibration().changes, first_start=ResizeCost.flat(5.0)))
+    later = slower.with_recorded_placements((JOB,), run)["a"]
+    assert later.finished_s == pytest.approx(117.5 + 1.5, abs=0.1)  # three seconds of one slot are 1.5 s of two
+    assert later.gpu_seconds == pytest.approx(10 + 2 * 9.0, abs=0.2)
+    stops = calibration().with_recorded_placements((JOB,), run, ResizeCost.flat(2.0))["a"].finished_s
+    assert stops == pytest.approx(112.0 + (20 - 8) / 2, abs=0.1)  # it did not train from 110 to 112 s
+
+
+def test_the_simulator_decides_for_itself_and_knows_the_live_settings() -> None:
+    outcome = calibration().simulated((JOB,))["a"]
+    assert outcome.finished_s is not None
+    assert outcome.met
+    impossible = replace(JOB, deadline_in_s=1.0)
+    assert calibration().simulated((impossible,))["a"].finished_s is None
+
+
+def test_a_control_job_of_another_speed_makes_a_run_void() -> None:
+    assert calibration().control_change(ledger(speed=0.5)) == pytest.approx(-0.5, abs=0.02)
+    assert calibration().control_change([]) is None
+    assert [is_void(change) for change in (0.0, 0.02, -0.2, None)] == [False, False, True, True]
+
+
+def test_errors_are_relative_to_live_completion_times() -> None:
+    live = {
+        "a": Outcome(submitted_s=0.0, finished_s=10.0, deadline_s=10.0, gpu_seconds=10.0),
+        "b": Outcome(submitted_s=5.0, finished_s=25.0, gpu_seconds=30.0),
+        "c": Outcome(submitted_s=6.0),
+    }
+    simulated = {
+        "a": Outcome(submitted_s=100.0, finished_s=111.0, deadline_s=110.0, gpu_seconds=11.0),
+        "b": Outcome(submitted_s=105.0, finished_s=121.0, gpu_seconds=25.0),
+        "c": Outcome(submitted_s=106.0, finished_s=107.0, gpu_seconds=4.0),
+    }
+    found = compared(simulated, live)
+    assert found.errors == {"a": pytest.approx(0.1), "b": pytest.approx(-0.2)}
+    assert (found.mean, found.worst) == (pytest.approx(0.15), pytest.approx(0.2))
+    assert found.p95 == pytest.approx(0.195)
+    assert (found.met, found.other_fates) == ((0, 1), ("c",))
+    assert found.gpu_seconds_error == pytest.approx(0.0)
+    assert found.makespan_error == pytest.approx(21 / 25 - 1)
+    with pytest.raises(ValueError, match="no job ended"):
+        compared({}, live)
+
+
+def test_calibration_and_test_have_other_jobs_and_each_seed_its_own() -> None:
+    assert arrivals(1, 5) == arrivals(1, 5)
+    first, second = arrivals(1, 5), arrivals(2, 5)
+    assert first[0] == second[0]  # the control job
+    assert not set(first[1:]) & set(second[1:])
+    assert all(job.spec().configured_key in CONFIG.curves for job in first)
+    shown = calibration_arrivals(1, 5)
+    assert shown[: len(first)] == first
+    assert [job.trace_job(nominal_rates(job.model_name)).curve.num_gpus_L for job in shown[-3:]] == [
+        (n,) for n in LEVELS
+    ]
+
+
+def test_the_table_says_which_runs_are_void() -> None:
+    numbers = {
+        "mean": 0.1, "p95": 0.2, "worst": 0.3, "met": (1, 2), "gpu_seconds_error": 0.0, "makespan_error": 0.0,
+        "other_fates": ["c"],
+    }  # fmt: skip
+    run = {
+        "run": "test-0",
+        "control_change": None,
+        "void": True,
+        "simulated": numbers,
+        "placements": numbers,
+        "stops": numbers,
+    }
+    shown = list(rows({"runs": [run], "live_against_live": [{"runs": ["test-0", "test-1"], **numbers}]}))
+    assert shown[0].measured == "it did not train"
+    assert all("test-0 (void)" in row.what for row in shown[:4])
+    assert shown[1].measured == "10.0% / 20.0% / 30.0%"
+    assert "jobs with another fate: 1" in shown[4].beside
