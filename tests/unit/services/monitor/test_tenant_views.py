@@ -132,14 +132,14 @@ async def test_a_tenant_has_the_histories_of_its_own_padding_loads_with_the_repl
     await writer.round()
     of_fold = await history(bus, "acme", "fold")
     assert [entry.type for entry in of_fold.entries] == ["LoadOpened", "LoadSealed", "LoadCancelled"]
-    assert [type(event) for _, event in of_fold.decoded_events()] == [
+    assert [type(kept.event) for kept in of_fold.decoded_events()] == [
         events.LoadOpened,
         events.LoadSealed,
         events.LoadCancelled,
     ]
     of_others = await history(bus, "globex", "fold")
     assert of_others.entries == ()
-    assert [type(event) for _, event in of_others.decoded_events()] == [events.CancelLoadRejected]
+    assert [type(kept.event) for kept in of_others.decoded_events()] == [events.CancelLoadRejected]
     assert [entry.type for entry in (await history(bus, "globex", "line")).entries] == ["LoadOpened"]
     assert "LoadOpened" not in {entry.type for entry in (await history(bus, "acme", "line")).entries}
     for tenant in ("acme", "globex"):
