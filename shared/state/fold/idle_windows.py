@@ -29,7 +29,7 @@ def with_idle_windows(before: PoolState, after: PoolState, event: Event) -> Pool
     """`after`, the state after an event, with the windows that the event begins and ends."""
     if isinstance(event, CHANGES_NODES):
         return _with_node(before, after, event) if after.nodes is not before.nodes else after
-    if not isinstance(event, MOVES_JOBS):
+    if not isinstance(event, MOVES_JOBS) or after.live_jobs is before.live_jobs:
         return after
     is_placement = isinstance(event, events.PlacementDecided)
     job_ids = [placed.job_id for placed in event.placements] if is_placement else [event.job_id]
