@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_deadline, gangs
 
+_LEAST_LEFT_S = 1e-9  # of a job in its last instant, which needs a share too
 _BISECTIONS = 40
 LEASE_TOLERANCE_S = 1.0  # a scheduler that wakes a little after the end of a lease is at that end
 _Packed = tuple[int, NDArray[np.intp]]  # a gang, and its leases
@@ -132,6 +133,7 @@ def fair_time_shares(jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -
         return {}
     gang_J = np.array([job.gang for job in jobs], dtype=float)
     left_s_J = np.array([job.remaining_iterations / job.curve.throughput(job.gang) for job in jobs])
+    left_s_J = np.maximum(left_s_J, _LEAST_LEFT_S)
     age_s_J = np.array([now_s - job.submitted_at_s for job in jobs])
     part_s_J = np.array([_on_its_part_s(job, len(jobs), num_gpus) for job in jobs])
 
