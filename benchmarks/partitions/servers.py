@@ -22,7 +22,7 @@ def start_server(network: Network, name: str, folder: Path) -> subprocess.Popen[
     config = folder / f"{name}.conf"
     config.write_text(
         f'server_name: {name}\nhost: "{address}"\nport: 4222\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
-        f'jetstream {{ store_dir: "{folder / name}", sync_interval: always, max_file_store: 4GB }}\n'
+        f'jetstream {{ store_dir: "{folder / name}", sync_interval: always, max_file_store: 20GB }}\n'
         f'cluster {{ name: c, listen: "{address}:6222", routes: [{routes}] }}\n'
     )
     return network.start(name, [find_server(), "--config", config], env=os.environ, log=folder / f"{name}.log")

@@ -57,7 +57,8 @@ async def test_it_joins_with_what_its_options_say_and_leaves_on_sigterm(
         assert joined.until_s is not None
         assert 7_000.0 < joined.until_s - joined.at_s <= 7_200.0
         async with asyncio.timeout(60):
-            await anext(aiter(heartbeats))  # it knows that it has joined
+            for _ in range(3):  # the first one claims its name; with the third it knows that it has joined
+                await anext(aiter(heartbeats))
         node.send_signal(signal.SIGTERM)
         assert (await ledger.until_received(events.NodeLost)).reason == "left"
         assert await asyncio.to_thread(node.wait, 60) == 0

@@ -168,7 +168,7 @@ async def test_servers_of_a_cluster_with_little_space_make_a_pool_without_artifa
         ):
             await persistently(lambda: bus.ensure_pool(POOL))
         left_out = [log["stream"] for log in logs if log["event"] == "no_space_for_optional_stream"]
-        assert left_out == ([] if refused else list(streams.optional_streams(POOL)))
+        assert (streams.optional_streams(POOL)[0] in left_out) != refused
         await bus.close()
 
 
