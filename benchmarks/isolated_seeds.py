@@ -1,17 +1,29 @@
 """Runs seeds of a benchmark, several at a time, each as a command with network and process namespaces of its own."""
 
+import argparse
 import asyncio
 import json
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.partitions.network import ISOLATED
 from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
 
 TIMEOUT_S = 600.0  # of one seed
+
+
+def seed_options(prog: str, description: str | None, *, num_seeds: int, num_parallel: int) -> argparse.ArgumentParser:
+    """With --seeds, --first, --parallel and --out, and these defaults."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--seeds", type=int, default=num_seeds, help="number of seeds (default: %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="first seed (default: %(default)s)")
+    parser.add_argument("--parallel", type=int, default=num_parallel, help="seeds at a time (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="write all results to this file, as JSON")
+    return parser
 
 
 def run_isolated(

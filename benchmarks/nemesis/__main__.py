@@ -3,14 +3,12 @@
 Needs root on Linux, with `ip`, `iptables`, `nsenter`, `unshare` and `strace`. Leaves nothing behind.
 """
 
-import argparse
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-from benchmarks.isolated_seeds import run_isolated
+from benchmarks.isolated_seeds import run_isolated, seed_options
 from benchmarks.nemesis import machines
 from benchmarks.partitions import network
 
@@ -36,12 +34,8 @@ def _kind(fault: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.nemesis", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100, help="number of seeds (default: 100)")
-    parser.add_argument("--first", type=int, default=0, help="first seed (default: 0)")
-    parser.add_argument("--parallel", type=int, default=1, help="seeds at a time (default: 1)")
-    parser.add_argument("--seconds", type=float, default=45.0, help="of faults in each seed (default: 45)")
-    parser.add_argument("--out", type=Path, help="write all results to this file, as JSON")
+    parser = seed_options("python -m benchmarks.nemesis", __doc__, num_seeds=100, num_parallel=1)
+    parser.add_argument("--seconds", type=float, default=45.0, help="of faults in each seed (default: %(default)s)")
     arguments = parser.parse_args()
     if reason := network.why_not() or machines.why_not():
         parser.error(reason)

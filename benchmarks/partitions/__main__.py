@@ -3,13 +3,11 @@
 Needs root on Linux, with `ip`, `iptables`, `nsenter` and `unshare`. Leaves nothing behind, after Ctrl-C either.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
-from benchmarks.isolated_seeds import run_isolated
+from benchmarks.isolated_seeds import run_isolated, seed_options
 from benchmarks.partitions.network import why_not
 from benchmarks.partitions.one_run import Result
 
@@ -33,11 +31,7 @@ def _row(result: Result) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.partitions", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=50, help="number of seeds (default: 50)")
-    parser.add_argument("--first", type=int, default=0, help="first seed (default: 0)")
-    parser.add_argument("--parallel", type=int, default=2, help="seeds at a time (default: 2)")
-    parser.add_argument("--out", type=Path, help="write all results to this file, as JSON")
+    parser = seed_options("python -m benchmarks.partitions", __doc__, num_seeds=50, num_parallel=2)
     arguments = parser.parse_args()
     if reason := why_not():
         parser.error(reason)

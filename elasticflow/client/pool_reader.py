@@ -94,7 +94,7 @@ class PoolReader:
                 is_decision = isinstance(message, PlanDecided)
                 for event in message.events if is_decision else (message,):
                     if isinstance(event, Event) and id_of(event) == name:
-                        yield CausedEvent(event, message.queue_sequence_about(name) if is_decision else 0)
+                        yield CausedEvent(event, message.queue_sequences().get(name, 0) if is_decision else 0)
 
     async def _stored_files(self, job: Job) -> ArtifactsStored | None:
         """The newest event that names the stored files of a job; None if it cannot be found."""

@@ -17,7 +17,7 @@ def data_path(name: str) -> Path:
 
     Code that does not import elasticflow finds it in the variable EF_DATA_<name>.
     """
-    if path := os.environ.get(f"{DATA_VARIABLE}{name}") if name not in DATA_NAMES_OF_OURS else None:
+    if name not in DATA_NAMES_OF_OURS and (path := os.environ.get(f"{DATA_VARIABLE}{name}")):
         return Path(path)
     known = sorted(
         found

@@ -51,9 +51,9 @@ class NewHistories:
             if tenant:
                 self._add(tenant, name, sequence, at_s, entry=entry)
         is_decision = isinstance(message, PlanDecided)
+        queue_sequences = message.queue_sequences() if is_decision else {}
         for event in message.events if is_decision else (message,):
-            queue_sequence = message.queue_sequence_about(id_of(event)) if is_decision else 0
-            if (kept := self._reply(event, queue_sequence)) is not None:
+            if (kept := self._reply(event, queue_sequences.get(id_of(event), 0))) is not None:
                 self._add(*kept[:2], sequence, at_s, kept=kept[2])
 
     def due(self, tenant: str, now_s: float) -> list[tuple[str, NewHistory]]:

@@ -11,10 +11,10 @@ from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
+from tests.support.baselines_in_ticks import IN_TICKS
 from tests.support.example_specs import examples
 
 NOW_S = 1_000_000.0
-IN_TICKS = ("chronus-ticks", "themis-slots-60", "themis-slots-240")
 few = examples(25)  # of each property and baseline: seventeen baselines are many
 
 

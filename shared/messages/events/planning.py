@@ -1,5 +1,6 @@
 """Decisions of the allocator, of placement and of the operator; and any decision as one message."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, NamedTuple
@@ -169,7 +170,9 @@ class PlanDecided:
     chain: ChainDigest = ""
     events: tuple[PlanEvent, ...]
 
-    def queue_sequence_about(self, name: str) -> int:
-        """Of the only command about this job or load; 0 if there are none or several, or the decision tells none."""
-        about = [index for index, command in enumerate(self.commands) if id_of(command) == name]
-        return self.queue_positions[about[0]].sequence if len(about) == 1 and self.queue_positions else 0
+    def queue_sequences(self) -> dict[str, int]:
+        """Of the only command about each job or load, by its name; empty if the decision tells no positions."""
+        names = list(map(id_of, self.commands))
+        times = Counter(names)
+        positions = zip(names, self.queue_positions, strict=False)
+        return {name: position.sequence for name, position in positions if times[name] == 1}

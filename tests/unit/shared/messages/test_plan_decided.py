@@ -16,11 +16,11 @@ CANCEL_A, CANCEL_B = (CancelJob(job_id=name, tenant="lab") for name in "ab")
 
 
 def test_the_only_command_about_a_job_is_found() -> None:
-    assert decision(AMEND_A, CANCEL_B).queue_sequence_about("b") == 8
-    assert decision(AMEND_A, CANCEL_B).queue_sequence_about("a") == 7
+    assert decision(AMEND_A, CANCEL_B).queue_sequences().get("b", 0) == 8
+    assert decision(AMEND_A, CANCEL_B).queue_sequences().get("a", 0) == 7
 
 
 def test_no_command_is_named_where_none_is_known() -> None:
-    assert decision(AMEND_A).queue_sequence_about("b") == 0
-    assert decision(AMEND_A, CANCEL_A).queue_sequence_about("a") == 0, "of an older admission, with several"
-    assert decision(AMEND_A, first=None).queue_sequence_about("a") == 0, "commands of no work queue"
+    assert decision(AMEND_A).queue_sequences().get("b", 0) == 0
+    assert decision(AMEND_A, CANCEL_A).queue_sequences().get("a", 0) == 0, "of an older admission, with several"
+    assert decision(AMEND_A, first=None).queue_sequences().get("a", 0) == 0, "commands of no work queue"
