@@ -33,6 +33,9 @@ def main(
     jobs: Annotated[int, typer.Option(min=1, help="Jobs of a run, beside the control job.")] = 10,
     repeats: Annotated[int, typer.Option(min=1, help="Live runs of the test workload.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of the calibration; the test workload has the next one.")] = 1,
+    scale: Annotated[
+        float, typer.Option(min=0.1, help="Jobs, and the gaps between them, are so many times longer.")
+    ] = 1.0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the ledgers that --out has; else all are run.")
     ] = False,
@@ -43,10 +46,10 @@ def main(
     configure_logs(level="error")
     before = os.getloadavg()[0]
     out.mkdir(parents=True, exist_ok=True)
-    calibration, test = calibration_arrivals(seed, jobs), arrivals(seed + 1, jobs)
+    calibration, test = calibration_arrivals(seed, jobs, scale), arrivals(seed + 1, jobs, scale)
     wanted = {
-        out / f"calibration-{seed}-{jobs}.eflow": calibration,
-        **{out / f"test-{seed + 1}-{jobs}-{number}.eflow": test for number in range(repeats)},
+        out / f"calibration-{seed}-{jobs}-{scale:g}.eflow": calibration,
+        **{out / f"test-{seed + 1}-{jobs}-{scale:g}-{number}.eflow": test for number in range(repeats)},
     }
     for ledger, workload in wanted.items():
         if not resume or not ledger.exists():
@@ -54,7 +57,7 @@ def main(
             asyncio.run(record(workload, ledger))
     first, *others = wanted
     measured = measure(first, tuple(others), test)
-    result = {**where_and_when(before), "seed": seed, "jobs": jobs, "fidelity": measured}
+    result = {**where_and_when(before), "seed": seed, "jobs": jobs, "scale": scale, "fidelity": measured}
     report("Simulator against live pool", result, {"fidelity": rows}, as_json=as_json, out=out / "fidelity.json")
     raise typer.Exit(int(all(run["void"] for run in measured["runs"])))
 

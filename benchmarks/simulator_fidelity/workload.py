@@ -92,24 +92,28 @@ class Arrival:
         )
 
 
-def arrivals(seed: int, num_jobs: int) -> tuple[Arrival, ...]:
-    """The control job, which holds one slot, and so many other jobs at random times."""
+def arrivals(seed: int, num_jobs: int, scale: float = 1.0) -> tuple[Arrival, ...]:
+    """The control job, which holds one slot, and so many other jobs at random times.
+
+    scale: of the durations of jobs and of the gaps between them.
+    """
     chance = np.random.default_rng(seed)
+    control_s = scale * CONTROL_S
     control = Arrival(
         job_id=CONTROL,
         model_name=CONTROL,
         at_s=0.0,
-        num_iterations=round(CONTROL_S * nominal_rates(CONTROL)[1]),
-        deadline_in_s=_START_S + 1.1 * CONTROL_S / (1 - _MARGIN),
+        num_iterations=round(control_s * nominal_rates(CONTROL)[1]),
+        deadline_in_s=_START_S + 1.1 * control_s / (1 - _MARGIN),
         max_gpus=1,
     )
-    at_s = np.cumsum(chance.exponential(_MEAN_GAP_S, num_jobs))
-    return (control, *(_arrival(chance, f"job-{number}", float(at)) for number, at in enumerate(at_s)))
+    at_s = np.cumsum(chance.exponential(scale * _MEAN_GAP_S, num_jobs))
+    return (control, *(_arrival(chance, f"job-{number}", float(at), scale) for number, at in enumerate(at_s)))
 
 
-def _arrival(chance: np.random.Generator, job_id: str, at_s: float) -> Arrival:
+def _arrival(chance: np.random.Generator, job_id: str, at_s: float, scale: float) -> Arrival:
     model_name = ("steps-20ms", "steps-40ms")[int(chance.integers(2))]
-    alone_s, tightness = float(chance.uniform(*_ALONE_S)), float(chance.uniform(*_TIGHTNESS))
+    alone_s, tightness = scale * float(chance.uniform(*_ALONE_S)), float(chance.uniform(*_TIGHTNESS))
     is_best_effort = float(chance.random()) < _BEST_EFFORT_SHARE
     return Arrival(
         job_id=job_id,
@@ -120,9 +124,9 @@ def _arrival(chance: np.random.Generator, job_id: str, at_s: float) -> Arrival:
     )
 
 
-def calibration_arrivals(seed: int, num_jobs: int) -> tuple[Arrival, ...]:
+def calibration_arrivals(seed: int, num_jobs: int, scale: float = 1.0) -> tuple[Arrival, ...]:
     """The same kind of jobs, then one of each model on each number of slots, so that all speeds are recorded."""
-    jobs = arrivals(seed, num_jobs)
+    jobs = arrivals(seed, num_jobs, scale)
     levels = (
         Arrival(
             job_id=f"{model_name}-on-{num}",
