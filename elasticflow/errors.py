@@ -31,6 +31,48 @@ class UnknownPool(Stop):
 
 
 @dataclass(eq=False)
+class ArchivesNeeded(Stop):
+    pool: str
+    based_on: int
+    variable: str
+
+    MESSAGE: ClassVar[str] = (
+        "messages 1 to {based_on} of pool {pool!r} are in archives: set {variable} to their folder, or start after them"
+    )
+
+
+@dataclass(eq=False)
+class ArchiveMissing(Stop):
+    pool: str
+    last: int
+    digest: str
+    folder: str
+
+    MESSAGE: ClassVar[str] = (
+        "{folder} has no {pool}-...-{last}-{digest}.ledger.gz: it is missing, or its name was changed"
+    )
+
+
+@dataclass(eq=False)
+class ArchiveChanged(Stop):
+    file: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = (
+        "{file} does not hold the messages on which the pool decided ({reason}): it, or the name of the archive before "
+        "it, was changed; take a copy"
+    )
+
+
+@dataclass(eq=False)
+class CannotArchive(Stop):
+    pool: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "the ledger of pool {pool!r} was not archived, and is as before: {reason}"
+
+
+@dataclass(eq=False)
 class NoKeys(Stop):
     folder: str
 

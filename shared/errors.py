@@ -22,6 +22,8 @@
         ├── NotPermitted           the key of this process does not permit this subject
         ├── BusClosed              the connection is closed, and does not reconnect
         ├── LedgerBroken           the ledger differs from the one that was read before
+        ├── EpochUnusable          the ledger begins at a snapshot that is missing or damaged
+        ├── DeletionDenied         the stream of a ledger permits no deletion
         ├── ServerMissing          no nats-server is installed
         ├── ServerTooOld           the installed nats-server lacks a required feature
         ├── ReaderTooOld           the pool allows only services that read newer messages
@@ -234,6 +236,33 @@ class LedgerBroken(Stop):
     MESSAGE: ClassVar[str] = (
         "the ledger of pool {pool} should continue at sequence {expected}, but continues at {found}: "
         "messages are missing, or this is another ledger"
+    )
+
+
+@dataclass(eq=False)
+class EpochUnusable(Stop):
+    """based_on: the last sequence of which the snapshot is made. name: of the object in the bucket of snapshots."""
+
+    pool: str
+    based_on: int
+    bucket: str
+    name: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = (
+        "the ledger of pool {pool} begins after message {based_on}, and its snapshot {name} cannot be used ({reason}): "
+        "put it back from the folder of the archives, `nats object put {bucket} FILE --name {name}`"
+    )
+
+
+@dataclass(eq=False)
+class DeletionDenied(Stop):
+    stream: str
+
+    MESSAGE: ClassVar[str] = (
+        "stream {stream} was made with deny_purge, which NATS never takes back, so its archived messages stay on the "
+        "disk; services start at the new epoch all the same. To free the disk, stop the pool and copy the stream: "
+        "`nats stream backup`, then `nats stream rm`, then `nats stream restore --config` with deny_purge: false"
     )
 
 

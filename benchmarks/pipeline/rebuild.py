@@ -1,12 +1,14 @@
 """The start of a service: from the first of 100,000 events, and from a snapshot."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.pipeline.cluster import CLOCK, Cluster
 from benchmarks.pipeline.workload import submissions
 from elasticflow.services.allocator.policy import POLICY
 from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.share_schedule import GpuId
@@ -24,14 +26,14 @@ async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any
     """Seconds from nothing, and from a snapshot, to a folded state of num_events messages."""
     pool = "rebuild"
     await cluster.open_pool(pool, num_nodes=8, gpus_per_node=8)
-    await _write_history(cluster, pool, num_events)
+    await write_history(cluster, pool, submissions(num_events // LIFE))
     loop = asyncio.get_running_loop()
     started = loop.time()
-    folded = await _rebuild(cluster, pool, None)
+    folded = await rebuild(cluster, pool, None)
     from_events_s = loop.time() - started
     await snapshot_store.save(cluster.bus, pool, folded)
     started = loop.time()
-    restored = await _rebuild(cluster, pool, await snapshot_store.load(cluster.bus, pool, get_log("benchmark")))
+    restored = await rebuild(cluster, pool, await snapshot_store.load(cluster.bus, pool, get_log("benchmark")))
     from_snapshot_s = loop.time() - started
     assert restored == folded, "a snapshot must restore exactly what was folded"
     return {
@@ -43,7 +45,7 @@ async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any
     }
 
 
-async def _rebuild(cluster: Cluster, pool: str, snapshot: Snapshot | None) -> Snapshot:
+async def rebuild(cluster: Cluster, pool: str, snapshot: Snapshot | None) -> Snapshot:
     """What a starting service does until it may decide."""
     host = Host(
         bus=cluster.bus,
@@ -66,9 +68,9 @@ async def _rebuild(cluster: Cluster, pool: str, snapshot: Snapshot | None) -> Sn
     return snapshot
 
 
-async def _write_history(cluster: Cluster, pool: str, num_events: int) -> None:
-    """Whole lives of jobs, written by many at once."""
-    waiting = iter(submissions(num_events // LIFE))
+async def write_history(cluster: Cluster, pool: str, commands: Sequence[SubmitJob]) -> None:
+    """Whole lives of these jobs, written by many at once."""
+    waiting = iter(commands)
 
     async def writer() -> None:
         for command in waiting:

@@ -1,6 +1,8 @@
-"""`eflow events`: the ledger, message by message. `eflow events export`: the ledger as a file."""
+"""`eflow events`: the ledger, message by message; its subcommands write it into a file, or into archives."""
 
+import asyncio
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +12,13 @@ from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.progress import progress_bar
 from elasticflow.cli.terminal_output import note, print_json, say_line
+from elasticflow.client.archive_ledger import archive as archive_ledger
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import write_ledger
+from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.history.event_rows import event_rows
 from elasticflow.sdk.times import clock_time
+from elasticflow.shared.runtime.process.clock import SystemClock
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -98,6 +103,45 @@ def export(
         print_json({"file": str(file), "messages": count, "bytes": file.stat().st_size})
     else:
         note(f"{count} messages in {file}")
+
+
+@app.command()
+def archive(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Of all archives of this pool; back it up: nothing else has them.")
+    ],
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Also delete what the archives hold, after all of them were checked.")
+    ] = False,
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Begin a new epoch: write the ledger so far into a compressed file, and store
+    a snapshot from which services of any later version start.
+
+    Do it before each upgrade, or once a week. With EF_ARCHIVES=FOLDER, `eflow
+    events`, `replay`, `explain` and `report` read the archives first.
+
+    \b
+    Examples:
+      eflow events archive /backup/ledger
+      eflow events archive /backup/ledger --delete
+      EF_ARCHIVES=/backup/ledger eflow replay --verify
+    """
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    with progress_bar("messages") as advance:
+        archiving = archive_ledger(
+            endpoint.nats_url, endpoint.pool, folder, SystemClock(), delete=delete, on_message=advance
+        )
+        archived = asyncio.run(archiving)
+    if as_json:
+        print_json(asdict(archived))
+    elif archived.file:
+        note(f"{archived.num_messages} messages in {archived.file}; the epoch begins after {archived.up_to}")
+    else:
+        note(f"nothing new to archive: the epoch begins after {archived.up_to}")
 
 
 def event_line(row: dict[str, Any]) -> str:

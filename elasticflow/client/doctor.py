@@ -124,7 +124,10 @@ def _checks_by_ledger(bus: NatsBus, pool: str, clock: Clock) -> tuple[Check, ...
     clock_check = ClockCheck(bus, pool, clock)
 
     async def streams() -> Iterable[str]:
-        return await bus.problems(pool)
+        if problems := await bus.problems(pool):
+            return problems
+        loss = await LedgerView(bus, pool).loss()
+        return () if loss is None else (f"{loss}; restore them from a backup",)
 
     async def decisions() -> Iterable[str | None]:
         await clock_check.ask()

@@ -1,17 +1,20 @@
-"""A pool's ledger, read over one connection or from an exported file, and the state that it folds to.
+"""A pool's ledger, read over one connection, from archives or from an exported file, and the state that it folds to.
 
 No service takes part. The file format is in `shared/messages/export.py`.
 """
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
-from elasticflow.errors import NotAnExport
-from elasticflow.shared.errors import MaybeStored, Unavailable
+from elasticflow.client.archives import archived_records
+from elasticflow.errors import ArchivesNeeded, NotAnExport
+from elasticflow.shared.errors import LedgerBroken, MaybeStored, Unavailable
+from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
 from elasticflow.shared.runtime.process.logs import get_log
@@ -22,8 +25,10 @@ from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
 from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import PoolState
 
+ARCHIVES = "EF_ARCHIVES"  # names the folder to which `eflow events archive` wrote
 RETRY_TIMEOUT_S = 15.0  # a cluster that has lost a server elects a leader in seconds, without any reply
 _RETRY_S = 0.2
+_AT_ONCE = 512  # archived messages without a pause for other tasks
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -38,7 +43,20 @@ class LedgerView:
         self._bus, self._pool = bus, pool
 
     async def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
-        """The ledger, message by message, up to a sequence or without end."""
+        """The ledger, message by message, up to a sequence or without end; first what is in archives only.
+
+        Raises ArchivesNeeded, ArchiveMissing, ArchiveChanged.
+        """
+        first = (await with_retry(self._bus.ledger_end, self._pool)).first
+        if after_sequence + 1 < first and after_sequence != up_to:
+            began = await self._epoch_at(after_sequence, first)
+            for record in archived_records(self._archives(began), self._pool, began, after_sequence):
+                if up_to is not None and record.sequence > up_to:
+                    return
+                yield record, read_message(record)
+                if record.sequence % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            after_sequence = began.based_on
         batches = (
             self._bus.follow(self._pool, after_sequence=after_sequence)
             if up_to is None
@@ -51,6 +69,31 @@ class LedgerView:
 
     async def last_sequence(self) -> int:
         return await with_retry(self._bus.last_sequence, self._pool)
+
+    async def beginning(self) -> PoolState:
+        """Before the first message that can be read here: without archives, the state with which the epoch began."""
+        return PoolState() if ARCHIVES in os.environ else await snapshot_store.beginning(self._bus, self._pool)
+
+    async def loss(self) -> LedgerBroken | None:
+        """Messages that are neither in the ledger nor in an archive that it names."""
+        first = (await with_retry(self._bus.ledger_end, self._pool)).first
+        epoch = await snapshot_store.newest_epoch(self._bus, self._pool)
+        expected = 1 if epoch is None else epoch.began.based_on + 1
+        return LedgerBroken(self._pool, expected, first) if first > expected else None
+
+    async def _epoch_at(self, after_sequence: int, first: int) -> EpochBegan:
+        """The newest epoch: what is missing before the first message must be in its archives. Raises LedgerBroken."""
+        epoch = await snapshot_store.newest_epoch(self._bus, self._pool)
+        if epoch is None:
+            raise LedgerBroken(self._pool, after_sequence + 1, first)
+        if (loss := await self.loss()) is not None:
+            raise loss
+        return epoch.began
+
+    def _archives(self, began: EpochBegan) -> Path:
+        if ARCHIVES not in os.environ:
+            raise ArchivesNeeded(self._pool, began.based_on, ARCHIVES)
+        return Path(os.environ[ARCHIVES])
 
     async def state(self) -> PoolState:
         """The pool now: the newest snapshot and the later messages."""

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
-from elasticflow.client.ledger import LedgerEntry, LedgerView
+from elasticflow.client.ledger import ARCHIVES, LedgerEntry, LedgerView
 from elasticflow.client.replies import CausedEvent
 from elasticflow.client.tenant_view import TenantView
-from elasticflow.errors import NotEnded, OperatorsOnly, UnknownJob
+from elasticflow.errors import ArchivesNeeded, NotEnded, OperatorsOnly, UnknownJob
 from elasticflow.history.job_history import HistoryEntry, job_history
 from elasticflow.sdk.times import Duration, seconds_of
 from elasticflow.shared.messages.commands import id_of
@@ -57,13 +57,19 @@ class PoolReader:
         return (self._ledger if self.view is None else self.view).states()
 
     async def history(self, name: str) -> tuple[HistoryEntry, ...]:
-        """What happened to a job or padding load; () of an unknown one."""
+        """What happened to a job or padding load; () of an unknown one.
+
+        Without archives it begins with the present epoch. Raises ArchivesNeeded where nothing is in that one.
+        """
         if self.view is not None:
             return await self.view.history(name)
-        last = await self._ledger.last_sequence()
-        async with contextlib.aclosing(self._ledger.entries(up_to=last)) as entries:
+        last, state = await self._ledger.last_sequence(), await self._ledger.beginning()
+        async with contextlib.aclosing(self._ledger.entries(after_sequence=state.sequence, up_to=last)) as entries:
             read = [(stored.sequence, stored.stored_at_s, message) async for stored, message in entries]
-        return job_history(read, name)
+        history = job_history(read, name, state)
+        if not history and (state.job(name) is not None or name in state.loads):
+            raise ArchivesNeeded(self._pool, state.sequence, ARCHIVES)
+        return history
 
     async def job(self, job_id: str) -> Job:
         """Raises UnknownJob."""

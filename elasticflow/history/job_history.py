@@ -55,9 +55,12 @@ class Sentence(NamedTuple):
     tenant: str
 
 
-def job_history(entries: Iterable[Entry], name: str) -> tuple[HistoryEntry, ...]:
-    """All decisions and events about the job or padding load of this name; () if the ledger contains neither."""
-    events_in_words = EventsInWords(only=name)
+def job_history(entries: Iterable[Entry], name: str, state: PoolState | None = None) -> tuple[HistoryEntry, ...]:
+    """All decisions and events about the job or padding load of this name; () if the ledger contains neither.
+
+    state: before the first entry, if that is not the first message of the ledger.
+    """
+    events_in_words = EventsInWords(only=name, state=state)
     history: list[HistoryEntry] = []
     for sequence, at_s, message in entries:
         for said in events_in_words.fold(sequence, at_s, message):

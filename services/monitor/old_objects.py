@@ -14,7 +14,6 @@ from elasticflow.shared.runtime.service.run_service import Process
 from elasticflow.shared.state.code_in_use import code_digests
 
 SWEEP_EVERY_S = 3_600.0
-_NEEDED = (snapshot_store.NAME, TOLD)  # of the snapshot bucket
 
 
 class OldObjects:
@@ -40,7 +39,10 @@ class OldObjects:
         if (kept_s := config.code_kept_s) is not None:
             num_deleted += await self._delete(streams.code_bucket(self._pool), now_s - kept_s, self._is_code_in_use)
             snapshots = streams.snapshot_bucket(self._pool)
-            num_deleted += await self._delete(snapshots, now_s - kept_s, _NEEDED.__contains__)
+            epoch = await snapshot_store.newest_epoch(self._bus, self._pool)
+            of_epoch = () if epoch is None else (snapshot_store.epoch_object(epoch.began.snapshot),)
+            needed = {snapshot_store.NAME, TOLD, *of_epoch}
+            num_deleted += await self._delete(snapshots, now_s - kept_s, needed.__contains__)
         if (kept_s := config.artifacts_kept_s) is not None:
             num_deleted += await self._delete(streams.artifact_bucket(self._pool), now_s - kept_s, lambda _: False)
         if num_deleted:

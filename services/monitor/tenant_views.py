@@ -102,7 +102,7 @@ class TenantViews:
     async def _start(self) -> tuple[NewHistories, tuple[str, ...]]:
         """Where the last monitor stopped: its fold must begin at or before what is stored; and the tenants with views.
 
-        Without either, from the first message of the ledger.
+        Without either, from the first message that the ledger keeps.
         """
         position = WriterPosition(histories_to=0)
         value = await self._bus.get_value(streams.view_bucket(self._pool), streams.WRITER_KEY)
@@ -110,7 +110,8 @@ class TenantViews:
             position = position if value is None else decode_small(WriterPosition, value.data)
         snapshot = await snapshot_store.load(self._bus, self._pool, self._log)
         is_early = snapshot is not None and snapshot.state.sequence <= position.histories_to
-        state = snapshot.state if snapshot is not None and is_early else PoolState()
+        state = snapshot.state if snapshot is not None and is_early else None
+        state = state or await snapshot_store.beginning(self._bus, self._pool)
         return NewHistories(state, position.histories_to), position.tenants
 
 

@@ -4,6 +4,8 @@
     (length, crc32 | msgpack [sequence, subject, message_id, stored_at_s, data]) for each message
     (length, crc32 | msgpack {"count", "sha256"})        the end; the digest is of all bytes before it
 
+An archive (`eflow events archive`) is the same, compressed, for the messages after those of the archive before it.
+
 Length and crc32 are big-endian, four bytes each. The messages are the bytes that were on the bus; `codec` decodes
 them. `read_export` returns no record before it has checked the whole file.
 """
@@ -76,21 +78,22 @@ def read_export(file: BinaryIO) -> tuple[LedgerRecord, ...]:
     return tuple(records_in(file))
 
 
-def records_in(file: BinaryIO) -> Iterator[LedgerRecord]:
+def records_in(file: BinaryIO, *, after_sequence: int = 0) -> Iterator[LedgerRecord]:
     """The records one by one, each checked, for example while the file is still written.
 
-    Raises BadExport, also if the end is missing or belongs to other records.
+    after_sequence: the file begins behind it. Raises BadExport, also if the end is missing or belongs to other records.
     """
     if file.read(len(MAGIC)) != MAGIC:
         raise BadExport("not an export of an ElasticFlow ledger (it does not begin with EFLEDGER1)")
     digest = hashlib.sha256(MAGIC)
-    last = 0
+    last = after_sequence
     while True:
         framed = _next_frame(file, last)
         fields = _fields(framed[_PREFIX.size :], last)
         if isinstance(fields, dict):
-            if fields != {"count": last, "sha256": digest.hexdigest()}:
-                raise BadExport(f"damaged: its end does not match its {last} messages")
+            count = last - after_sequence
+            if fields != {"count": count, "sha256": digest.hexdigest()}:
+                raise BadExport(f"damaged: its end does not match its {count} messages")
             if file.read(1):
                 raise BadExport(f"damaged: it has bytes after its end, which follows sequence {last}")
             return

@@ -62,6 +62,11 @@ def node(pool: str, node_id: str) -> str:
     return f"ef.ledger.{pool}.node.{node_id}"
 
 
+def epoch(pool: str) -> str:
+    """Where the epochs of the ledger begin."""
+    return f"ef.ledger.{pool}.epoch"
+
+
 def telemetry(pool: str, node_id: str) -> str:
     """Heartbeats with step times, as NATS has stored them: see `put_value` of the bus."""
     return f"ef.telemetry.{pool}.{node_id}"

@@ -76,7 +76,7 @@ class LedgerChain:
         if isinstance(message, PlanDecided) and message.chain:
             found = self._checked(record.sequence, message.based_on, bytes.fromhex(message.chain))
             self.last_break = found or self.last_break
-        entry = _hashed(f"{record.sequence} {record.subject}\n".encode() + record.data)
+        entry = _entry(record)
         digest = _hashed(self._recent[-1].digest + entry)
         if isinstance(message, PlanDecided):
             self._recent.clear()
@@ -106,6 +106,15 @@ class LedgerChain:
             link = self._recent[at]
             digest = digest if at == index else _hashed(digest + link.entry)
             self._recent[at] = link._replace(digest=digest)
+
+
+def digest_with(digest: str, record: LedgerRecord) -> str:
+    """The chain after the next message, in hexadecimal digits. digest: before it, "" at the start of the ledger."""
+    return _hashed(bytes.fromhex(digest) + _entry(record)).hex()
+
+
+def _entry(record: LedgerRecord) -> bytes:
+    return _hashed(f"{record.sequence} {record.subject}\n".encode() + record.data)
 
 
 def _hashed(data: bytes) -> bytes:

@@ -1,14 +1,16 @@
 """A folded pool as bytes: a cache that may be deleted at any time, so that a restart need not fold from sequence 1.
 
-A snapshot names the fold and the shape of the state. After either changes, older snapshots are not read.
+A snapshot names the fold and the shape of the state. After either changes, older snapshots are not read, except those
+with which an epoch of the ledger began: they replace the messages before it. So each field of the state has a default,
+and what a field may hold only grows (docs/adr/0061).
 """
 
 import hashlib
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, make_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
@@ -19,7 +21,7 @@ from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.state.fold.ledger_fold import FOLD
 from elasticflow.shared.state.pool import PoolState
 
-_FIELDS = tuple(field.name for field in fields(PoolState) if field.init)
+_FIELDS = tuple(each.name for each in fields(PoolState) if each.init)
 _HINTS = get_type_hints(PoolState, include_extras=True)
 _MAPS = tuple(name for name in _FIELDS if get_origin(_HINTS[name]) is Map)
 
@@ -50,8 +52,19 @@ def _plain(hint: Any) -> Any:
     return types.GenericAlias(dict, get_args(hint)) if get_origin(hint) in (Map, Mapping) else hint
 
 
-# PoolState with plain dicts for its maps.
-_Flat = make_dataclass("_Flat", [("shape", str), *((name, _plain(_HINTS[name])) for name in _FIELDS)])
+def _default(name: str) -> Any:
+    value = getattr(PoolState(), name)
+    return dict(value) if name in _MAPS else value
+
+
+# PoolState with plain dicts for its maps. A snapshot of an older shape lacks fields.
+_Flat = make_dataclass(
+    "_Flat",
+    [
+        ("shape", str),
+        *((name, _plain(_HINTS[name]), field(default_factory=partial(_default, name))) for name in _FIELDS),
+    ],
+)
 
 
 @cache
@@ -69,11 +82,12 @@ def dump(state: PoolState) -> bytes:
     return cast(bytes, msgpack.packb(plain))  # pyright: ignore[reportUnknownMemberType]
 
 
-def load(data: bytes) -> PoolState:
-    """The state in these bytes. Raises Undecodable for another shape or damaged bytes."""
+def load(data: bytes, *, of_any_shape: bool = False) -> PoolState:
+    """The state in these bytes. Raises Undecodable for damaged bytes, and unless permitted for another shape."""
     try:
         plain = msgpack.unpackb(data, strict_map_key=False)  # pyright: ignore
-        if not isinstance(plain, dict) or cast(Mapping[str, Any], plain).get("shape") != SHAPE:
+        is_ours = isinstance(plain, dict) and cast(Mapping[str, Any], plain).get("shape") == SHAPE
+        if not (is_ours or of_any_shape):
             raise Undecodable("a snapshot of another shape")
         flat = _adapter().validate_python(plain)
     except (ValueError, TypeError, msgpack.UnpackException, ValidationError) as error:

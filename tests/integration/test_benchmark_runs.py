@@ -5,6 +5,7 @@ from pathlib import Path
 from benchmarks.hostile import attack
 from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster
+from benchmarks.pipeline.epochs import measure_epochs
 from benchmarks.pipeline.growth import measure_growth
 from benchmarks.pipeline.latency import measure_latency
 from benchmarks.pipeline.rebuild import measure_rebuild
@@ -22,6 +23,9 @@ async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() ->
         rebuild = await measure_rebuild(cluster, num_events=400)
         assert rebuild["jobs"] == 20
         assert rebuild["events"] == 409, "1 configuration, 8 nodes, 20 lives of 20 messages"
+        epochs = await measure_epochs(cluster, num_events=400, num_epochs=2)
+        assert epochs["events"] == 411, "the same, and 2 beginnings of epochs"
+        assert epochs["since_the_epoch"] < 400
         assert not cluster.processes
 
 

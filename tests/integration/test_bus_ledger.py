@@ -163,3 +163,34 @@ async def test_a_ledger_shorter_than_what_was_read_is_not_waited_for(bus: Bus) -
     with pytest.raises(LedgerBroken) as caught:
         await anext(bus.follow(POOL, after_sequence=5))
     assert (caught.value.expected, caught.value.found) == (6, 1)
+
+
+async def test_the_first_messages_of_a_ledger_are_deleted_and_all_others_keep_their_sequences(bus: Bus) -> None:
+    assert (await bus.ledger_end(POOL)).first == 1
+    for number in range(6):
+        await bus.append(PLAN if number in (1, 4) else job(number), b"%d" % number, message_id=str(number))
+    for _ in range(2):  # a repeat has no effect
+        await bus.delete_ledger(POOL, up_to=4)
+        end = await bus.ledger_end(POOL)
+        assert (end.first, end.sequence) == (5, 6)
+    assert [record.data for record in await read_all(bus, after_sequence=4)] == [b"4", b"5"]
+    assert await bus.append(PLAN, b"next", message_id="next", expected_last_subject_sequence=5) == 7
+
+
+async def test_a_reader_of_deleted_messages_is_told_where_the_ledger_continues(bus: Bus) -> None:
+    for number in range(6):
+        await bus.append(job(number), b"", message_id=str(number))
+    await bus.delete_ledger(POOL, up_to=4)
+    with pytest.raises(LedgerBroken) as caught:
+        await next_of(bus.follow(POOL, after_sequence=1))
+    assert (caught.value.expected, caught.value.found) == (2, 5)
+
+
+async def test_the_newest_message_on_a_subject(bus: Bus) -> None:
+    assert await bus.last_record(PLAN) is None
+    for number in range(3):
+        await bus.append(PLAN, b"%d" % number, message_id=str(number))
+        await bus.append(job(1), b"", message_id=f"job-{number}")
+    record = await bus.last_record(PLAN)
+    assert record is not None
+    assert (record.sequence, record.subject, record.data) == (5, PLAN, b"2")

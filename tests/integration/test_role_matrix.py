@@ -41,6 +41,7 @@ PUBLISH = {
     subjects.quote("bob", POOL): "O",
     subjects.answer("alice", POOL, "job-1"): "OS",
     subjects.plan(POOL): "OS",
+    subjects.epoch(POOL): "OS",
     subjects.job(POOL, "job-1"): "OS",
     subjects.job(POOL, "job-1", "n1"): "OSN",
     subjects.job(POOL, "job-1", "n2"): "OS",

@@ -44,10 +44,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEnd:
-    """sequence: of the ledger's last message, 0 if it is empty. at_s: the server's time."""
+    """sequence: of the ledger's last message, 0 if it is empty. at_s: the server's time.
+
+    first: of the oldest message that is kept; those before it were deleted.
+    """
 
     sequence: int
     at_s: float
+    first: int = 1
 
 
 class Subscription(Protocol):
@@ -139,6 +143,17 @@ class Bus(Protocol):
 
     async def last_subject_sequence(self, subject: str) -> int:
         """Of one subject of a ledger, or of all that match one with wildcards; 0 if it has none."""
+        ...
+
+    async def last_record(self, subject: str) -> LedgerRecord | None:
+        """The newest message on one subject of a ledger; its id may be left out. Raises UnknownStream, Unavailable."""
+        ...
+
+    async def delete_ledger(self, pool: str, *, up_to: int) -> None:
+        """Delete the messages of a ledger up to a sequence, included; the others keep theirs. A repeat has no effect.
+
+        Raises DeletionDenied, UnknownStream, Unavailable.
+        """
         ...
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:

@@ -90,7 +90,7 @@ def protection_problems(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> 
     problems = [
         f"stream {name} has {setting}: {str(found.get(setting, False)).lower()}, so its writers may delete messages of "
         f"others: run `nats stream edit {name}` and change it"
-        for setting in ("allow_rollup_hdrs", "deny_delete", "deny_purge")
+        for setting in ("allow_rollup_hdrs", "deny_delete")
         if found.get(setting, False) != wanted.get(setting, False)
     ]
     limit_bytes, found_bytes = wanted.get("max_msg_size", -1), found.get("max_msg_size", -1)
@@ -325,8 +325,7 @@ def stream_configs(pool: str, limits: StreamLimits) -> list[dict[str, Any]]:
             [ledger_subjects(pool)],
             limits,
             discard="new",
-            deny_delete=True,
-            deny_purge=True,
+            deny_delete=True,  # of single messages; `Bus.delete_ledger` deletes what is archived (docs/adr/0061)
         ),
     ]
 

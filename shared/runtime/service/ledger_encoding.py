@@ -8,6 +8,7 @@ from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import (
+    EpochBegan,
     Event,
     JobEvent,
     LoadReport,
@@ -27,7 +28,7 @@ MAX_HEADER_BYTES = 4096  # of an envelope: its id, and that of its cause
 PLAN_EVENTS = get_args(PlanEvent)
 JOB_EVENTS = get_args(JobEvent)
 LOAD_REPORTS = get_args(LoadReport)
-REPORTED_EVENTS = (*get_args(NodeEvent), *JOB_EVENTS, *LOAD_REPORTS)
+REPORTED_EVENTS = (*get_args(NodeEvent), *JOB_EVENTS, *LOAD_REPORTS, EpochBegan)
 
 
 def ledger_message(subject: str, data: bytes) -> Event | PlanDecided:
@@ -59,6 +60,8 @@ def subject_of(pool: str, event: Event) -> str:
         return subjects.node(pool, event.node_id)
     if isinstance(event, LOAD_REPORTS):
         return subjects.load(pool, cast(LoadReport, event).load_id)
+    if isinstance(event, EpochBegan):
+        return subjects.epoch(pool)
     assert isinstance(event, JOB_EVENTS), type(event)
     return subjects.job(pool, cast(JobEvent, event).job_id, getattr(event, "node_id", None) or "")
 

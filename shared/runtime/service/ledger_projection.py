@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Generic
 
-from elasticflow.shared.errors import Retry
+from elasticflow.shared.errors import LedgerBroken, Retry
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
@@ -73,7 +73,7 @@ class LedgerProjection(Generic[State]):
         try:
             async with asyncio.timeout(DEFAULT_TIMEOUT_S), contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
                 (stored,) = await anext(batches)
-        except (TimeoutError, Retry) as error:
+        except (TimeoutError, Retry, LedgerBroken) as error:  # the latter if it is archived
             self._log.warning("decision not read again", sequence=sequence, error=str(error))
             return None
         message = read_message(stored)

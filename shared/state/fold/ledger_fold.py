@@ -130,6 +130,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             | events.GpuLimitsRejected()
             | events.CheckpointRejected()
             | events.CheckpointUpToDate()
+            | events.EpochBegan()
         ):
             return state
         case events.ThroughputMeasured():

@@ -26,6 +26,7 @@ from elasticflow.shared.errors import (
     Unavailable,
 )
 from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
@@ -138,13 +139,27 @@ class MemoryBus(Bus):
         self._check_open()
 
         def look() -> LedgerEnd:
-            return LedgerEnd(sequence=self.broker.ledger(pool).last_sequence, at_s=self._clock.now_s())
+            ledger = self.broker.ledger(pool)
+            return LedgerEnd(sequence=ledger.last_sequence, at_s=self._clock.now_s(), first=ledger.first_sequence)
 
         return await self._ask(look)
 
     async def last_subject_sequence(self, subject: str) -> int:
         self._check_open()
         return await self._ask(lambda: self.broker.route(subject).last_sequence_of(subject))
+
+    async def last_record(self, subject: str) -> LedgerRecord | None:
+        self._check_open()
+
+        def look() -> LedgerRecord | None:
+            stream = self.broker.route(subject)
+            return stream.messages.get(stream.last_sequence_of(subject))
+
+        return await self._ask(look)
+
+    async def delete_ledger(self, pool: str, *, up_to: int) -> None:
+        self._check_open()
+        await self._ask(lambda: self.broker.ledger(pool).purge(streams.ledger_subjects(pool), up_to=up_to))
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
         self._check_open()

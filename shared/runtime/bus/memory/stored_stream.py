@@ -72,6 +72,11 @@ class Stream:
     bell: Bell = field(default_factory=Bell)
     on_settle: Callable[[LedgerRecord], None] = lambda record: None
 
+    @property
+    def first_sequence(self) -> int:
+        """Of the oldest message that is kept, or of the next one."""
+        return next(iter(self.messages), self.last_sequence + 1)
+
     def last_sequence_of(self, subject: str) -> int:
         """subject: may have wildcards. 0 if it has no message."""
         if "*" not in subject and ">" not in subject:
@@ -136,7 +141,8 @@ class Stream:
             if message.sequence > up_to:
                 return
             self._remove(message.sequence)
-            self.last_of_subject.pop(message.subject, None)
+            if self.last_of_subject.get(message.subject) == message.sequence:
+                del self.last_of_subject[message.subject]
 
     def _remove(self, sequence: int) -> LedgerRecord | None:
         removed = self.messages.pop(sequence, None)

@@ -23,8 +23,11 @@ async def follow_stream(
 ) -> Batches:
     """See `Bus.follow`, which reads all subjects of a ledger, and `Bus.results`, which reads a selection."""
     stream = broker.stream(stream_name)
-    if stream_name.startswith(streams.LEDGER_PREFIX) and after_sequence > stream.last_sequence:
-        raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.last_sequence)
+    if stream_name.startswith(streams.LEDGER_PREFIX):
+        if after_sequence > stream.last_sequence:
+            raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.last_sequence)
+        if after_sequence + 1 < stream.first_sequence:
+            raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.first_sequence)
     last = after_sequence
     while True:
         await asyncio.sleep(0)  # as over a network, other tasks run meanwhile

@@ -10,6 +10,7 @@ from elasticflow.shared.errors import (
     Unavailable,
     UnknownStream,
 )
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
@@ -146,6 +147,12 @@ class NatsBus(Bus):
         stream = streams.ledger_stream(streams.pool_of(subject))
         message = await jetstream_api.last_message(self._connection, stream, subject)
         return message.revision if message else 0
+
+    async def last_record(self, subject: str) -> LedgerRecord | None:
+        return await direct_reader.last_record(self._connection, streams.pool_of(subject), subject)
+
+    async def delete_ledger(self, pool: str, *, up_to: int) -> None:
+        await jetstream_api.delete_first(self._connection, streams.ledger_stream(pool), up_to=up_to)
 
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
         return await NatsWorkQueue.open(self._connection, streams.submit_stream(pool), consumer_name, ack_wait_s)

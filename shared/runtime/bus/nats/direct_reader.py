@@ -12,14 +12,13 @@ from datetime import datetime
 
 from nats.aio.msg import Msg
 
-from elasticflow.shared.errors import LedgerBroken, NotPermitted, Unavailable
+from elasticflow.shared.errors import LedgerBroken, NoResponder, NotPermitted, RequestTimeout, Unavailable
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
-from elasticflow.shared.runtime.bus.nats import stream_follower
+from elasticflow.shared.runtime.bus.nats import jetstream_api, stream_follower
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.jetstream_api import ledger_end
-from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
+from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox, status_of
 
 _POLL_S = 0.5  # without news; a message on the ledger's subjects wakes the reader before
 _FIRST_WAIT_S = 0.002  # such a message arrives before it is stored
@@ -43,7 +42,7 @@ async def follow_ledger(connection: Connection, pool: str, after_sequence: int) 
 
 async def _read_directly(connection: Connection, pool: str, after_sequence: int) -> Batches:
     last, gap_at = after_sequence, -1
-    if (end := (await ledger_end(connection, streams.ledger_stream(pool))).sequence) < after_sequence:
+    if (end := (await jetstream_api.ledger_end(connection, streams.ledger_stream(pool))).sequence) < after_sequence:
         raise LedgerBroken(pool, after_sequence + 1, end)
     news = await connection.open_inbox(streams.ledger_subjects(pool), max_messages=1)
     wait_s = _POLL_S
@@ -96,6 +95,20 @@ async def _batch(connection: Connection, pool: str, first: int) -> tuple[LedgerR
     finally:
         await connection.close_inbox(inbox)
     return tuple(records)
+
+
+async def last_record(connection: Connection, pool: str, subject: str) -> LedgerRecord | None:
+    """The newest message on a subject: of the leader, or of any replica if that alone is permitted."""
+    stream = streams.ledger_stream(pool)
+    try:
+        return await jetstream_api.last_record(connection, stream, subject)
+    except NotPermitted:
+        request = json.dumps({"last_by_subj": subject}).encode()
+    try:
+        answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout_s=_TIMEOUT_S)
+    except (NoResponder, RequestTimeout, ConnectionBroke) as error:
+        raise Unavailable(connection.url, str(error) or "connection broke") from None
+    return None if status_of(answer) is not None else record_in(answer)
 
 
 def record_in(message: Msg) -> LedgerRecord:

@@ -9,6 +9,7 @@ from typing import Any
 from elasticflow.shared.errors import (
     BadSettings,
     BusRejected,
+    DeletionDenied,
     ElasticFlowError,
     MaybeStored,
     NoResponder,
@@ -39,6 +40,7 @@ _NO_STREAM = 10059
 _OTHER_CONFIGURATION = 10058
 _WRONG_SEQUENCE = (10071, 10164)
 _NO_CLUSTER = 10074
+_PURGE_DENIED = 10110
 _FULL = (10002, 10023, 10047, 10077)  # the account, resources, reserved by others, the stream's own bounds or the disk
 _NO_PEERS = 10005  # no server of the cluster has the space, or too few are known yet
 _IN_PROCESS = 10158  # a message with the same id is on its way through the cluster
@@ -168,7 +170,19 @@ async def ledger_end(connection: Connection, stream: str) -> LedgerEnd:
     """The sequence of the newest message that the stream ever had, and the time of the server that leads it."""
     answer = await connection.api(f"STREAM.INFO.{stream}")
     check(answer, stream, connection.url)
-    return LedgerEnd(sequence=answer["state"]["last_seq"], at_s=datetime.fromisoformat(answer["ts"]).timestamp())
+    return LedgerEnd(
+        sequence=answer["state"]["last_seq"],
+        at_s=datetime.fromisoformat(answer["ts"]).timestamp(),
+        first=max(1, answer["state"]["first_seq"]),  # 0 of a stream that never had a message
+    )
+
+
+async def delete_first(connection: Connection, stream: str, *, up_to: int) -> None:
+    """Delete the stream's messages up to a sequence, included. Raises DeletionDenied."""
+    answer = await connection.api(f"STREAM.PURGE.{stream}", {"seq": up_to + 1})
+    if answer.get("error", {}).get("err_code") == _PURGE_DENIED:
+        raise DeletionDenied(stream)
+    check(answer, stream, connection.url)
 
 
 async def subjects_in(connection: Connection, stream: str, pattern: str) -> list[str]:

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from elasticflow.services.monitor.old_objects import OldObjects
-from elasticflow.shared.messages.events import JobAdmitted
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import EpochBegan, JobAdmitted
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
@@ -15,6 +17,7 @@ from tests.support.histories import NOW_S, History, pool, spec
 POOL = "p"
 CODE, SNAPSHOTS = streams.code_bucket(POOL), streams.snapshot_bucket(POOL)
 LIVE, ENDED, YOUNG = "a" * 64, "b" * 64, "c" * 64
+OF_EPOCH = snapshot_store.epoch_object(LIVE)
 
 
 def with_live_job(**config: Any) -> History:
@@ -40,9 +43,12 @@ async def kept_after_a_sweep(history: History, *, age_s: float = 31 * DAY_S) -> 
         (CODE, streams.code_name("other", LIVE)),
         (SNAPSHOTS, snapshot_store.NAME),
         (SNAPSHOTS, "of-an-older-version"),
+        *((SNAPSHOTS, snapshot_store.epoch_object(digest)) for digest in (LIVE, ENDED)),
     ):
         await bus.put_object(bucket, name, b"")
         bus.broker.object_times_s[bucket, name] = now_s - (0.0 if YOUNG in name else age_s)
+    began = EpochBegan(based_on=1, chain="0" * 32, snapshot=LIVE, fold=1, at_s=NOW_S)
+    await bus.append(subjects.epoch(POOL), codec.encode(began, id="1", recorded_at_s=NOW_S), message_id="1")
     process: Any = SimpleNamespace(bus=bus, settings=SimpleNamespace(pool=POOL), log=SilentLog())
     host: Any = SimpleNamespace(folded=history.state)
     await OldObjects(process, host).sweep()
@@ -52,18 +58,18 @@ async def kept_after_a_sweep(history: History, *, age_s: float = 31 * DAY_S) -> 
 
 async def test_code_of_live_jobs_young_code_and_the_present_snapshot_stay() -> None:
     kept = await kept_after_a_sweep(with_live_job())
-    assert kept == [snapshot_store.NAME, f"lab/{LIVE}", f"lab/{YOUNG}"]
+    assert kept == [snapshot_store.NAME, OF_EPOCH, f"lab/{LIVE}", f"lab/{YOUNG}"]
 
 
 async def test_the_pool_says_how_long_code_is_kept() -> None:
-    assert len(await kept_after_a_sweep(with_live_job(code_kept_s=None))) == 6
-    assert len(await kept_after_a_sweep(with_live_job(), age_s=29 * DAY_S)) == 6
-    assert len(await kept_after_a_sweep(with_live_job(code_kept_s=DAY_S), age_s=29 * DAY_S)) == 3
+    assert len(await kept_after_a_sweep(with_live_job(code_kept_s=None))) == 8
+    assert len(await kept_after_a_sweep(with_live_job(), age_s=29 * DAY_S)) == 8
+    assert len(await kept_after_a_sweep(with_live_job(code_kept_s=DAY_S), age_s=29 * DAY_S)) == 4
 
 
 async def test_code_of_an_ended_job_goes() -> None:
     kept = await kept_after_a_sweep(with_live_job().finished("live", at_s=NOW_S + 10.0))
-    assert kept == [snapshot_store.NAME, f"lab/{YOUNG}"]
+    assert kept == [snapshot_store.NAME, OF_EPOCH, f"lab/{YOUNG}"]
 
 
 async def test_artifacts_are_deleted_by_age() -> None:

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from elasticflow.shared.messages.envelope.codec import Undecodable
@@ -15,6 +18,9 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import PreviousGeneration
 from elasticflow.shared.state.pool import NodeState, PoolState, SlowGpu
+from tests.support.recorded_bytes import contains
+
+RECORDED = Path(__file__).parent / "recorded_snapshots"
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,35 @@ def test_a_snapshot_of_another_shape_is_not_read(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(snapshot_encoding, "SHAPE", "another")
     with pytest.raises(Undecodable):
         snapshot_encoding.load(data)
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(PoolState) if each.init])
+def test_a_snapshot_of_an_epoch_without_a_field_has_its_default(name: str) -> None:
+    plain = msgpack.unpackb(snapshot_encoding.dump(PoolState(sequence=7)), strict_map_key=False)
+    older: Any = msgpack.packb(
+        {key: value for key, value in plain.items() if key != name} | {"shape": "older", "gone": 1}
+    )
+    read = snapshot_encoding.load(older, of_any_shape=True)
+    assert getattr(read, name) == getattr(PoolState() if name == "sequence" else PoolState(sequence=7), name)
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.msgpack")), ids=lambda path: path.stem)
+def test_a_recorded_snapshot_of_an_epoch_can_still_be_read(path: Path) -> None:
+    """A ledger may consist of nothing else than such a snapshot and what follows it, so each is read for ever."""
+    state = snapshot_encoding.load(path.read_bytes(), of_any_shape=True)
+    assert set(state.live_jobs) == {"running", "waiting"}
+    assert set(state.ended_jobs) == {"done"}
+    assert set(state.nodes) == {"node-0", "node-1"}
+    assert state.live_jobs["running"].gpus
+    assert state.live_jobs["running"].spec is not None
+    assert state.curves
+    assert state.config.curves
+    again = msgpack.unpackb(snapshot_encoding.dump(state), strict_map_key=False)
+    then = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+    assert contains(again | {"shape": then["shape"]}, then)
+
+
+@pytest.mark.parametrize("data", [b"", b"damaged", msgpack.packb([1]), msgpack.packb({"shape": "x", "sequence": "y"})])
+def test_damaged_bytes_are_no_snapshot_of_an_epoch(data: bytes) -> None:
+    with pytest.raises(Undecodable):
+        snapshot_encoding.load(data, of_any_shape=True)
