@@ -23,14 +23,12 @@ async def serve(process: Process) -> None:
 
     async def quotes(host: Host[PoolState]) -> None:
         def answer(data: bytes, tenant: str) -> Message:
-            if not host.is_fit:
-                return MessageRejected(problems=(f"admission {host.unwell()}",))
             return _answer(data, tenant, host.folded, process.clock.now_s(), cache)
 
         pool = process.settings.pool
         await host.ready.wait()
         requests = await process.bus.subscribe(subjects.quote("*", pool), queue=POLICY.service)
-        await QuoteRequests(process.bus, pool, answer, process.clock, process.log).run(requests)
+        await QuoteRequests(process.bus, pool, answer, process.clock, process.log, host.why_not_now).run(requests)
 
     await host_policy(process, with_cache(cache), takes_commands=True, prepare=warm_up, beside=quotes)
 

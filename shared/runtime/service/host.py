@@ -118,6 +118,17 @@ class Host(Generic[State]):
         """Whether it may lead: a planner reads the whole plan, and its clock is right."""
         return self._guard.is_fit
 
+    async def why_not_now(self) -> str:
+        """Why this replica may tell nothing that rests on its state and clock now; "" if it may.
+
+        Asks for the server's time if the last comparison is too old for a decision.
+        """
+        try:
+            may_decide = await self._guard.may_decide(lambda: self.folded, self._projection.chain)
+        except Retry as error:
+            return f"cannot compare its clock with that of NATS: {error}"
+        return "" if may_decide else str(self.unwell())
+
     async def run(self) -> None:
         """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
