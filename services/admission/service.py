@@ -11,6 +11,7 @@ from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
+from elasticflow.shared.runtime.service.until_available import until_available
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import PoolState
@@ -27,7 +28,9 @@ async def serve(process: Process) -> None:
 
         pool = process.settings.pool
         await host.ready.wait()
-        requests = await process.bus.subscribe(subjects.quote("*", pool), queue=POLICY.service)
+        requests = await until_available(
+            lambda: process.bus.subscribe(subjects.quote("*", pool), queue=POLICY.service), process.log, "quotes"
+        )
         await QuoteRequests(process.bus, pool, answer, process.clock, process.log, host.why_not_now).run(requests)
 
     await host_policy(process, with_cache(cache), takes_commands=True, prepare=warm_up, beside=quotes)

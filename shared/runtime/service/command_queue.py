@@ -18,13 +18,14 @@ from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
 from elasticflow.shared.messages.events import MessageRejected, QueuePosition
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.work_queue import WorkItem
+from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.answer_sender import AnswerSender
 from elasticflow.shared.runtime.service.attempts import Attempts
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.runtime.service.turns import Turns
+from elasticflow.shared.runtime.service.until_available import until_available
 from elasticflow.shared.state.pool import PoolState
 
 ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
@@ -85,13 +86,16 @@ class CommandQueue:
 
     async def _pull(self) -> None:
         """Unreadable messages are dead-lettered here."""
-        queue = await self._bus.work(self._pool, self._service, ack_wait_s=ACK_WAIT_S)
+        queue = await until_available(self._open, self._log, "commands")
         while True:
             await self._has_space.wait()
             for item in await queue.pull(MAX_PENDING - len(self._pending), PULL_TIMEOUT_S):
                 await self._receive(item)
             if len(self._pending) >= MAX_PENDING:
                 self._has_space.clear()
+
+    async def _open(self) -> WorkQueue:
+        return await self._bus.work(self._pool, self._service, ack_wait_s=ACK_WAIT_S)
 
     async def _hold(self) -> None:
         """While this replica runs, the broker delivers no command that waits here to another replica."""
