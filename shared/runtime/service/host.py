@@ -74,7 +74,17 @@ class Host(Generic[State]):
         )
         self._local_events: list[Any] = []
         self._command_queue = (
-            CommandQueue(bus, pool, policy.service, clock, log, metrics, self._news.set, lambda: self.folded)
+            CommandQueue(
+                bus,
+                pool,
+                policy.service,
+                clock,
+                log,
+                metrics,
+                self._news.set,
+                lambda: self.folded,
+                is_fit=lambda: self.is_fit,
+            )
             if takes_commands
             else None
         )
