@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from elasticflow.errors import NotConvertible as NotConvertible
     from elasticflow.errors import NotEnded as NotEnded
     from elasticflow.errors import NothingStored as NothingStored
+    from elasticflow.errors import NotQuoted as NotQuoted
     from elasticflow.errors import NotStoredYet as NotStoredYet
     from elasticflow.errors import OutsideOfFolder as OutsideOfFolder
     from elasticflow.errors import TaskError as TaskError
@@ -135,7 +136,7 @@ _NAMES_BY_MODULE = {
     "client.training_load": "TrainingOptions TrainingProgress",
     "errors": (
         "ArtifactGone ArtifactNotReadable LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra "
-        "NoAdmission NoModel NoPoolHere NotConvertible NotEnded NotStoredYet NothingStored OutsideOfFolder "
+        "NoAdmission NoModel NoPoolHere NotConvertible NotEnded NotQuoted NotStoredYet NothingStored OutsideOfFolder "
         "TaskError TrainingRefused Undecided UnknownJob UnknownPool UnknownQuote"
     ),
     "history.pool_views": "JobView",

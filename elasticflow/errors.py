@@ -432,6 +432,14 @@ class NoAdmission(Retry):
 
 
 @dataclass(eq=False)
+class NotQuoted(Retry):
+    pool: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "admission of pool {pool} quotes no deadline now: {reason}; ask again"
+
+
+@dataclass(eq=False)
 class NotAnExport(PermanentFailure):
     file: str
     reason: str

@@ -21,7 +21,8 @@
         ├── BadCredentials         the server rejects the token, the key or the certificate
         ├── NotPermitted           the key of this process does not permit this subject
         ├── BusClosed              the connection is closed, and does not reconnect
-        ├── LedgerBroken           the ledger differs from the one that was read before
+        ├── LedgerBroken           the ledger has a gap
+        ├── LedgerTruncated        the ledger has lost messages that were read before
         ├── EpochUnusable          the ledger begins at a snapshot that is missing or damaged
         ├── DeletionDenied         the stream of a ledger permits no deletion
         ├── ServerMissing          no nats-server is installed
@@ -236,6 +237,21 @@ class LedgerBroken(Stop):
     MESSAGE: ClassVar[str] = (
         "the ledger of pool {pool} should continue at sequence {expected}, but continues at {found}: "
         "messages are missing, or this is another ledger"
+    )
+
+
+@dataclass(eq=False)
+class LedgerTruncated(Stop):
+    """read: the last sequence that was read; end: that of the ledger, or of its first message that is another one."""
+
+    pool: str
+    read: int
+    end: int
+
+    MESSAGE: ClassVar[str] = (
+        "the ledger of pool {pool} was read up to sequence {read}, but holds only {end} of these messages: NATS has "
+        "lost messages that it had acknowledged, or this is another ledger. Stop all services of the pool before they "
+        "continue from what is left, and see 'When the ledger was truncated' in docs/how-to/operate-a-pool.md"
     )
 
 

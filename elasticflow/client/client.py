@@ -14,15 +14,15 @@ from elasticflow.client.command_requests import check, fresh_job_id, fresh_messa
 from elasticflow.client.detached_loads import DetachedLoads
 from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
+from elasticflow.client.quote_request import ask_quote
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.client.stored_logs import StoredLogs
 from elasticflow.client.tenant_view import TenantView
-from elasticflow.errors import NoAdmission, NoSecretsKey, UnknownPool, UnknownQuote
+from elasticflow.errors import NoSecretsKey, UnknownPool, UnknownQuote
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
-from elasticflow.shared.errors import NoResponder, NotPermitted
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.errors import NotPermitted
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
@@ -33,7 +33,6 @@ from elasticflow.shared.messages.commands import (
     SetGpuLimits,
     SubmitJob,
 )
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import (
     AmendRejected,
     CancelRejected,
@@ -43,7 +42,6 @@ from elasticflow.shared.messages.events import (
     GpuLimitsSet,
     JobAmended,
     JobCancelled,
-    MessageRejected,
     ProfileRequested,
     QuoteRejected,
     QuoteReserved,
@@ -52,7 +50,7 @@ from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
-from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
+from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import QuoteReservation
@@ -146,21 +144,14 @@ class Client(ArtifactReader, DetachedLoads):
         return tuple(seal(key, self.tenant, name, value) for name, value in secrets.items())
 
     async def quote(self, spec: JobSpec, *, timeout: Duration = REPLY_TIMEOUT_S) -> DeadlineQuoted:
-        """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""
+        """The earliest deadline that admission would promise now. Submits no job. timeout: of each replica's reply.
+
+        Raises InvalidJob, NoAdmission, NotQuoted.
+        """
         request = QuoteDeadline(tenant=self.tenant, spec=spec)
         check(request)
-        data = codec.encode(request, id=f"quote-{fresh_id()}", recorded_at_s=self.now_s())
-        try:
-            reply = await self._bus.request(subjects.quote(self.tenant, self._pool), data, seconds_of(timeout))
-        except NoResponder:
-            raise NoAdmission(self._pool) from None
-        match codec.decode(reply).message:
-            case DeadlineQuoted() as quoted:
-                return quoted
-            case MessageRejected(problems=problems):
-                raise InvalidJob(*problems)
-            case other:
-                raise codec.Undecodable(f"{type(other).__name__} is not a reply to QuoteDeadline")
+        timeout_s = seconds_of(timeout)
+        return await ask_quote(self._bus, self._pool, request, timeout_s=timeout_s, now_s=self.now_s())
 
     async def cancel(
         self, job_id: str, *, reason: str = "", timeout: Duration = REPLY_TIMEOUT_S

@@ -70,7 +70,10 @@ def quote(
     pool: str = "",
     data_dir: Path | None = None,
 ) -> Quote:
-    """The earliest deadline that admission would promise now. Submits no job. Raises InvalidJob, NoAdmission."""
+    """The earliest deadline that admission would promise now. Submits no job.
+
+    Raises InvalidJob, NoAdmission, NotQuoted.
+    """
     ready = submission_of(quotable(job), workdir)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return Quote.of(with_client(endpoint, tenant, lambda client: client.quote(ready.spec)))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ YIELD_EVERY = 64  # requests that are received at once
 REST = 1.0  # after a quote, decisions get this many times as long as it took
 
 Answer = Callable[[bytes, str], codec.Message]
+WhyNot = Callable[[], Awaitable[str]]
 
 
 @dataclass(slots=True)
@@ -39,10 +40,12 @@ class _Tenant:
 
 
 class QuoteRequests:
-    """answer: of the data of a request and the tenant that may send it."""
+    """answer: of the data of a request and the tenant that may send it. why_not: why none can be given now, or ""."""
 
-    def __init__(self, bus: Bus, pool: str, answer: Answer, clock: Clock, log: Any) -> None:
-        self._answer, self._clock, self._log = answer, clock, log
+    def __init__(
+        self, bus: Bus, pool: str, answer: Answer, clock: Clock, log: Any, why_not: WhyNot | None = None
+    ) -> None:
+        self._answer, self._why_not, self._clock, self._log = answer, why_not or _always, clock, log
         self._answers = AnswerSender(bus, pool, log)
         self._tenants: dict[str, _Tenant] = {}
         self._turns: deque[str] = deque()  # tenants with requests, the next one first
@@ -64,7 +67,9 @@ class QuoteRequests:
         name = subjects.sender(request.subject)
         tenant = self._tenant(name)
         if len(request.data) > MAX_SUBMISSION_BYTES:
-            await self._refuse(request, tenant, f"a request has {MAX_SUBMISSION_BYTES:,} bytes at most")
+            await self._refuse(
+                request, tenant, f"a request has {MAX_SUBMISSION_BYTES:,} bytes at most", ask_again=False
+            )
             return
         is_full = self._num_waiting >= MAX_WAITING or self._num_waiting_bytes + len(request.data) > MAX_WAITING_BYTES
         if is_full or tenant.num_allowed < 1.0:
@@ -79,7 +84,7 @@ class QuoteRequests:
         self._num_waiting_bytes += len(request.data)
         self._news.set()
 
-    async def _refuse(self, request: Message, tenant: _Tenant, problem: str) -> None:
+    async def _refuse(self, request: Message, tenant: _Tenant, problem: str, *, ask_again: bool = True) -> None:
         """Further requests of the same second are dropped, because each answer to a flood delays decisions."""
         second = int(tenant.measured_at_s)
         if tenant.refused_in != second:
@@ -87,7 +92,7 @@ class QuoteRequests:
         tenant.num_refused += 1
         if tenant.num_refused > MAX_REFUSALS_PER_S:
             return
-        await self._send(request, MessageRejected(problems=(problem,)))
+        await self._send(request, MessageRejected(problems=(problem,), ask_again=ask_again))
 
     def _tenant(self, name: str) -> _Tenant:
         now_s = self._clock.now_s()
@@ -111,6 +116,9 @@ class QuoteRequests:
                 self._turns.append(name)
             elif not self._turns:
                 self._news.clear()
+            if why_not := await self._why_not():
+                await self._send(request, MessageRejected(problems=(f"admission {why_not}",), ask_again=True))
+                continue
             began_s = loop.time()
             await self._send(request, self._answer(request.data, name))
             await asyncio.sleep(REST * (loop.time() - began_s))
@@ -121,3 +129,7 @@ class QuoteRequests:
             await self._answers.send(subjects.sender(request.subject), request.reply, data)
         except Retry as error:
             self._log.warning("quote not answered", error=str(error))
+
+
+async def _always() -> str:
+    return ""

@@ -11,6 +11,7 @@ from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
+from elasticflow.shared.runtime.service.until_available import until_available
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import PoolState
@@ -23,14 +24,14 @@ async def serve(process: Process) -> None:
 
     async def quotes(host: Host[PoolState]) -> None:
         def answer(data: bytes, tenant: str) -> Message:
-            if not host.is_fit:
-                return MessageRejected(problems=(f"admission {host.unwell()}",))
             return _answer(data, tenant, host.folded, process.clock.now_s(), cache)
 
         pool = process.settings.pool
         await host.ready.wait()
-        requests = await process.bus.subscribe(subjects.quote("*", pool), queue=POLICY.service)
-        await QuoteRequests(process.bus, pool, answer, process.clock, process.log).run(requests)
+        requests = await until_available(
+            lambda: process.bus.subscribe(subjects.quote("*", pool), queue=POLICY.service), process.log, "quotes"
+        )
+        await QuoteRequests(process.bus, pool, answer, process.clock, process.log, host.why_not_now).run(requests)
 
     await host_policy(process, with_cache(cache), takes_commands=True, prepare=warm_up, beside=quotes)
 

@@ -20,7 +20,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     UsePaddingSlots,
 )
 from elasticflow.services.executor.decisions.policy import executor_policy
-from elasticflow.services.executor.decisions.state import NodeSpecification, PoolMembership, State
+from elasticflow.services.executor.decisions.state import NodeSpecification, State
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
@@ -165,7 +165,7 @@ class Executor:
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if self._host is not None and self._host.state.membership is PoolMembership.MEMBER:
+            if self._host is not None and self._host.state.is_in_ledger:
                 self._host.note(ShutDownRequested())
                 limit_s = self._node_specification.stop_grace_s + DEREGISTER_TIMEOUT_S
                 await asyncio.wait(ends, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -194,7 +194,11 @@ class DeadlineQuoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRejected:
-    """The reply to an invalid message, which is kept on the dead-letter subject. From the host."""
+    """The reply to an invalid message, which is kept on the dead-letter subject. From the host.
+
+    ask_again: the request, for a quote, is valid; this replica cannot answer it now.
+    """
 
     VERSION: ClassVar[int] = 1
     problems: tuple[Text, ...]
+    ask_again: bool = False

@@ -9,11 +9,16 @@ import asyncio
 import heapq
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 CHECK_EVERY_S = 0.5  # virtual, between two evaluations of the condition that ends a run
+
+
+PROCESS: ContextVar[str] = ContextVar("process", default="")
+"""The simulated process to which tasks and timers of this context belong, "" for none: see `VirtualTimeLoop.pause`."""
 
 
 class NothingScheduled(RuntimeError):
@@ -31,6 +36,25 @@ class _Timer(asyncio.TimerHandle):
         return self.order < other.order
 
 
+class _Ready(deque[asyncio.Handle]):
+    """What is ready to run. Callbacks of paused processes stay ready until they are resumed."""
+
+    def __init__(self, loop: "VirtualTimeLoop") -> None:
+        super().__init__()
+        self.paused: dict[str, list[asyncio.Handle]] = {}
+        self._nothing = asyncio.Handle(lambda: None, (), loop)
+        self._nothing.cancel()
+
+    def popleft(self) -> asyncio.Handle:
+        handle = super().popleft()
+        if self.paused:
+            kept = self.paused.get(handle._context.get(PROCESS) or "")  # pyright: ignore[reportAttributeAccessIssue]
+            if kept is not None:
+                kept.append(handle)
+                return self._nothing
+        return handle
+
+
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """now_s: the first instant, in seconds since 1970 or since any other origin.
 
@@ -46,6 +70,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._stops_when_idle = False
         self._failure: BaseException | None = None
         self._spawned: dict[asyncio.Task[None], None] = {}  # those that run, in the order of their start
+        self._ready = _Ready(self)
         self._selector = self  # BaseEventLoop asks its selector to wait for I/O: here that is the jump
         self._set_time(now_s)
         self.set_exception_handler(_keep_failure)
@@ -60,11 +85,19 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def after(self, delay_s: float, callback: Callable[[], object]) -> None:
-        """Call back after delay_s; at once, behind what is ready already, where that is 0."""
+        """Call back after delay_s; at once, behind what is ready already, where that is 0. It belongs to no process."""
         if delay_s > 0:
-            self.call_at(self._now_s + delay_s, callback)
+            self.call_at(self._now_s + delay_s, callback, context=Context())
         else:
-            self.call_soon(callback)
+            self.call_soon(callback, context=Context())
+
+    def pause(self, process: str) -> None:
+        """As SIGSTOP: nothing of this process runs until it is resumed. Its timers and messages wait."""
+        self._ready.paused.setdefault(process, [])
+
+    def resume(self, process: str) -> None:
+        """As SIGCONT: run what has become ready meanwhile, in this order."""
+        self._ready.extend(self._ready.paused.pop(process, ()))
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -114,9 +147,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         finally:
             self._stops_when_idle = False
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-        """A task whose failure stops the loop."""
-        task = self.create_task(coroutine, name=name)
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str, process: str = "") -> "asyncio.Task[None]":
+        """A task whose failure stops the loop. process: to which it belongs, with all tasks that it creates."""
+        context = copy_context()
+        context.run(PROCESS.set, process)
+        task = self.create_task(coroutine, name=name, context=context)
         self._spawned[task] = None
         task.add_done_callback(self._ended)
         return task

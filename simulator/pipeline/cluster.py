@@ -28,6 +28,7 @@ from elasticflow.simulator.pipeline.environment import Environment
 from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
 from elasticflow.simulator.pipeline.invariants import Acknowledged, ClockSetting
 from elasticflow.simulator.pipeline.nodes import VirtualNode
+from elasticflow.simulator.pipeline.previous_version import PLANNERS
 from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SimulatedProcess
 from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
 from elasticflow.simulator.pipeline.telemetry import MonitorTasks
@@ -83,7 +84,7 @@ class VirtualCluster:
         self._setting.broker.ensure_pool(POOL)
         self.acknowledged: list[Acknowledged] = []
         self.clock_settings: list[ClockSetting] = []
-        self.num_struck = Counter[str]()  # one-way partitions and steps of clocks, by kind
+        self.num_struck = Counter[str]()  # one-way partitions, pauses and steps of clocks, by kind
         self._setting.broker.stream(submit_stream(POOL)).on_settle = self._acknowledged
         self._gpu_type_by_node = dict(scenario.gpu_type_by_node)
         self.environment = Environment(self.loop, scenario.timing_model, self._gpu_type_by_node)
@@ -205,6 +206,9 @@ class VirtualCluster:
             act=tasks.act if tasks is not None else None,
             beside=tasks.beside if tasks is not None else None,
         )
+        if self._faults.upgrade_within_s is not None and service in PLANNERS:
+            replica.version = "previous"
+            self.loop.after(float(self._rng.uniform(0.0, self._faults.upgrade_within_s)), replica.upgrade)
         replica.start()
         return replica
 
@@ -225,11 +229,17 @@ class VirtualCluster:
         self._repeat(faults.service_partition_every_s, lambda: self._any(self.replicas).partition(self._outage_s()))
         self._repeat(faults.one_way_partition_every_s, self._partition_one_way)
         self._repeat(faults.clock_step_every_s, self._step_clock)
+        self._repeat(faults.node_pause_every_s, lambda: self._pause(self._any_node().executor, "node"))
+        self._repeat(faults.service_pause_every_s, lambda: self._pause(self._any(self.replicas), "service"))
 
     def _partition_one_way(self) -> None:
         sends = bool(self._rng.integers(2))
         self._any(self._processes).partition(self._outage_s(), sends=sends, receives=not sends)
         self.num_struck["sends only" if sends else "receives only"] += 1
+
+    def _pause(self, process: SimulatedProcess, kind: str) -> None:
+        process.pause(self._outage_s())
+        self.num_struck[f"pause of a {kind}"] += 1
 
     def _step_clock(self) -> None:
         """A clock is set wrong, and right again some time later."""

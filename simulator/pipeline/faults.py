@@ -24,9 +24,12 @@ class Faults:
     service_restart_every_s: float | None = None
     service_partition_every_s: float | None = None
     one_way_partition_every_s: float | None = None  # a node or service only sends, or only receives
+    node_pause_every_s: float | None = None  # an executor is stopped, and goes on with what it knew
+    service_pause_every_s: float | None = None
+    upgrade_within_s: float | None = None  # planners begin with the previous version; each is upgraded at some time
     clock_step_every_s: float | None = None  # the clock of a node or service is set wrong
     max_clock_step_s: float = 30.0  # forward or back; every second step is below what planners tolerate
-    max_outage_s: float = 20.0  # of a crashed node, of a partition, and of a wrong clock
+    max_outage_s: float = 20.0  # of a crashed node, a partition, a pause and a wrong clock: longer than any lease
     until_s: float = float("inf")  # no new faults from here on
 
     @property
@@ -58,5 +61,7 @@ MANY_FAULTS = Faults(
     service_restart_every_s=5.0,
     service_partition_every_s=60.0,
     one_way_partition_every_s=60.0,
+    node_pause_every_s=60.0,
+    service_pause_every_s=60.0,
     clock_step_every_s=60.0,
 )

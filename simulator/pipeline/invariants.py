@@ -12,6 +12,7 @@ from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.previous_version import is_of_planner, is_of_upgraded
 from elasticflow.simulator.replay.recorded_ledger import Entry
 
 TOLERANCE_S = 1e-3
@@ -96,6 +97,16 @@ def decided_on_wrong_clocks(
                 continue
             if at_s > first_s.setdefault(instance, at_s) + KNOWS_ITS_CLOCK_S:
                 yield f"{instance} decides at {now_s:.3f}, {setting.offset_s:.3f} s ahead"
+
+
+def decided_over_unreadable(stored: Iterable[LedgerRecord]) -> Iterator[str]:
+    """Decisions of a planner of the previous version after one of a newer planner, which it cannot read."""
+    first = 0
+    for record in stored:
+        if is_of_upgraded(record):
+            first = first or record.sequence
+        elif first and is_of_planner(record):
+            yield f"sequence {record.sequence}: {record.message_id} decides over the newer decision at {first}"
 
 
 def broken_promises(state: PoolState) -> Iterator[str]:

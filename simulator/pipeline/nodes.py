@@ -45,7 +45,7 @@ class VirtualNode:
         self._setting, self._loop, self._environment = setting, setting.loop, environment
         self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
         self._gpu_type_by_node = gpu_type_by_node
-        self._previous_run_id = ""
+        self._previous_run_id, self._leased_until_s = "", 0.0
         self.executor = SimulatedProcess(
             setting,
             self._booted,
@@ -121,7 +121,13 @@ class VirtualNode:
         self._environment.kill_all(self.node_id, reported=True)
 
     def extend_leases(self, until_s: float) -> None:
-        """A virtual worker has no lease: its executor always runs, and kills it in time."""
+        """The workers end themselves then, unless their leases are extended again: their executor may be paused."""
+        self._leased_until_s = until_s
+        self._loop.after(until_s - self._loop.now_s, self._end_without_lease)
+
+    def _end_without_lease(self) -> None:
+        if self._loop.now_s >= self._leased_until_s:
+            self.kill_all()
 
     def _act(self, action: Any) -> None:
         match action:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.pipeline.previous_version import UPGRADED, host_before
 from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
 
 MAX_OVERDUE_WAKES = 200  # in a row, without an output: live, such a policy would burn a core
@@ -77,7 +78,8 @@ class SimulatedProcess:
         self._takes_commands, self._leads_by_lease = takes_commands, leads_by_lease
         self.clock = clock
         self._act, self._beside = act, beside
-        self._num_starts = 0
+        self.version: Literal["only", "previous", "upgraded"] = "only"  # of the next start
+        self._instance, self._num_starts = "", 0
         self._bus: MemoryBus | None = None
         self._end: Callable[[], object] = lambda: None
         self.host: Host[Any] | None = None  # None until the snapshot is loaded, and after a kill
@@ -101,8 +103,9 @@ class SimulatedProcess:
         assert not self.runs, f"{self.name} runs already"
         self._num_starts += 1
         bus = self._bus = self._setting.bus()
-        instance = f"{self.name}.{self._num_starts}"
-        self._end = self._setting.loop.spawn(self._run(bus, instance), instance).cancel
+        self._instance = f"{self.name}.{self._num_starts}{UPGRADED if self.version == 'upgraded' else ''}"
+        running = self._setting.loop.spawn(self._run(bus, self._instance), self._instance, process=self._instance)
+        self._end = running.cancel
 
     def kill(self, *, with_its_machine: bool = False) -> None:
         """kill -9: what the process sent still arrives, unless its machine went down with it."""
@@ -112,6 +115,7 @@ class SimulatedProcess:
             self.link.cut()
         self._bus.kill()
         self._end()
+        self._setting.loop.resume(self._instance)
         self._bus, self.host = None, None
 
     def end(self) -> None:
@@ -130,6 +134,18 @@ class SimulatedProcess:
             self.link.cut(sends=sends, receives=receives)
             self._setting.loop.after(outage_s, self.link.repair)
 
+    def pause(self, outage_s: float) -> None:
+        """SIGSTOP, and SIGCONT after outage_s: then it goes on with what it knew. Messages to it wait."""
+        if self.runs:
+            instance = self._instance
+            self._setting.loop.pause(instance)
+            self._setting.loop.after(outage_s, lambda: self._setting.loop.resume(instance))
+
+    def upgrade(self) -> None:
+        """End the process, and start one of the new version."""
+        self.version = "upgraded"
+        self.restart()
+
     async def _run(self, bus: MemoryBus, instance: str) -> None:
         try:
             await self._serve(bus, instance)
@@ -143,6 +159,7 @@ class SimulatedProcess:
             if bus is self._bus:  # a killed process acts no more
                 self._act(action)
 
+        make_host = self._setting.make_host
         replica = await open_replica(
             bus=bus,
             pool=self._setting.pool,
@@ -154,7 +171,7 @@ class SimulatedProcess:
             takes_commands=self._takes_commands,
             leads_by_lease=self._leads_by_lease,
             act=act if self._act is not None else None,
-            make_host=self._setting.make_host,
+            make_host=host_before(make_host) if self.version == "previous" else make_host,
         )
         self.host = replica.host
         beside = self._beside

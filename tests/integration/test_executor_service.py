@@ -199,6 +199,34 @@ async def test_an_executor_from_joining_to_shutdown(bus: Bus, run: Run, tmp_path
     assert not launcher.running
 
 
+async def test_an_executor_that_ends_while_it_joins_leaves_the_pool(
+    bus: Bus, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM arrives while `NodeJoined` is on its way to the server, which stores it."""
+    joins, arrives, append = asyncio.Event(), asyncio.Event(), bus.append
+
+    async def arriving_late(subject: str, data: bytes, **conditions: Any) -> int:
+        if isinstance(codec.decode(data).message, events.NodeJoined):
+            joins.set()
+            await arrives.wait()
+        return await append(subject, data, **conditions)
+
+    async def sent(subject: str, data: bytes, **conditions: Any) -> int:
+        return await asyncio.shield(asyncio.ensure_future(arriving_late(subject, data, **conditions)))
+
+    monkeypatch.setattr(bus, "append", sent)
+    task, _ = await run()
+    async with asyncio.timeout(PATIENCE_S):
+        await joins.wait()
+    task.cancel()
+    arrives.set()
+    await ended(task)
+    ledger = Ledger(bus)
+    joined = await ledger.until_received(events.NodeJoined)
+    left = await ledger.until_received(events.NodeLost)
+    assert (left.incarnation, left.reason) == (joined.incarnation, "left")
+
+
 async def test_a_worker_switches_and_another_joins_it(bus: Bus, run: Run) -> None:
     task, launcher = await run()
     ledger = Ledger(bus)

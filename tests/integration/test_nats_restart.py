@@ -4,14 +4,18 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 import pytest
 
-from elasticflow.shared.errors import MaybeStored, Unavailable, WrongExpectedSequence
+from elasticflow.shared.errors import LedgerTruncated, MaybeStored, Unavailable, WrongExpectedSequence
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus.nats import stream_follower
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.bus.nats.jetstream_api import leader_info
 from tests.support.real_pool import persistently
 from tests.support.shared_pool import add_result, stored_results
 
@@ -223,6 +227,52 @@ async def test_a_consumer_that_the_server_forgot_is_replaced(
         await bus.append(REPORTED_EVENTS, b"", message_id="2")
         async with asyncio.timeout(60):
             assert [stored.sequence for stored in await anext(ledger)] == [2]
+    await bus.close()
+
+
+async def test_a_reader_goes_on_once_the_servers_have_what_it_has_read(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that lags behind answers first, and a consumer on it would begin with messages that were read."""
+    lagging = {"leader": "a", "replicas": [{"current": True, "active": 0}]}
+    answers = [{"state": {"last_seq": 1}, "cluster": lagging}] * 3
+    asked, create = leader_info, stream_follower._create_consumer
+
+    async def answered(connection: Connection, stream: str) -> dict[str, Any]:
+        return answers.pop() if answers else await asked(connection, stream)
+
+    async def created(connection: Connection, source: Any, subject: str, first: int) -> None:
+        await create(connection, source, subject, first - 1)
+
+    monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.ledger_position.leader_info", answered)
+    monkeypatch.setattr(stream_follower, "_create_consumer", created)
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    for number in range(1, 4):
+        await bus.append(REPORTED_EVENTS, b"", message_id=str(number))
+    async with asyncio.timeout(60), aclosing(bus.follow(POOL, after_sequence=2)) as ledger:
+        assert [stored.sequence for stored in await anext(ledger)] == [3]
+    assert not answers
+    await bus.close()
+
+
+async def test_no_message_follows_on_one_that_was_replaced(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server lost what was read, and its ledger has grown again."""
+    monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.stream_follower._SILENCE_S", 0.3)
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    async with asyncio.timeout(60), aclosing(bus.follow(POOL, after_sequence=0)) as ledger:
+        await bus.append(REPORTED_EVENTS, b"first", message_id="1")
+        assert [stored.sequence for stored in await anext(ledger)] == [1]
+        config = (await bus._connection.api("STREAM.INFO.EF_LEDGER_p"))["config"]
+        await bus._connection.api("STREAM.DELETE.EF_LEDGER_p")
+        await bus._connection.api("STREAM.CREATE.EF_LEDGER_p", config)
+        for number in range(1, 4):
+            await bus.append(REPORTED_EVENTS, b"other", message_id=f"other-{number}")
+        with pytest.raises(LedgerTruncated):
+            await anext(ledger)
     await bus.close()
 
 

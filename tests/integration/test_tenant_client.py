@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.services.admission.quote_requests import QuoteRequests
-from elasticflow.shared.errors import LedgerBroken, NotFound, NotPermitted
+from elasticflow.shared.errors import LedgerTruncated, NotFound, NotPermitted
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import DeadlineQuoted
 from elasticflow.shared.messages.export import LedgerRecord
@@ -58,7 +58,7 @@ async def test_a_node_reads_the_ledger_in_order_and_then_what_is_new(pool: Secur
 
 async def test_a_node_notices_that_the_ledger_is_another_one(pool: SecuredPool) -> None:
     async with pool.connected(Role.NODE, "n1") as node:
-        with pytest.raises(LedgerBroken):
+        with pytest.raises(LedgerTruncated):
             await anext(node.follow(POOL, after_sequence=7))
 
 

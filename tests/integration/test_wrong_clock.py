@@ -1,22 +1,33 @@
-"""A planner on a real server takes no decisions while its clock differs from the server's."""
+"""A planner on a real server decides and quotes nothing while its clock differs from the server's."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 
+import pytest
 import structlog
 
+from elasticflow.client.client import Client
+from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.errors import NoAdmission, NotQuoted
+from elasticflow.services.admission.service import serve
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import JobRejected
+from elasticflow.shared.messages.events import DeadlineQuoted, JobRejected
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.clock import Clock, SystemClock
+from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.run_service import Process
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import spec, submit
-from tests.support.real_pool import eventually
+from tests.support.real_pool import eventually, persistently
 from tests.support.shared_pool import POOL, read_all
 
 
@@ -60,4 +71,45 @@ async def test_decisions_begin_once_the_clock_is_right(nats_server: EmbeddedServ
     assert host.unwell() is None
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def admission(url: str, clock: Clock, data_dir: Path) -> AsyncIterator[None]:
+    """A replica with this clock."""
+    bus = await connect_nats(url, name="admission")
+    environment = {"EF_POOL": POOL, "EF_DATA_DIR": str(data_dir), "EF_METRICS_PORT": "0"}
+    process = Process(
+        settings=Settings.from_environment(environment),
+        bus=bus,
+        clock=clock,
+        log=get_log("admission"),
+        metrics=Metrics("admission", POOL),
+    )
+    task = asyncio.create_task(serve(process))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await bus.close()
+
+
+async def test_a_replica_with_a_wrong_clock_leaves_quotes_to_another(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    async with Client.connect(Endpoint(nats_url=nats_server.url, pool=POOL), tenant="lab") as client:
+
+        async def quoted() -> object:
+            return await persistently(lambda: client.quote(spec(deadline_s=None)), unless=NotQuoted)
+
+        async with admission(nats_server.url, WrongClock(), tmp_path / "wrong"):
+            with pytest.raises(NotQuoted, match=r"clock is 5.* s ahead of that of NATS"):
+                await quoted()
+            async with admission(nats_server.url, SystemClock(), tmp_path / "right"):
+                assert isinstance(await persistently(lambda: client.quote(spec(deadline_s=None))), DeadlineQuoted)
+        with pytest.raises(NoAdmission):
+            await client.quote(spec(deadline_s=None))
     await bus.close()

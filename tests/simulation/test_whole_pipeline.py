@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,12 +23,13 @@ from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
 from elasticflow.simulator.pipeline.invariants import acknowledged_early, broken_promises, violations
 from tests.support import simulated_runs
 from tests.support.scenarios import random_scenario
-from tests.support.simulated_runs import STORM, problems, run_to_rest, short_storm
+from tests.support.simulated_runs import SHORT_STORM, STORM, problems, run_to_rest, short_storm
 
 CALM_SEEDS, STORM_SEEDS = range(6), range(110, 118)
 FIRST_SEED = int(os.environ.get("EF_FIRST_SEED", "1000"))
 FOUND_SEEDS = (40029,)  # an executor took the monitor's writes for those of another executor
-SHORT_STORM_SEEDS = (*FOUND_SEEDS, *range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "200"))))
+OF_FOUND_SEEDS = replace(SHORT_STORM, node_pause_every_s=None, service_pause_every_s=None)  # as they were found
+SHORT_STORM_SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "200")))
 
 
 @cache
@@ -72,6 +74,11 @@ def test_a_short_storm_breaks_nothing(seed: int) -> None:
     assert list(problems(short_storm(seed))) == []
 
 
+@pytest.mark.parametrize("seed", FOUND_SEEDS)
+def test_a_short_storm_that_found_a_defect_breaks_nothing(seed: int) -> None:
+    assert list(problems(short_storm(seed, faults=OF_FOUND_SEEDS))) == []
+
+
 @pytest.mark.parametrize("seed", CALM_SEEDS)
 @pytest.mark.parametrize("curves_known", [True, False])
 def test_no_promise_is_broken_where_jobs_are_as_fast_as_measured(seed: int, curves_known: bool) -> None:
@@ -104,4 +111,5 @@ def test_the_storms_are_storms() -> None:
     assert {Phase.FINISHED, Phase.REJECTED, Phase.CANCELLED} <= ends
     struck = sum((storm.num_struck for storm in storms), start=Counter[str]())
     steps = ("small back", "small forward", "large back", "large forward")
-    assert all(struck[kind] for kind in (*steps, "sends only", "receives only")), struck
+    pauses = ("pause of a node", "pause of a service")
+    assert all(struck[kind] for kind in (*steps, *pauses, "sends only", "receives only")), struck

@@ -12,7 +12,12 @@ from elasticflow.shared.runtime.service.host import Host
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import START_S, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
-from elasticflow.simulator.pipeline.invariants import acknowledged_early, decided_on_wrong_clocks, violations
+from elasticflow.simulator.pipeline.invariants import (
+    acknowledged_early,
+    decided_on_wrong_clocks,
+    decided_over_unreadable,
+    violations,
+)
 from elasticflow.simulator.replay.recorded_ledger import checked_chain, folded
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.scenarios import random_scenario, services
@@ -29,10 +34,13 @@ SHORT_STORM = replace(  # each kind of fault two to six times as often as in a s
     service_restart_every_s=2.0,
     service_partition_every_s=10.0,
     one_way_partition_every_s=10.0,
+    node_pause_every_s=10.0,
+    service_pause_every_s=10.0,
     clock_step_every_s=5.0,
     max_outage_s=8.0,
     until_s=18.0,
 )
+UPGRADE = replace(SHORT_STORM, upgrade_within_s=18.0)
 
 
 def run_to_rest(
@@ -61,12 +69,17 @@ def run_to_rest(
     return cluster
 
 
-def short_storm(seed: int, make_host: Callable[..., Host[Any]] = Host) -> VirtualCluster:
-    """A small pool in many faults: it costs a fifth of a storm, so that many seeds can be tried."""
+def short_storm(seed: int, make_host: Callable[..., Host[Any]] = Host, faults: Faults | None = None) -> VirtualCluster:
+    """A small pool in many faults: it costs a fifth of a storm, so that many seeds can be tried.
+
+    faults: by default a storm, during which every third pool is upgraded.
+    """
+    if faults is None:
+        faults = SHORT_STORM if seed % 3 else UPGRADE
     scenario = random_scenario(
         seed, num_jobs=3, num_nodes=2, max_iterations=200, mean_gap_s=3.0, curves_known=seed % 2 == 0
     )
-    return run_to_rest(scenario, seed, SHORT_STORM, longest_s=600.0, make_host=make_host)
+    return run_to_rest(scenario, seed, faults, longest_s=600.0, make_host=make_host)
 
 
 def problems(cluster: VirtualCluster) -> Iterator[str]:
@@ -122,6 +135,7 @@ INVARIANTS: Mapping[str, Callable[[VirtualCluster], Iterable[str]]] = {
     ),
     "the same policies take each decision again": decided_otherwise,
     "each replica has the state of the ledger, and nothing is due": differing_replicas,
+    "no planner decides over a decision that it cannot read": lambda cluster: decided_over_unreadable(cluster.records),
     "each decision names the messages on which it rests": lambda cluster: (
         found.in_words() for found in checked_chain(cluster.records).breaks
     ),

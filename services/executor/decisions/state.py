@@ -94,6 +94,11 @@ class State:
         return f"{self.node_specification.run_id}-{self.num_losses}"
 
     @property
+    def is_in_ledger(self) -> bool:
+        """The ledger counts this node as a member, or will: `NodeJoined` may be on its way once the name is claimed."""
+        return self.membership is PoolMembership.MEMBER or self.claimed == self.incarnation
+
+    @property
     def until_s(self) -> float | None:
         """When this node ends: as the operator announced last, else as it was started."""
         node = self.pool.nodes.get(self.node_id)

@@ -118,7 +118,7 @@ class Bus(Protocol):
     def follow(self, pool: str, *, after_sequence: int) -> Batches:
         """The ledger in order, without gaps and without end: what has arrived, as one batch of at most MAX_BATCH.
 
-        Waits while no server is reachable. Raises UnknownStream, LedgerBroken.
+        Waits while no server is reachable. Raises UnknownStream, LedgerBroken, LedgerTruncated.
         """
         ...
 
@@ -134,7 +134,7 @@ class Bus(Protocol):
             return
 
     async def ledger_end(self, pool: str) -> LedgerEnd:
-        """Raises UnknownStream, Unavailable."""
+        """All that was acknowledged before this call is in the ledger up to here. Raises UnknownStream, Unavailable."""
         ...
 
     async def last_sequence(self, pool: str) -> int:

@@ -18,13 +18,14 @@ from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
 from elasticflow.shared.messages.events import MessageRejected, QueuePosition
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.work_queue import WorkItem
+from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.answer_sender import AnswerSender
 from elasticflow.shared.runtime.service.attempts import Attempts
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.runtime.service.turns import Turns
+from elasticflow.shared.runtime.service.until_available import until_available
 from elasticflow.shared.state.pool import PoolState
 
 ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
@@ -36,6 +37,7 @@ MAX_ATTEMPTS = 4  # at one command that no replica survived, before it is dead-l
 MAX_UNCOUNTED_DELIVERIES = 2  # so that one dead replica does not slow down the commands that it had pulled
 PULL_TIMEOUT_S = 20.0
 ACK_WAIT_S = 5.0  # after a replica's death, others get the commands that it had pulled
+HOLD_S = ACK_WAIT_S / 3  # between two messages that it still has them, or may not decide on them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,10 @@ class Pending:
 
 
 class CommandQueue:
-    """The work queue of one pool, as one replica of admission sees it."""
+    """The work queue of one pool, as one replica of admission sees it.
+
+    is_fit(): False if this replica must not decide: then it leaves its commands to others, and takes no more.
+    """
 
     def __init__(
         self,
@@ -64,9 +69,10 @@ class CommandQueue:
         metrics: Metrics,
         on_news: Callable[[], None],
         folded: Callable[[], PoolState],
+        is_fit: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bus, self._pool, self._service = bus, pool, service
-        self._folded = folded
+        self._folded, self._is_fit = folded, is_fit
         self._clock, self._log, self._metrics = clock, log, metrics
         self._on_news = on_news
         self._answers = AnswerSender(bus, pool, log)
@@ -85,20 +91,35 @@ class CommandQueue:
 
     async def _pull(self) -> None:
         """Unreadable messages are dead-lettered here."""
-        queue = await self._bus.work(self._pool, self._service, ack_wait_s=ACK_WAIT_S)
+        queue = await until_available(self._open, self._log, "commands")
         while True:
             await self._has_space.wait()
+            if not self._is_fit():
+                await self._clock.sleep_until(self._clock.now_s() + HOLD_S)
+                continue
             for item in await queue.pull(MAX_PENDING - len(self._pending), PULL_TIMEOUT_S):
                 await self._receive(item)
             if len(self._pending) >= MAX_PENDING:
                 self._has_space.clear()
 
+    async def _open(self) -> WorkQueue:
+        return await self._bus.work(self._pool, self._service, ack_wait_s=ACK_WAIT_S)
+
     async def _hold(self) -> None:
-        """While this replica runs, the broker delivers no command that waits here to another replica."""
+        """While this replica runs and may decide, the broker delivers no command that waits here to another replica."""
         while True:
-            await self._clock.sleep_until(self._clock.now_s() + ACK_WAIT_S / 3)
-            for pending in self._pending:
-                await pending.item.in_progress()
+            await self._clock.sleep_until(self._clock.now_s() + HOLD_S)
+            if self._is_fit():
+                for pending in self._pending:
+                    await pending.item.in_progress()
+            else:
+                await self._leave_all()
+
+    async def _leave_all(self) -> None:
+        left, self._pending = self._pending, []
+        self._has_space.set()
+        for pending in left:
+            await pending.item.nak()
 
     def take(self, max_commands: int) -> tuple[Pending, ...]:
         """Commands without a decision, as many as fit into one: one of each tenant in turn, the oldest of each first.

@@ -14,6 +14,7 @@ from typing import Any, Generic
 
 from elasticflow.shared.errors import ReaderTooOld, Retry, TooLarge
 from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.logs import BackoffLogger
@@ -23,9 +24,11 @@ from elasticflow.shared.runtime.service.command_queue import CommandQueue, Pendi
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult
 from elasticflow.shared.runtime.service.decision_guard import DecisionGuard
 from elasticflow.shared.runtime.service.ledger_appender import LedgerAppender
+from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.runtime.service.reply_publisher import ReplyPublisher
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
 from elasticflow.shared.state.policy import Policy, State
 from elasticflow.shared.state.pool import PoolState
 
@@ -37,7 +40,7 @@ class Host(Generic[State]):
     """Runs one policy over one pool.
 
     act(action): the action handler; None if the policy takes no actions.
-    leads(): False keeps a standby replica folding without decisions.
+    leads(): False keeps a standby replica folding without decisions. read: a message, as this version does.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Host(Generic[State]):
         act: Callable[[Any], None] | None = None,
         leads: Callable[[], bool] = lambda: True,
         snapshot: Snapshot | None = None,
+        read: Callable[[LedgerRecord], LedgerMessage] = read_message,
     ) -> None:
         self._bus, self._pool, self._policy, self._clock = bus, pool, policy, clock
         self._log, self._metrics = log, metrics
@@ -62,7 +66,7 @@ class Host(Generic[State]):
         self._clock_check = ClockCheck(bus, pool, clock)
         self._guard = DecisionGuard(self._clock_check, log, metrics)
         self._projection = LedgerProjection(
-            bus, pool, policy, log, metrics, self._news.set, self._clock_check.received, snapshot
+            bus, pool, policy, log, metrics, self._news.set, self._clock_check.received, snapshot, read
         )
         self._replies = ReplyPublisher(bus, pool, policy, clock, self._projection)
         self._appender = LedgerAppender(
@@ -70,7 +74,17 @@ class Host(Generic[State]):
         )
         self._local_events: list[Any] = []
         self._command_queue = (
-            CommandQueue(bus, pool, policy.service, clock, log, metrics, self._news.set, lambda: self.folded)
+            CommandQueue(
+                bus,
+                pool,
+                policy.service,
+                clock,
+                log,
+                metrics,
+                self._news.set,
+                lambda: self.folded,
+                is_fit=lambda: self.is_fit,
+            )
             if takes_commands
             else None
         )
@@ -117,6 +131,17 @@ class Host(Generic[State]):
     def is_fit(self) -> bool:
         """Whether it may lead: a planner reads the whole plan, and its clock is right."""
         return self._guard.is_fit
+
+    async def why_not_now(self) -> str:
+        """Why this replica may tell nothing that rests on its state and clock now; "" if it may.
+
+        Asks for the server's time if the last comparison is too old for a decision.
+        """
+        try:
+            may_decide = await self._guard.may_decide(lambda: self.folded, self._projection.chain)
+        except Retry as error:
+            return f"cannot compare its clock with that of NATS: {error}"
+        return "" if may_decide else str(self.unwell())
 
     async def run(self) -> None:
         """Run until cancelled."""

@@ -32,9 +32,11 @@ class LedgerProjection(Generic[State]):
         on_news: Callable[[], None],
         on_message: Callable[[LedgerRecord], None],
         snapshot: Snapshot | None = None,
+        read: Callable[[LedgerRecord], LedgerMessage] = read_message,
     ) -> None:
         self._bus, self._pool, self._policy = bus, pool, policy
         self._log, self._metrics, self._on_news, self._on_message = log, metrics, on_news, on_message
+        self._read = read
         self.state: State = policy.start(PoolState() if snapshot is None else snapshot.state)
         self.chain = LedgerChain() if snapshot is None else snapshot.ledger_chain()
         self.last_decision_id = ""
@@ -76,7 +78,7 @@ class LedgerProjection(Generic[State]):
         except (TimeoutError, Retry, LedgerBroken) as error:  # the latter if it is archived
             self._log.warning("decision not read again", sequence=sequence, error=str(error))
             return None
-        message = read_message(stored)
+        message = self._read(stored)
         return message if isinstance(message, PlanDecided) else None
 
     async def fold_own(self, decision: PlanDecided, own: LedgerRecord) -> None:
@@ -91,7 +93,7 @@ class LedgerProjection(Generic[State]):
         if stored.sequence <= sequence:
             return
         assert stored.sequence == sequence + 1, f"ledger jumps from {sequence} to {stored.sequence}"
-        message = read_message(stored)
+        message = self._read(stored)
         if isinstance(message, Unreadable):
             self._metrics.refused_total.inc()
             self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=message.problems)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from typing import Protocol, TypeVar
 
 from elasticflow.shared.errors import BusClosed, ElasticFlowError
@@ -93,7 +94,8 @@ class DelayedLink:
     """A network: each way takes a drawn delay. While a way is cut, what would take it waits for the repair.
 
     A request that waited longer than its timeout still arrives afterwards: its sender has received no answer, and the
-    message is stored late. A closed link is never repaired: then what waits in it is lost.
+    message is stored late. A closed link is never repaired: then what waits in it is lost. On its way a message is in a
+    context of its own: it arrives even if the process that sent it is paused.
     """
 
     def __init__(self, faults: FaultSource) -> None:
@@ -141,10 +143,10 @@ class DelayedLink:
 
     def send(self, operation: Callable[[], object]) -> None:
         if self.sends and not self._closed:
-            asyncio.get_running_loop().call_later(self._faults.delay_s(), operation)
+            asyncio.get_running_loop().call_later(self._faults.delay_s(), operation, context=Context())
 
     def send_again(self, operation: Callable[[], object]) -> None:
-        asyncio.get_running_loop().call_later(self._faults.duplicate_delay_s(), operation)
+        asyncio.get_running_loop().call_later(self._faults.duplicate_delay_s(), operation, context=Context())
 
     @property
     def up(self) -> bool:
@@ -174,7 +176,8 @@ class DelayedLink:
 
     def _carry(self, arrive: Callable[[], object], is_open: Callable[[], bool]) -> None:
         """is_open: whether the way of this message works."""
-        asyncio.get_running_loop().call_later(self._faults.delay_s(), self._pass, arrive, is_open)
+        delay_s = self._faults.delay_s()
+        asyncio.get_running_loop().call_later(delay_s, self._pass, arrive, is_open, context=Context())
 
     def _pass(self, arrive: Callable[[], object], is_open: Callable[[], bool]) -> None:
         if is_open():

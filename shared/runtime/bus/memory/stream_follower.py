@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from itertools import islice
 
-from elasticflow.shared.errors import LedgerBroken
+from elasticflow.shared.errors import LedgerBroken, LedgerTruncated
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
@@ -25,7 +25,7 @@ async def follow_stream(
     stream = broker.stream(stream_name)
     if stream_name.startswith(streams.LEDGER_PREFIX):
         if after_sequence > stream.last_sequence:
-            raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.last_sequence)
+            raise LedgerTruncated(streams.pool_of(selection), after_sequence, stream.last_sequence)
         if after_sequence + 1 < stream.first_sequence:
             raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.first_sequence)
     last = after_sequence

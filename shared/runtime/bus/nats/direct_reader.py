@@ -6,8 +6,8 @@ subject of its request, which an account confines to itself.
 """
 
 import asyncio
+import contextlib
 import json
-from contextlib import aclosing
 from datetime import datetime
 
 from nats.aio.msg import Msg
@@ -18,6 +18,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
 from elasticflow.shared.runtime.bus.nats import jetstream_api, stream_follower
 from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.ledger_position import LedgerPosition
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox, status_of
 
 _POLL_S = 0.5  # without news; a message on the ledger's subjects wakes the reader before
@@ -30,20 +31,19 @@ async def follow_ledger(connection: Connection, pool: str, after_sequence: int) 
     """See `Bus.follow`: by a consumer, or directly if none is permitted."""
     last = after_sequence
     try:
-        async with aclosing(stream_follower.follow_ledger(connection, pool, last)) as batches:
+        async with contextlib.aclosing(stream_follower.follow_ledger(connection, pool, last)) as batches:
             async for batch in batches:
                 last = batch[-1].sequence
                 yield batch
     except NotPermitted:
-        async with aclosing(_read_directly(connection, pool, last)) as batches:
+        async with contextlib.aclosing(_read_directly(connection, pool, last)) as batches:
             async for batch in batches:
                 yield batch
 
 
 async def _read_directly(connection: Connection, pool: str, after_sequence: int) -> Batches:
     last, gap_at = after_sequence, -1
-    if (end := (await jetstream_api.ledger_end(connection, streams.ledger_stream(pool))).sequence) < after_sequence:
-        raise LedgerBroken(pool, after_sequence + 1, end)
+    await _wait_held(connection, pool, after_sequence)
     news = await connection.open_inbox(streams.ledger_subjects(pool), max_messages=1)
     wait_s = _POLL_S
     try:
@@ -62,6 +62,17 @@ async def _read_directly(connection: Connection, pool: str, after_sequence: int)
             yield batch
     finally:
         await connection.close_inbox(news)
+
+
+async def _wait_held(connection: Connection, pool: str, sequence: int) -> None:
+    """Return once the ledger reaches this sequence. Raises LedgerTruncated."""
+    position = LedgerPosition(connection, pool)
+    while True:
+        await connection.wait_connected(None)
+        with contextlib.suppress(Unavailable):
+            if await position.is_held(sequence):
+                return
+        await asyncio.sleep(_POLL_S)
 
 
 async def _next_wait_s(news: ReplyInbox, wait_s: float) -> float:

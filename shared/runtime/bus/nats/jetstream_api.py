@@ -32,6 +32,8 @@ MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 TTL = "Nats-TTL"
 
+LEADER_CONTACT_S = 3.0  # a server waits at least 4 s for its leader before it elects another one
+
 # Numbers of nats-server's errors.json.
 _NO_CONSUMER = 10014
 _NO_MESSAGE = 10037
@@ -168,13 +170,35 @@ async def stream_names(connection: Connection, subject: str) -> list[str]:
 
 async def ledger_end(connection: Connection, stream: str) -> LedgerEnd:
     """The sequence of the newest message that the stream ever had, and the time of the server that leads it."""
-    answer = await connection.api(f"STREAM.INFO.{stream}")
-    check(answer, stream, connection.url)
+    answer = await leader_info(connection, stream)
     return LedgerEnd(
         sequence=answer["state"]["last_seq"],
         at_s=datetime.fromisoformat(answer["ts"]).timestamp(),
         first=max(1, answer["state"]["first_seq"]),  # 0 of a stream that never had a message
     )
+
+
+async def leader_info(connection: Connection, stream: str) -> dict[str, Any]:
+    """What the server that leads a stream tells of it.
+
+    Two other servers answer too: one that knows of no leader, with what it has itself, and one that was the leader
+    until a partition, for 20 s. What others have stored since, they do not know. Raises Unavailable for both.
+    """
+    answer = await connection.api(f"STREAM.INFO.{stream}")
+    check(answer, stream, connection.url)
+    if (cluster := answer.get("cluster")) is not None:
+        if not cluster.get("leader"):
+            raise Unavailable(connection.url, f"a server answered that knows no leader of stream {stream}")
+        replicas: list[dict[str, Any]] = cluster.get("replicas") or []
+        if 2 * (1 + sum(map(_has_contact, replicas))) <= 1 + len(replicas):
+            reason = f"{cluster['leader']}, which led stream {stream}, hears from no majority"
+            raise Unavailable(connection.url, reason)
+    return answer
+
+
+def _has_contact(replica: Mapping[str, Any]) -> bool:
+    """A leader's view of another server. It is current if it has all that the leader has applied."""
+    return replica["current"] and not replica.get("offline") and replica["active"] < LEADER_CONTACT_S * 1e9
 
 
 async def delete_first(connection: Connection, stream: str, *, up_to: int) -> None:

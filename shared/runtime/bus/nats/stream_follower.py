@@ -14,13 +14,14 @@ from typing import Self
 
 from nats.aio.msg import Msg
 
-from elasticflow.shared.errors import BusClosed, LedgerBroken, Unavailable
+from elasticflow.shared.errors import BusClosed, LedgerBroken, LedgerTruncated, Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.jetstream_api import check, ledger_end
+from elasticflow.shared.runtime.bus.nats.jetstream_api import check
+from elasticflow.shared.runtime.bus.nats.ledger_position import LedgerPosition
 from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
 
 _HEARTBEAT_S = 2.0
@@ -68,54 +69,73 @@ def follow_result_subjects(connection: Connection, pool: str, after_sequence: in
 
 async def _follow(connection: Connection, source: _Source, after_sequence: int) -> Batches:
     last = after_sequence
+    known: LedgerRecord | None = None  # the last message that was read
+    position = None if source.selection else LedgerPosition(connection, source.pool)
     gap_at = -1  # where the previous consumer left a gap
     retry_s = _FIRST_RETRY_S
     while True:
         await connection.wait_connected(None)
-        feed = await _Feed.open(connection, source, last)
-        if feed is None:
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, _LAST_RETRY_S)
-            continue
-        retry_s = _FIRST_RETRY_S
-        try:
-            while batch := await feed.next_batch():
-                last = batch[-1].sequence
-                yield batch
-        finally:
-            await feed.close()
-        if feed.found > last + 1:
-            if gap_at == last:  # twice at one place: nothing got lost on the way, it is not there
-                raise LedgerBroken(source.pool, last + 1, feed.found)
-            gap_at = last
+        feed = await _opened(connection, source, position, last, known)
+        if feed is not None:
+            try:
+                while batch := await feed.next_batch():
+                    known = batch[-1]
+                    last, retry_s = known.sequence, _FIRST_RETRY_S
+                    yield batch
+            finally:
+                await feed.close()
+            if feed.found > last + 1:
+                if gap_at == last:  # twice at one place: nothing got lost on the way, it is not there
+                    raise LedgerBroken(source.pool, last + 1, feed.found)
+                gap_at = last
+        await asyncio.sleep(retry_s)
+        retry_s = min(2 * retry_s, _LAST_RETRY_S)
+
+
+async def _opened(
+    connection: Connection, source: _Source, position: LedgerPosition | None, last: int, known: LedgerRecord | None
+) -> "_Feed | None":
+    """None if the server cannot just now. Raises UnknownStream, LedgerTruncated."""
+    try:
+        if position is not None and not await position.is_held(last):
+            return None  # a consumer would wait without end or error
+        return await _Feed.open(connection, source, last, known)
+    except Unavailable:
+        return None
 
 
 class _Feed:
     """One consumer and what came from it. found: the ledger's sequence that came instead of the next one, or 0."""
 
-    def __init__(self, connection: Connection, inbox: ReplyInbox, source: _Source, after_sequence: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        inbox: ReplyInbox,
+        source: _Source,
+        after_sequence: int,
+        known: LedgerRecord | None,
+    ) -> None:
         self.found = 0
-        self._source = source
+        self._source, self._known = source, known
         self._connection = connection
         self._inbox = inbox
         self._epoch = connection.epoch
         self._last_number = 0 if source.selection else after_sequence
 
     @classmethod
-    async def open(cls, connection: Connection, source: _Source, after_sequence: int) -> Self | None:
-        """None if the server cannot just now; raises UnknownStream, LedgerBroken."""
+    async def open(
+        cls, connection: Connection, source: _Source, after_sequence: int, known: LedgerRecord | None
+    ) -> Self:
+        """known: the message at after_sequence, if it was read from here. Raises UnknownStream, Unavailable."""
         subject = connection.new_subject()
         inbox = await connection.open_inbox(subject)
-        feed = cls(connection, inbox, source, after_sequence)
         try:
-            await _create_consumer(connection, source, subject, after_sequence)
-        except Unavailable:
-            await feed.close()
-            return None
+            first = after_sequence if known is not None and not source.selection else after_sequence + 1
+            await _create_consumer(connection, source, subject, first)
         except BaseException:
-            await feed.close()
+            await connection.close_inbox(inbox)
             raise
-        return feed
+        return cls(connection, inbox, source, after_sequence, known)
 
     async def next_batch(self) -> tuple[LedgerRecord, ...]:
         """What has arrived, at least one; () when this consumer is good for nothing more."""
@@ -143,6 +163,10 @@ class _Feed:
                     return batch, True
                 continue
             number = _number(message, self._source.token)
+            if not self._source.selection and number <= self._last_number:
+                messages.popleft()
+                self._compare(message)
+                continue
             if number != self._last_number + 1:
                 self.found = 0 if self._source.selection else number
                 return batch, True  # stays in the inbox: the next call ends here at once
@@ -150,6 +174,12 @@ class _Feed:
             self._last_number = number
             batch.append(_stored(message))
         return batch, False
+
+    def _compare(self, message: Msg) -> None:
+        """The server sends a message again: the last one that was read, or older ones if it lags behind."""
+        stored = _stored(message)
+        if self._known is not None and stored.sequence == self._known.sequence and stored != self._known:
+            raise LedgerTruncated(self._source.pool, stored.sequence, stored.sequence - 1)
 
     async def _obey(self, message: Msg) -> bool:
         """A message of the server: answer flow control; False if it reports a loss."""
@@ -161,17 +191,13 @@ class _Feed:
         return int(headers.get(self._source.header, 0)) <= self._last_number
 
 
-async def _create_consumer(connection: Connection, source: _Source, subject: str, after_sequence: int) -> None:
+async def _create_consumer(connection: Connection, source: _Source, subject: str, first: int) -> None:
     stream = source.stream
-    if not source.selection:
-        last = (await ledger_end(connection, stream)).sequence
-        if last < after_sequence:  # a consumer would wait without end or error
-            raise LedgerBroken(source.pool, after_sequence + 1, last)
     config = {
         "filter_subject": source.selection,
         "deliver_subject": subject,
         "deliver_policy": "by_start_sequence",
-        "opt_start_seq": after_sequence + 1,
+        "opt_start_seq": first,
         "ack_policy": "none",
         "replay_policy": "instant",
         "headers_only": source.headers_only,

@@ -84,3 +84,40 @@ def test_a_call_in_a_thread_runs_at_once() -> None:
     loop = VirtualTimeLoop(NOW_S)
     assert loop.run_until_complete(asyncio.wait_for(asyncio.to_thread(sum, (1, 2)), 1.0)) == 3
     loop.finish()
+
+
+def test_a_paused_process_does_nothing_and_goes_on_with_what_became_ready() -> None:
+    loop, seen = VirtualTimeLoop(), list[tuple[str, float]]()
+
+    async def beat(name: str, every_s: float) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(repeat(name, every_s))
+
+    async def repeat(name: str, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            seen.append((name, loop.now_s))
+
+    for name, every_s in (("a", 2.0), ("b", 3.0)):
+        loop.spawn(beat(name, every_s), name, process=name)
+    loop.advance_to(2.5)
+    loop.pause("a")
+    loop.advance_to(9.5)
+    loop.resume("a")
+    loop.advance_to(12.0)
+    loop.finish()
+    assert seen == [("a", 2.0), ("b", 3.0), ("b", 6.0), ("b", 9.0), ("a", 9.5), ("a", 11.5), ("b", 12.0)]
+
+
+def test_what_is_on_its_way_belongs_to_no_process() -> None:
+    loop, seen = VirtualTimeLoop(), list[float]()
+
+    async def send() -> None:
+        loop.after(1.0, lambda: seen.append(loop.now_s))
+
+    loop.spawn(send(), "a", process="a")
+    loop.settle()
+    loop.pause("a")
+    loop.advance_to(2.0)
+    loop.finish()
+    assert seen == [1.0]

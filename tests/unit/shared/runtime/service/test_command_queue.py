@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob, id_of
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected, WorkersStopped
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, CommandQueue
@@ -62,6 +64,21 @@ async def test_a_command_stays_with_its_replica_while_that_runs_and_no_longer() 
     await clock.advance_to(clock.now_s() + ACK_WAIT_S)
     (item,) = await pulling
     assert (item.data, item.num_delivered) == (data, 2)
+
+
+async def test_a_replica_that_starts_while_the_server_has_no_leader_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 205 of the nemesis: admission ended, because the server made no consumer within 5 s."""
+    work, failures = MemoryBus.work, [Unavailable("nats://h", "no reply on $JS.API.CONSUMER.CREATE")] * 2
+
+    async def late(bus: MemoryBus, pool: str, name: str, *, ack_wait_s: float) -> WorkQueue:
+        if failures:
+            raise failures.pop()
+        return await work(bus, pool, name, ack_wait_s=ack_wait_s)
+
+    monkeypatch.setattr(MemoryBus, "work", late)
+    async with queue_with(submit("a")) as queue:
+        assert [pending.command for pending in queue.take(1)] == [submit("a")]
+    assert not failures
 
 
 async def test_no_more_commands_are_taken_at_once_than_one_decision_can_hold(

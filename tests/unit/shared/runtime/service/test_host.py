@@ -371,6 +371,20 @@ def test_a_planner_takes_no_decisions_while_its_clock_is_wrong(offset_s: float, 
     assert pool.blocked("clock") == 0
 
 
+def test_a_replica_with_a_wrong_clock_leaves_its_commands_to_another_one(pool: OnePool) -> None:
+    """It has pulled them already."""
+    pool.submit("a")
+    wrong = pool.start(pool.bus(), ADMISSION, "wrong", clock=ShiftedClock(pool.loop, 5.0))
+    pool.run_for(1.0)
+    assert "5.0 s ahead of" in str(wrong.host.unwell())
+    pool.start(pool.bus(), ADMISSION, "right")
+    pool.run_for(LONG_S)
+    pool.submit("b")  # while the other one pulls, too
+    pool.run_for(LONG_S)
+    assert [job_id for _, job_id in pool.decided] == ["a", "b"]
+    assert pool.num_unacknowledged == 0
+
+
 def test_a_clock_within_the_slack_is_good_enough(pool: OnePool) -> None:
     pool.configure(deadline_slack_s=3.0)
     pool.submit("a")
