@@ -6,16 +6,18 @@ whether or not that has arrived here. Once it is stored, no later heartbeat of t
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced, State
 from elasticflow.shared.errors import Retry, WrongExpectedSequence
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
-from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus, Message
+from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus, Message, Subscription
 from elasticflow.shared.runtime.bus.streams import node_bucket
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.until_available import until_available
 
 OnUnreadable = Callable[[Message, codec.Undecodable], None]
 
@@ -23,8 +25,9 @@ OnUnreadable = Callable[[Message, codec.Undecodable], None]
 class NodeWatch:
     """on_unreadable: receives each message that is no stored heartbeat or fence."""
 
-    def __init__(self, bus: Bus, pool: str, clock: Clock, *, on_unreadable: OnUnreadable) -> None:
+    def __init__(self, bus: Bus, pool: str, clock: Clock, log: Any, *, on_unreadable: OnUnreadable) -> None:
         self._bus, self._pool, self._clock, self._on_unreadable = bus, pool, clock, on_unreadable
+        self._log = log
         self._due: asyncio.Queue[FenceNode] = asyncio.Queue()
 
     def act(self, action: FenceNode) -> None:
@@ -39,7 +42,7 @@ class NodeWatch:
                 tasks.create_task(self._fence(host, await self._due.get()), name="fence")
 
     async def _receive(self, host: Host[State]) -> None:
-        async for message in await self._bus.subscribe(subjects.every_node(self._pool)):
+        async for message in await until_available(self._subscribe, self._log, "heartbeats"):
             try:
                 heartbeat, revision = codec.decode(message.data).message, message.headers.get(REVISION_HEADER, "")
                 if not isinstance(heartbeat, NodeReported | NodeFenced):
@@ -51,6 +54,9 @@ class NodeWatch:
                 continue
             if isinstance(heartbeat, NodeReported):
                 host.note(HeartbeatStored(heartbeat=heartbeat, revision=int(revision)))
+
+    async def _subscribe(self) -> Subscription:
+        return await self._bus.subscribe(subjects.every_node(self._pool))
 
     async def _note_connection(self, host: Host[State]) -> None:
         """At each heartbeat interval: whether a round trip succeeds. A half-open connection looks connected but

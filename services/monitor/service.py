@@ -36,7 +36,7 @@ async def serve(process: Process, settings: MonitorSettings | None = None) -> No
     """Watch, until cancelled."""
     settings = settings or MonitorSettings(webhook_url="")
     unreadable = _Unreadable(process)
-    node_watch = NodeWatch(process.bus, process.settings.pool, process.clock, on_unreadable=unreadable.add)
+    node_watch = NodeWatch(process.bus, process.settings.pool, process.clock, process.log, on_unreadable=unreadable.add)
 
     async def beside(host: Host[State]) -> None:
         async with asyncio.TaskGroup() as tasks:

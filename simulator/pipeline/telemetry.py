@@ -11,6 +11,7 @@ from elasticflow.shared.runtime.bus.contract import Bus, Message
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
 
 SNAPSHOT_EVERY = 100  # messages of the ledger
 SNAPSHOT_CHECK_S = 0.5  # between two checks
@@ -28,7 +29,7 @@ class MonitorTasks:
         self._node_watch.act(action)
 
     async def beside(self, bus: Bus, host: Host[Any]) -> None:
-        self._node_watch = NodeWatch(bus, self._pool, self._clock, on_unreadable=_unexpected)
+        self._node_watch = NodeWatch(bus, self._pool, self._clock, SilentLog(), on_unreadable=_unexpected)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._node_watch.run(host), name="node-watch")
             tasks.create_task(self._save_snapshots(bus, host), name="snapshots")

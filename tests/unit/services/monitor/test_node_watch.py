@@ -9,6 +9,7 @@ import pytest
 
 from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced
 from elasticflow.services.monitor.node_watch import NodeWatch
+from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
@@ -16,6 +17,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import node_bucket
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
 
 POOL, NODE = "pool-a", "node-0"
 TIMEOUT_S = 60.0
@@ -30,7 +32,7 @@ class Watched:
         self.bus, self.folded, self.unreadable = bus, PoolState(), list[Any]()
         self._notes: asyncio.Queue[Any] = asyncio.Queue()
         self.watch = NodeWatch(
-            bus, POOL, SystemClock(), on_unreadable=lambda message, error: self.unreadable.append(error)
+            bus, POOL, SystemClock(), SilentLog(), on_unreadable=lambda message, error: self.unreadable.append(error)
         )
         host: Any = SimpleNamespace(note=self._notes.put_nowait, folded=self.folded)
         self.task = asyncio.create_task(self.watch.run(host))
@@ -64,6 +66,29 @@ async def watched() -> AsyncIterator[Watched]:
     watched.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watched.task
+
+
+async def test_a_watch_that_starts_while_the_server_cannot_answer_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    subscribe, subscribed = MemoryBus.subscribe, asyncio.Event()
+    failures = [Unavailable("nats://h", "no reply")] * 2
+
+    async def late(bus: MemoryBus, subject: str, queue: str = "") -> Any:
+        if failures:
+            raise failures.pop()
+        subscription = await subscribe(bus, subject, queue)
+        subscribed.set()
+        return subscription
+
+    monkeypatch.setattr(MemoryBus, "subscribe", late)
+    bus = MemoryBus()
+    await bus.ensure_pool(POOL)
+    watched = Watched(bus)
+    async with asyncio.timeout(TIMEOUT_S):
+        await subscribed.wait()
+    await watched.put(A)
+    assert await watched.next_note() == HeartbeatStored(heartbeat=A, revision=1)
+    watched.task.cancel()
+    await asyncio.wait({watched.task})
 
 
 FENCED = NodeIsFenced(node_id=NODE, incarnation="a-0")
