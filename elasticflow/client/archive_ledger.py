@@ -8,18 +8,18 @@ import asyncio
 import gzip
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticflow.client.archives import Archive, archive_name, archived_records, records_of
-from elasticflow.client.ledger import LedgerView
+from elasticflow.client.ledger import LedgerView, with_retry
 from elasticflow.errors import CannotArchive
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import EpochBegan
-from elasticflow.shared.messages.export import ExportWriter
+from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.process.clock import Clock
@@ -79,12 +79,12 @@ async def _begin_epoch(
     if previous is not None:
         start = await snapshot_store.of_epoch(bus, pool, previous.began)
     written, snapshot = await _written(bus, pool, folder, start, last, on_message)
-    for _ in records_of(written, start.chain):
-        pass
+    await asyncio.to_thread(_read_whole, records_of(written, start.chain))
     digest = await _stored(bus, pool, folder, snapshot)
     now_s = clock.now_s()
     began = EpochBegan(based_on=last, chain=snapshot.chain, snapshot=digest, fold=FOLD, at_s=now_s)
-    await bus.append(
+    await with_retry(
+        bus.append,
         subjects.epoch(pool),
         codec.encode(began, id=event_id(began), recorded_at_s=now_s),
         message_id=event_id(began),
@@ -138,8 +138,7 @@ def _problem(chain: LedgerChain, state: PoolState, unreadable: int) -> str | Non
 
 async def _stored(bus: NatsBus, pool: str, folder: Path, snapshot: Snapshot) -> str:
     """Store the snapshot, also beside the archive; its digest."""
-    data = snapshot_store.encode(snapshot)
-    assert snapshot_store.decode(data, of_any_shape=True) == snapshot, "a snapshot must restore what was folded"
+    data = await asyncio.to_thread(_encoded, snapshot)
     digest = hashlib.sha256(data).hexdigest()
     copy = folder / f"{pool}-{snapshot.state.sequence}-{digest}.snapshot"
     with copy.open("wb") as out:
@@ -147,10 +146,22 @@ async def _stored(bus: NatsBus, pool: str, folder: Path, snapshot: Snapshot) -> 
         out.flush()
         os.fsync(out.fileno())
     bucket, name = streams.snapshot_bucket(pool), snapshot_store.epoch_object(digest)
-    await bus.put_object(bucket, name, data)
-    if await bus.get_object(bucket, name, max_bytes=snapshot_store.MAX_BYTES) != data:
+    await with_retry(bus.put_object, bucket, name, data)
+    if await with_retry(bus.get_object, bucket, name, max_bytes=snapshot_store.MAX_BYTES) != data:
         raise CannotArchive(pool, f"object {name} in {bucket} is not what was stored")
     return digest
+
+
+def _encoded(snapshot: Snapshot) -> bytes:
+    data = snapshot_store.encode(snapshot)
+    assert snapshot_store.decode(data, of_any_shape=True) == snapshot, "a snapshot must restore what was folded"
+    return data
+
+
+def _read_whole(records: Iterable[LedgerRecord]) -> None:
+    """So that each file is checked: for minutes, and in a thread, so that the connection stays alive."""
+    for _ in records:
+        pass
 
 
 async def _delete_archived(bus: NatsBus, pool: str, folder: Path) -> None:
@@ -158,8 +169,7 @@ async def _delete_archived(bus: NatsBus, pool: str, folder: Path) -> None:
     epoch = await snapshot_store.newest_epoch(bus, pool)
     if epoch is None:
         return
-    for _ in archived_records(folder, pool, epoch.began):
-        pass
+    await asyncio.to_thread(_read_whole, archived_records(folder, pool, epoch.began))
     await snapshot_store.of_epoch(bus, pool, epoch.began)
     await bus.delete_ledger(pool, up_to=epoch.began.based_on)
 
