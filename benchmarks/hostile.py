@@ -1,8 +1,9 @@
-"""Hostile messages on all kinds of subjects, keys and objects of a real pool: no service ends, and memory is flat.
+"""Hostile messages on all kinds of subjects, keys and objects of a real pool, and frames of its workers.
 
-`python -m benchmarks.hostile --messages 1000000 --seconds 3600`. Frames of workers are not sent here:
-`tests/properties/test_hostile_workers.py` has them. Exits 1 if a process of the pool was replaced, or if a job that is
-submitted afterwards does not finish.
+`python -m benchmarks.hostile --messages 1000000 --seconds 3600`. No service may end, and memory stays flat. Frames come
+from the workers of real jobs, which are submitted again when they end. The plan and the writer's position of the views
+are attacked in the last tenth only: after an unreadable message of the plan, planners wait for the operator. Exits 1 if
+a process of the pool was replaced, or if a job that is submitted afterwards does not finish.
 """
 
 import argparse
@@ -12,69 +13,22 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import psutil
 
+from benchmarks.hostile_places import Hostile, Send, channels_broken, frames_sent, rare_senders, send_frames, senders
 from elasticflow.client.configure_pool import configure
 from elasticflow.shared.errors import ElasticFlowError
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.process.clock import SystemClock
-from tests.faults.test_hostile_messages import JOB, NODE, PLAN, QUOTE, SUBMIT, TELEMETRY, hostile_bytes
 from tests.support.real_pool import POOL, RunningPool, job, running_pool
 
-RECORDED = Path(__file__).parents[1] / "tests" / "unit" / "shared" / "messages" / "recorded_messages"
-MAX_BYTES = 16_384  # larger ones are the tests' matter: here the number counts
 NUM_SENDERS = 32
 NUM_SAMPLES = 10  # of the memory
-PLAN_EVERY = 1_000  # of all messages: planners wait for the operator after the first one
-
-Send = Callable[[bytes, int], Awaitable[object]]
-
-
-class Hostile:
-    """Bytes from a seed: those of the tests, and recorded messages with some bytes changed."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._chance = [data for data in hostile_bytes() if len(data) <= MAX_BYTES]
-        self._recorded = [file.read_bytes() for file in sorted(RECORDED.glob("*.msgpack"))]
-
-    def next(self) -> bytes:
-        if self._rng.random() < 0.3:
-            return self._chance[int(self._rng.integers(len(self._chance)))]
-        data = bytearray(self._recorded[int(self._rng.integers(len(self._recorded)))])
-        for _ in range(int(self._rng.integers(0, 4))):
-            data[int(self._rng.integers(len(data)))] = int(self._rng.integers(256))
-        return bytes(data[: int(self._rng.integers(1, len(data) + 1))] if self._rng.random() < 0.2 else data)
-
-
-def senders(pool: RunningPool) -> dict[str, Send]:
-    """By name of the kind of place."""
-    bus = pool.bus
-
-    def append(subject: str) -> Send:
-        return lambda data, number: bus.append(subject, data, message_id=f"hostile-{number}")
-
-    return {
-        "commands": append(SUBMIT),
-        "quotes": lambda data, _: bus.request(QUOTE, data, 10.0),
-        "telemetry": lambda data, _: bus.publish(TELEMETRY, data),
-        "replies": lambda data, _: bus.publish(subjects.answer("lab", POOL, "intruder"), data),
-        "events of jobs": append(JOB),
-        "events of nodes": append(NODE),
-        "events of loads": append(subjects.load(POOL, "intruder")),
-        "tasks": append(subjects.tasks(POOL, "intruder")),
-        "results": append(subjects.results(POOL, "intruder", 0, 1)),
-        "records of nodes": lambda data, _: bus.put_value(streams.node_bucket(POOL), "intruder", data),
-        "views": lambda data, number: bus.put_value(streams.view_bucket(POOL), f"intruder.history.{number % 50}", data),
-        "logs": lambda data, number: bus.put_value(streams.log_bucket(POOL), f"lab.intruder.j.{number % 50}", data),
-        "code": lambda data, number: bus.put_object(streams.code_bucket(POOL), f"lab/{number % 50}", data),
-    }
+RARE_FROM, RARE_EVERY = 0.9, 500  # of the messages: what keeps services from their work
+FRAMES = "frames of workers"
 
 
 def memory_mib(pool: RunningPool) -> dict[str, float]:
@@ -83,64 +37,90 @@ def memory_mib(pool: RunningPool) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """sent, refused: messages by kind of place, the latter with the error. memory_mib: of each process, over time."""
+    """sent, refused: messages by kind of place, the latter with the error. memory_mib: of each process, over time.
+
+    channels_broken: workers that were killed for a frame that their executor could not read.
+    """
 
     messages: int
     seconds: float
     sent: dict[str, int]
     refused: dict[str, int]
+    channels_broken: int
     same_processes: bool
     job_afterwards: str
     memory_mib: list[dict[str, float]]
 
 
+class Attack:
+    """num_messages: without the frames of workers. limit_s: it stops earlier."""
+
+    def __init__(self, pool: RunningPool, num_messages: int, limit_s: float, seed: int) -> None:
+        self._pool, self._num_messages, self._limit_s = pool, num_messages, limit_s
+        self._hostile = Hostile(seed)
+        self._often, self._rarely = senders(pool), rare_senders(pool)
+        self._numbers, self._began_s = iter(range(num_messages)), time.monotonic()
+        self.sent, self.refused = collections.Counter[str](), collections.Counter[str]()
+        self.memory_mib = [memory_mib(pool)]
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began_s
+
+    async def run(self) -> None:
+        frames = asyncio.create_task(send_frames(self._pool))
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(NUM_SENDERS):
+                tasks.create_task(self._send_many())
+        frames.cancel()
+        await asyncio.wait({frames})
+        if not frames.cancelled():
+            await frames
+        self.sent[FRAMES] = frames_sent(self._pool)
+
+    async def _send_many(self) -> None:
+        often, rarely = list(self._often), list(self._rarely)
+        for number in self._numbers:
+            if self.seconds > self._limit_s:
+                return
+            share = max(number / self._num_messages, self.seconds / self._limit_s)
+            if share >= len(self.memory_mib) / NUM_SAMPLES:
+                self.memory_mib.append(memory_mib(self._pool))
+            before_the_next = RARE_EVERY - 1 - number % RARE_EVERY
+            if share >= RARE_FROM and before_the_next < len(rarely):
+                await self._send(rarely[before_the_next], self._rarely, number)
+            else:
+                await self._send(often[number % len(often)], self._often, number)
+
+    async def _send(self, kind: str, places: Mapping[str, Send], number: int) -> None:
+        try:
+            await places[kind](self._hostile.next(), number)
+            self.sent[kind] += 1
+        except ElasticFlowError as error:  # a full work queue, for example
+            self.refused[f"{kind}: {type(error).__name__}"] += 1
+
+
 async def attack(num_messages: int, limit_s: float, seed: int, folder: Path) -> Result:
-    sent, refused = collections.Counter[str](), collections.Counter[str]()
     async with running_pool(folder, num_nodes=1, replicas={}) as pool:
         await pool.acknowledged(job(), "before")
         await pool.ended(["before"])
-        pids, hostile, by_kind = pool.pids(), Hostile(seed), senders(pool)
-        kinds, samples, began_s = list(by_kind), [memory_mib(pool)], time.monotonic()
-        numbers = iter(range(num_messages))
-
-        async def send_many() -> None:
-            for number in numbers:
-                elapsed_s = time.monotonic() - began_s
-                if elapsed_s > limit_s:
-                    return
-                share = max(number / num_messages, elapsed_s / limit_s)
-                if share >= len(samples) / NUM_SAMPLES:
-                    samples.append(memory_mib(pool))
-                kind = "plan" if number % PLAN_EVERY == PLAN_EVERY - 1 else kinds[number % len(kinds)]
-                data = hostile.next()
-                try:
-                    if kind == "plan":
-                        await pool.bus.append(PLAN, data, message_id=f"hostile-{number}")
-                    else:
-                        await by_kind[kind](data, number)
-                    sent[kind] += 1
-                except ElasticFlowError as error:  # a full work queue, for example
-                    refused[f"{kind}: {type(error).__name__}"] += 1
-
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(NUM_SENDERS):
-                tasks.create_task(send_many())
-        seconds = time.monotonic() - began_s
-        state = await pool.client.state()
+        pids, under_way = pool.pids(), Attack(pool, num_messages, limit_s, seed)
+        await under_way.run()
+        seconds, state = under_way.seconds, await pool.client.state()
         if state.unreadable_plan_sequence:
             changes = {"skip_plan_up_to": state.sequence}
             await configure(pool.url, POOL, None, SystemClock(), changes=changes)
         await pool.acknowledged(job(), "after")
         state = await pool.ended(["after"])
-        samples.append(memory_mib(pool))
         return Result(
-            messages=sent.total(),
+            messages=under_way.sent.total(),
             seconds=round(seconds, 1),
-            sent=dict(sorted(sent.items())),
-            refused=dict(sorted(refused.items())),
+            sent=dict(sorted(under_way.sent.items())),
+            refused=dict(sorted(under_way.refused.items())),
+            channels_broken=channels_broken(pool),
             same_processes=pool.pids() == pids,
             job_afterwards=state.ended_jobs["after"].phase.value,
-            memory_mib=samples,
+            memory_mib=[*under_way.memory_mib, memory_mib(pool)],
         )
 
 

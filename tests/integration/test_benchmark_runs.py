@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.hostile import attack
+from benchmarks.hostile import FRAMES, attack
 from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster
 from benchmarks.pipeline.epochs import measure_epochs
@@ -30,9 +30,11 @@ async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() ->
 
 
 async def test_hostile_messages_of_each_kind_are_sent_and_end_no_process(tmp_path: Path) -> None:
-    result = await attack(130, 120.0, 0, tmp_path)
-    assert len(result.sent) == 13
-    assert sum(result.sent.values()) + sum(result.refused.values()) == 130
+    result = await attack(1_000, 120.0, 0, tmp_path)
+    frames = result.sent.pop(FRAMES)
+    assert len(result.sent) == 20, "18 kinds of places, and two that are attacked at the end only"
+    assert sum(result.sent.values()) + sum(result.refused.values()) == 1_000
+    assert frames > 0
     assert (result.same_processes, result.job_afterwards) == (True, "finished")
 
 

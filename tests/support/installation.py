@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # The inputs of a build; other files of a checkout are not copied.
-_SOURCES = (
+SOURCES = (
     "elasticflow",
     "shared",
     "services",
@@ -23,7 +23,7 @@ _SOURCES = (
 
 def copy_of_checkout(folder: Path) -> Path:
     """Copy the sources, so that a build neither writes into the checkout nor reads files of an older build."""
-    for name in _SOURCES:
+    for name in SOURCES:
         source, copy = ROOT / name, folder / name
         if source.is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")

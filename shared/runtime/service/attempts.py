@@ -8,6 +8,7 @@ from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.streams import state_bucket
 
 _KEPT_S = 86_400
+_MAX_DIGITS = 9
 
 
 class Attempts:
@@ -19,7 +20,7 @@ class Attempts:
     async def begin(self, position: QueuePosition) -> int:
         """Count one more attempt. Returns the number of earlier ones."""
         value = await self._bus.get_value(self._bucket, _key(position))
-        num_earlier = int(value.data) if value is not None else 0
+        num_earlier = _number(value.data) if value is not None else 0
         await self._write(position, num_earlier + 1)
         return num_earlier
 
@@ -29,6 +30,11 @@ class Attempts:
 
     async def _write(self, position: QueuePosition, number: int) -> None:
         await self._bus.put_value(self._bucket, _key(position), b"%d" % number, ttl_s=_KEPT_S)
+
+
+def _number(data: bytes) -> int:
+    """0 if the value is damaged: then a command may have more attempts, but no service ends."""
+    return int(data) if data.isdigit() and len(data) <= _MAX_DIGITS else 0
 
 
 def _key(position: QueuePosition) -> str:

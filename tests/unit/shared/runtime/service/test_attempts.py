@@ -10,6 +10,7 @@ from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.service.attempts import Attempts
 from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, MAX_ATTEMPTS
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
@@ -123,3 +124,16 @@ def test_a_command_of_which_replicas_die_is_dead_lettered(pool: OnePool) -> None
     assert MAX_ATTEMPTS <= num_deaths <= MAX_ATTEMPTS + 2
     assert num_dead_letters(pool) == 1
     assert pool.decided == [("JobAdmitted", "a")]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff", b"-7", b"9" * 5000, "\u0967".encode()])
+def test_a_damaged_number_of_attempts_counts_as_none(pool: OnePool, damaged: bytes) -> None:
+    """No message ends a service."""
+    position = events.QueuePosition(sequence=1, stored_at_s=NOW_S)
+    bus = pool.bus()
+
+    async def begin_twice() -> list[int]:
+        await bus.put_value(streams.state_bucket(POOL), f"attempts.1-{int(NOW_S)}", damaged)
+        return [await Attempts(bus, POOL).begin(position) for _ in range(2)]
+
+    assert pool.loop.run_until_complete(begin_twice()) == [0, 1]

@@ -1,0 +1,120 @@
+"""Each service goes to the next version and back while jobs arrive and train: no promise is broken.
+
+The older version is a wheel of `two_versions.OLD_COMMIT`; the next one is the working tree.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from elasticflow.client.ledger import write_ledger
+from elasticflow.sdk.packaging import package
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.export import LedgerRecord, read_export
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.job import Phase
+from elasticflow.simulator.pipeline.invariants import broken_promises
+from elasticflow.simulator.replay.recorded_ledger import read_entries
+from tests.support.fault_evidence import assert_sound, decisions, iterations_trained
+from tests.support.real_pool import RunningPool, job, persistently
+from tests.support.two_versions import (
+    NEW,
+    OLD_COMMIT,
+    PoolOfVersions,
+    Version,
+    commit_is_there,
+    installed_version,
+    pool_of_versions,
+)
+
+ITERATIONS = 15
+SUBMIT_EVERY_S = 0.5
+CODE = package(f"{Path(__file__).parents[1]}/support/user_code/tiny_jobs.py:Steps")
+OF_CODE = {"training_function": CODE.training_function, "code_digest": CODE.code_digest}
+
+
+@pytest.fixture(scope="session")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
+    if not commit_is_there(OLD_COMMIT):
+        pytest.skip(
+            f"commit {OLD_COMMIT[:12]}, the older version, is not in this checkout: run `git fetch --unshallow`"
+        )
+    return installed_version(OLD_COMMIT, tmp_path_factory.mktemp("old-version"))
+
+
+@contextlib.asynccontextmanager
+async def load(pool: RunningPool) -> AsyncIterator[list[str]]:
+    """Submissions one after the other; the ids of all that were acknowledged so far."""
+    job_ids = list[str]()
+
+    async def submit() -> None:
+        spec = job(max_iterations=ITERATIONS, **OF_CODE)
+        while True:
+            job_id = f"job-{len(job_ids)}"
+            await persistently(lambda: pool.client.post(spec, job_id=job_id, code=CODE))
+            job_ids.append(job_id)
+            await asyncio.sleep(SUBMIT_EVERY_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        submitting = tasks.create_task(submit())
+        yield job_ids
+        submitting.cancel()
+
+
+async def decided_after_now(pool: RunningPool, job_ids: list[str]) -> None:
+    """Wait until a job that is acknowledged from now on is decided."""
+    first = len(job_ids)
+    await pool.when(
+        lambda state: any(state.job(job_id) is not None for job_id in job_ids[first:]), "a later job is decided"
+    )
+
+
+async def go_to(version: Version, versions: PoolOfVersions, job_ids: list[str]) -> None:
+    """One process after the other; a job comes to its end afterwards."""
+    for name in versions.names:
+        await versions.replace(name, version)
+        await decided_after_now(versions.pool, job_ids)
+    first = len(job_ids)
+    await versions.pool.when(
+        lambda state: any(job_id in state.ended_jobs for job_id in job_ids[first:]), "a later job has ended"
+    )
+
+
+async def ledger_of(pool: RunningPool) -> tuple[LedgerRecord, ...]:
+    file = pool.data_dir / "ledger.eflow"
+    await persistently(lambda: write_ledger(pool.client, file))
+    with file.open("rb") as opened:
+        return tuple(read_export(opened))
+
+
+async def test_each_service_goes_to_the_next_version_and_back_under_load(old: Version, tmp_path: Path) -> None:
+    async with pool_of_versions(tmp_path, num_nodes=2) as versions:
+        pool = versions.pool
+        await asyncio.gather(*(versions.start(name, old) for name in versions.names))
+        long_jobs = [
+            await pool.client.post(job(max_iterations=500, **OF_CODE), job_id="long", code=CODE),
+            await pool.client.post(job(JobClass.BEST_EFFORT, max_iterations=500, **OF_CODE), job_id="best-effort"),
+        ]
+        async with load(pool) as job_ids:
+            await go_to(NEW, versions, job_ids)
+            await go_to(old, versions, job_ids)
+        state = await pool.ended([*long_jobs, *job_ids])
+        await versions.stop_all()
+        records = await ledger_of(pool)
+
+    entries = tuple(read_entries(records))
+    assert {decision.job_id for decision in decisions(entries)} == {*long_jobs, *job_ids}
+    assert {state.ended_jobs[job_id].phase for job_id in (*long_jobs, *job_ids)} == {Phase.FINISHED}
+    assert list(broken_promises(state)) == []
+    assert_sound(entries, pool.data_dir)
+    for job_id in (*long_jobs, *job_ids):
+        assert state.ended_jobs[job_id].iteration == len(iterations_trained(pool.data_dir, job_id)), job_id
+    writers = {
+        entry.message.service + ("-new" if "-new" in record.message_id else "-old")
+        for record, entry in zip(records, entries, strict=True)
+        if isinstance(entry.message, PlanDecided) and entry.message.service != "operator"
+    }
+    assert writers >= {f"{service}-{version}" for service in ("admission", "placement") for version in ("old", "new")}
