@@ -6,6 +6,7 @@ The older version is a wheel of `two_versions.OLD_COMMIT`; the next one is the w
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ async def load(pool: RunningPool) -> AsyncIterator[list[str]]:
         spec = job(max_iterations=ITERATIONS, **OF_CODE)
         while True:
             job_id = f"job-{len(job_ids)}"
-            await persistently(lambda: pool.client.post(spec, job_id=job_id, code=CODE))
+            await persistently(partial(pool.client.post, spec, job_id=job_id, code=CODE))
             job_ids.append(job_id)
             await asyncio.sleep(SUBMIT_EVERY_S)
 
