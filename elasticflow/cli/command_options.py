@@ -2,7 +2,7 @@
 
 import asyncio
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +10,15 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from elasticflow.cli.option_values import deadline_of, parse_data, parse_gpus, parse_setting, parse_variable, size_of
+from elasticflow.cli.option_values import (
+    deadline_of,
+    parse_data,
+    parse_gpus,
+    parse_setting,
+    parse_variable,
+    read_secret,
+    size_of,
+)
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
@@ -109,6 +117,13 @@ def run_at(endpoint: Endpoint, call: Callable[[Client], Awaitable[T]], *, tenant
             return result
 
     return asyncio.run(connected())
+
+
+def seal_secrets(job: ElasticJob, secrets: Sequence[str], **where: Any) -> None:
+    """Give the job variables that only the nodes of the pool can read. secrets: values of --secret; where: as `run`."""
+    if secrets:
+        values = dict(map(read_secret, secrets))
+        job.set_sealed_secrets(run(lambda client: client.seal(values), **where))
 
 
 class ClassName(StrEnum):

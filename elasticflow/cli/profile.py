@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run, seal_secrets
 from elasticflow.cli.job_options import (
     Arguments,
     Batch,
@@ -15,6 +15,7 @@ from elasticflow.cli.job_options import (
     Gpus,
     GpuType,
     Requirement,
+    Secret,
     Settings,
     Workdir,
 )
@@ -48,6 +49,7 @@ def profile(
     env: Environment = None,
     requirement: Requirement = None,
     data: Data = None,
+    secret: Secret = None,
     gpus: Gpus = "",
     gpu_type: GpuType = "",
     gpu_memory: GpuMemory = "",
@@ -99,12 +101,15 @@ def profile(
             environment=tuple(env or ()),
             requirement=requirement,
             data=tuple(data or ()),
+            secrets=tuple(secret or ()),
             gpus=gpus,
             gpu_type=gpu_type,
             gpu_memory=gpu_memory,
         )
         job, code = load(target, options.arguments, workdir)
-        ready = profilable(options.apply(job), code)
+        job = options.apply(job)
+        seal_secrets(job, secret or (), **where)
+        ready = profilable(job, code)
         state, spec = run(lambda client: _measured(client, ready), **where)
     state = with_own_curves(state, spec)
     if by_type:

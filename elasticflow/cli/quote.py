@@ -71,7 +71,7 @@ def quote(
 
     The command submits no job, and reserves GPUs only with --reserve. Exit code
     1 if no deadline can be quoted, for example because the job's speed was never
-    measured.
+    measured. It runs none of the job's code, and so needs no --secret.
 
     \b
     Examples:

@@ -15,6 +15,7 @@ from elasticflow.cli.command_options import (
     Tenant,
     When,
     run,
+    seal_secrets,
     where_words,
 )
 from elasticflow.cli.decision_output import (
@@ -43,7 +44,7 @@ from elasticflow.cli.job_options import (
     Torchrun,
     Workdir,
 )
-from elasticflow.cli.option_values import duration_of, parse_sweep, read_secret
+from elasticflow.cli.option_values import duration_of, parse_sweep
 from elasticflow.cli.sweep import members_of, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
@@ -173,9 +174,7 @@ def submit(
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     job, code = load(options.entry, options.arguments, workdir)
     job = options.apply(job)
-    if secret:
-        values = dict(map(read_secret, secret))
-        job.set_sealed_secrets(run(lambda client: client.seal(values), **where))
+    seal_secrets(job, secret or (), **where)
     if sweep:
         if quote_id:
             raise typer.BadParameter("a quote is for one job", param_hint="--quote")

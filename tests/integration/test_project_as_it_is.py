@@ -120,10 +120,14 @@ class Project:
 
     async def submit(self, *arguments: str) -> dict:
         """The end of the job; the decision if it did not begin."""
+        decision = await self.eflow("submit", *arguments, "--wait", "--timeout", "3m")
+        return decision.get("end", decision)
+
+    async def eflow(self, *arguments: str) -> dict:
         where = {"NATS_URL": self.pool.url, "EF_POOL": POOL, "EF_TENANT": "lab", "TOKEN": TOKEN}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "elasticflow", "submit", *arguments, "--wait", "--json", "--timeout", "3m"),
+            *(sys.executable, "-m", "elasticflow", *arguments, "--json"),
             cwd=self.folder,
             env=kept | where | {"PYTHONPATH": os.pathsep.join((_python_path(), str(self.site)))},
             stdout=asyncio.subprocess.PIPE,
@@ -132,8 +136,7 @@ class Project:
         async with asyncio.timeout(WAIT_S):
             out, err = await process.communicate()
         assert out, err.decode()
-        decision = json.loads(out)
-        return decision.get("end", decision)
+        return json.loads(out)
 
     def log(self, job_id: str) -> str:
         return "".join(file.read_text() for file in (self.pool.data_dir / "logs" / job_id).glob("*.log"))
@@ -185,6 +188,8 @@ async def test_a_project_with_variables_and_a_requirement_trains(
         assert "saw blue 3 1.5" in project.log("by-script")
         assert list((pool.data_dir / "packages" / "lab").iterdir()) == [packages], "installed once"
         await pool.ended(["by-class", "by-file", "by-script"])
+        profiled = await project.eflow("profile", "src/train.py", *options, "--batch", "16", "--gpus", "1")
+        assert [point["num_gpus"] for point in profiled.get("points", ())] == [1], profiled
         (project.folder / "settings.py").write_text("DEPTH = 4\n")
         failed = await project.submit("src/train.py", *options, "--name", "failing")
         assert "ValueError: 401 for ***" in failed["error"], failed
