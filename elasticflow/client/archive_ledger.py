@@ -140,16 +140,23 @@ async def _stored(bus: NatsBus, pool: str, folder: Path, snapshot: Snapshot) -> 
     """Store the snapshot, also beside the archive; its digest."""
     data = await asyncio.to_thread(_encoded, snapshot)
     digest = hashlib.sha256(data).hexdigest()
-    copy = folder / f"{pool}-{snapshot.state.sequence}-{digest}.snapshot"
-    with copy.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
+    _write(folder / f"{pool}-{snapshot.state.sequence}-{digest}.snapshot", data)
     bucket, name = streams.snapshot_bucket(pool), snapshot_store.epoch_object(digest)
     await with_retry(bus.put_object, bucket, name, data)
     if await with_retry(bus.get_object, bucket, name, max_bytes=snapshot_store.MAX_BYTES) != data:
         raise CannotArchive(pool, f"object {name} in {bucket} is not what was stored")
     return digest
+
+
+def _write(file: Path, data: bytes) -> None:
+    """The file is there whole, also after a crash of the machine, or not at all."""
+    unfinished = file.with_name(f".{file.name}.part")
+    with unfinished.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    unfinished.replace(file)
+    _sync(file.parent)
 
 
 def _encoded(snapshot: Snapshot) -> bytes:

@@ -2,7 +2,10 @@
 
 import asyncio
 import gzip
+import hashlib
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +116,55 @@ async def test_without_news_nothing_is_archived_again_and_deletion_can_follow_la
     assert await pool.first() == 1
     assert await pool.archive(delete=True) == Archived(up_to=2)
     assert await pool.first() == 3
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+
+from elasticflow.client.archive_ledger import archive
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus
+from elasticflow.shared.runtime.process.clock import SystemClock
+
+url, pool, folder, left = *sys.argv[1:4], int(sys.argv[4])
+
+def kill_before(owner, name):
+    call = getattr(owner, name)
+    def counted(*arguments, **named):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **named)
+    setattr(owner, name, counted)
+
+kill_before(os, "fsync")
+kill_before(Path, "replace")
+for name in ("put_object", "append", "delete_ledger"):
+    kill_before(NatsBus, name)
+asyncio.run(archive(url, pool, Path(folder), SystemClock(), delete=True, on_message=lambda done, of: None))
+"""
+# Flushes of the two files and of their folder, renames of both, the snapshot in its bucket, EpochBegan, the deletion.
+NUM_STEPS = 9
+
+
+@pytest.mark.parametrize("step", range(1, NUM_STEPS + 2))
+async def test_a_command_that_is_killed_at_any_step_is_repeated(
+    pool: Pool, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = await pool.ledger.state()
+    arguments = (pool.url, POOL, str(pool.folder), str(step))
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, *arguments)
+    status = await process.wait()
+    assert status == (0 if step > NUM_STEPS else -signal.SIGKILL)
+    assert await pool.ledger.loss() is None
+    assert replace(await pool.ledger.state(), sequence=state.sequence) == state
+    await pool.decide()
+    await pool.archive(delete=True)
+    for file in pool.folder.glob("*.snapshot"):
+        assert file.name.endswith(f"-{hashlib.sha256(file.read_bytes()).hexdigest()}.snapshot")
+    monkeypatch.setenv(ARCHIVES, str(pool.folder))
+    assert await pool.sequences() == list(range(1, await pool.ledger.last_sequence() + 1))
 
 
 async def test_a_fresh_reader_of_another_fold_starts_at_the_epoch(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
