@@ -77,7 +77,9 @@ class LedgerView:
     async def loss(self) -> LedgerBroken | None:
         """Messages that are neither in the ledger nor in an archive that it names."""
         first = (await with_retry(self._bus.ledger_end, self._pool)).first
-        epoch = await snapshot_store.newest_epoch(self._bus, self._pool)
+        return self._loss_before(first, await snapshot_store.newest_epoch(self._bus, self._pool))
+
+    def _loss_before(self, first: int, epoch: snapshot_store.Epoch | None) -> LedgerBroken | None:
         expected = 1 if epoch is None else epoch.began.based_on + 1
         return LedgerBroken(self._pool, expected, first) if first > expected else None
 
@@ -86,7 +88,7 @@ class LedgerView:
         epoch = await snapshot_store.newest_epoch(self._bus, self._pool)
         if epoch is None:
             raise LedgerBroken(self._pool, after_sequence + 1, first)
-        if (loss := await self.loss()) is not None:
+        if (loss := self._loss_before(first, epoch)) is not None:
             raise loss
         return epoch.began
 

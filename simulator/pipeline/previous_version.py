@@ -14,8 +14,6 @@ from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 
 UPGRADED = "upgraded"  # the end of the name of each process that has replaced one of the previous version
-
-
 PLANNERS = ("admission", "allocator", "placement")
 
 

@@ -102,12 +102,6 @@ class PoolOfVersions:
                 await asyncio.sleep(0.05)
         self.running[name] = service
 
-    async def ended(self, name: str, version: Version) -> tuple[int, str]:
-        """Start a process that ends by itself: its exit status, and what it wrote."""
-        service = await self._started(name, version, free_port("127.0.0.1"))
-        async with asyncio.timeout(120.0):
-            return await service.process.wait(), service.log_file.read_text()
-
     async def stop(self, name: str) -> None:
         service = self.running.pop(name)
         assert service.process.returncode is None, f"{name} ended by itself: {service.log_file.read_text()[-2000:]}"
