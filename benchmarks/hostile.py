@@ -69,6 +69,8 @@ class Attack:
 
     async def run(self) -> None:
         frames = asyncio.create_task(send_frames(self._pool))
+        while not (frames.done() or frames_sent(self._pool) or self.seconds > self._limit_s):
+            await asyncio.sleep(0.1)  # a short attack would end before its workers have started
         async with asyncio.TaskGroup() as tasks:
             for _ in range(NUM_SENDERS):
                 tasks.create_task(self._send_many())
