@@ -85,7 +85,10 @@ async def write_history(cluster: Cluster, pool: str, commands: Sequence[SubmitJo
 
 
 def _life(job_id: str, tenant: str, spec: JobSpec) -> list[codec.Message]:
-    """Admitted, placed, started, progress, finished: LIFE messages, each of which the fold has to apply."""
+    """Admitted, placed, started, progress, finished, stopped: LIFE messages, each of which the fold has to apply.
+
+    A job whose workers have not stopped stays in the state for as long.
+    """
     now_s = CLOCK.now_s()
     admitted = events.JobAdmitted(
         job_id=job_id,
@@ -96,7 +99,8 @@ def _life(job_id: str, tenant: str, spec: JobSpec) -> list[codec.Message]:
         gpu_seconds=60.0,
         at_s=now_s,
     )
-    gpus = (GpuId(f"node-{sum(job_id.encode()) % 8:03}", 0),)
+    node_id = f"node-{sum(job_id.encode()) % 8:03}"
+    gpus = (GpuId(node_id, 0),)
     placed = events.PlacementDecided(
         placements=(events.PlacedJob(job_id=job_id, generation=1, gpus=gpus),), migrated=(), at_s=now_s
     )
@@ -110,15 +114,17 @@ def _life(job_id: str, tenant: str, spec: JobSpec) -> list[codec.Message]:
             metrics={"loss": 1.0 / (step + 1)},
             at_s=now_s + step,
         )
-        for step in range(LIFE - 4)
+        for step in range(LIFE - 5)
     ]
     finished = events.JobFinished(
         job_id=job_id, generation=1, iteration=100, condition="max_iterations", at_s=now_s + LIFE
     )
+    stopped = events.WorkersStopped(job_id=job_id, generation=1, node_id=node_id, at_s=now_s + LIFE)
     return [
         events.PlanDecided(service="admission", based_on=0, now_s=now_s, events=(admitted,)),
         events.PlanDecided(service="placement", based_on=0, now_s=now_s, events=(placed,)),
         started,
         *progress,
         finished,
+        stopped,
     ]

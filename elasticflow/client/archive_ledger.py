@@ -172,11 +172,12 @@ def _read_whole(records: Iterable[LedgerRecord]) -> None:
 
 
 async def _delete_archived(bus: NatsBus, pool: str, folder: Path) -> None:
-    """Delete up to the newest epoch, after all its archives were read and its snapshot was loaded."""
+    """Delete up to the newest epoch, after the archives of what is deleted were read and its snapshot was loaded."""
     epoch = await snapshot_store.newest_epoch(bus, pool)
     if epoch is None:
         return
-    await asyncio.to_thread(_read_whole, archived_records(folder, pool, epoch.began))
+    deleted_before = (await with_retry(bus.ledger_end, pool)).first - 1
+    await asyncio.to_thread(_read_whole, archived_records(folder, pool, epoch.began, deleted_before))
     await snapshot_store.of_epoch(bus, pool, epoch.began)
     await bus.delete_ledger(pool, up_to=epoch.began.based_on)
 

@@ -118,6 +118,14 @@ async def test_without_news_nothing_is_archived_again_and_deletion_can_follow_la
     assert await pool.first() == 3
 
 
+async def test_only_the_archives_of_what_is_deleted_are_read(pool: Pool) -> None:
+    oldest = Path((await pool.archive(delete=True)).file)
+    oldest.write_bytes(b"")  # noqa: ASYNC240
+    await pool.decide()
+    await pool.archive(delete=True)
+    assert await pool.first() == 7
+
+
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
