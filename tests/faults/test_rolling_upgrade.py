@@ -132,7 +132,7 @@ async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(old: Vers
     async with pool_of_versions(tmp_path, num_nodes=1) as versions:
         pool = versions.pool
         await asyncio.gather(*(versions.start(name, NEW) for name in versions.names))
-        await pool.client.post(job(max_iterations=ITERATIONS, **OF_CODE), job_id="before", code=CODE)
+        await pool.client.post(job(JobClass.SLO, max_iterations=ITERATIONS, **OF_CODE), job_id="before", code=CODE)
         await pool.ended(["before"])
         folder = tmp_path / "archives"
         await archive(pool.url, POOL, folder, SystemClock(), delete=False, on_message=lambda done, of: None)
@@ -146,7 +146,7 @@ async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(old: Vers
             assert status != 0, name
             assert f"minimum_reader_version = {READER_VERSION}" in said, said[-2000:]
             assert f"{old_version}" in said
-        await pool.client.post(job(max_iterations=ITERATIONS, **OF_CODE), job_id="after", code=CODE)
+        await pool.client.post(job(JobClass.SLO, max_iterations=ITERATIONS, **OF_CODE), job_id="after", code=CODE)
         state = await pool.ended(["after"])
         records = await ledger_of(pool)
         await versions.stop_all()
