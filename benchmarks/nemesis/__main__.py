@@ -1,4 +1,5 @@
-"""Runs seeds, several at a time, and prints a table. Exits 1 if a history is not linearizable, or a ledger not sound.
+"""Runs seeds, several at a time, and prints a table. Exits 1 if a history is not linearizable, a ledger not sound,
+or a run void: without a decided command.
 
 Needs root on Linux, with `ip`, `iptables`, `nsenter`, `unshare` and `strace`. Leaves nothing behind.
 """

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.nemesis.clients import CONFIG, History
-from benchmarks.nemesis.exclusive_pool import Call, Held, Quote, exclusive_pool
+from benchmarks.nemesis.clients import CONFIG, SPEC, History
+from benchmarks.nemesis.exclusive_pool import Amend, Call, Cancel, Held, Quote, Submit, exclusive_pool
 from benchmarks.nemesis.faults import FAULTS
 from benchmarks.nemesis.linearizability import Operation, linearization
 from benchmarks.nemesis.machines import EXECUTOR, NODE, POOL, SERVICES, Machines
@@ -75,6 +75,7 @@ async def run(seed: int, folder: Path, faults_s: float) -> Result:
         messages=len(entries),
         quotes_age_s=age_s,
         problems=(
+            *void(operations),
             *violations(entries),
             *(() if age_s is not None else _unexplained(operations)),
             *(f"{name} ended by itself: {last_line}" for name, last_line in machines.ended().items()),
@@ -90,7 +91,7 @@ async def _ledger(url: str, file: Path) -> tuple[Entry, ...]:
 
 
 async def _open(machines: Machines) -> None:
-    """Return once the pool has its node."""
+    """Return once the pool has its node, and admission has answered a quote."""
     for server in SERVERS:
         machines.start(server)
     async with asyncio.timeout(READY_TIMEOUT_S):
@@ -98,6 +99,7 @@ async def _open(machines: Machines) -> None:
         for name in (*SERVICES, EXECUTOR):
             machines.start(name)
         await _node_joined(machines.url)
+        await _admission_answers(machines.url)
 
 
 async def _make_pool(url: str) -> None:
@@ -116,6 +118,18 @@ async def _node_joined(url: str) -> None:
             await asyncio.sleep(0.3)
 
 
+async def _admission_answers(url: str) -> None:
+    """Without compiled loops this takes minutes: a run of less would show nothing."""
+    async with Client.connect(Endpoint(nats_url=url, pool=POOL), tenant="lab") as client:
+        while True:
+            try:
+                await client.quote(SPEC)
+            except Retry:
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+
 def _is_ready(state: PoolState) -> bool:
     return NODE in state.nodes and state.nodes[NODE].alive
 
@@ -132,6 +146,13 @@ async def _faults(machines: Machines, rng: np.random.Generator, ends_s: float) -
             await asyncio.sleep(for_s)
         await asyncio.sleep(float(rng.uniform(*_PAUSE_S)))
     return told
+
+
+def void(operations: Sequence[Operation[Call]]) -> list[str]:
+    """The problem of a run in which no command was decided: it shows nothing."""
+    if any(isinstance(each.call, Submit | Amend | Cancel) and each.reply is not None for each in operations):
+        return []
+    return ["void: no command was decided"]
 
 
 def quotes_age_s(operations: Sequence[Operation[Call]]) -> float | None:

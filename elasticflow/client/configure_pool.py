@@ -70,8 +70,8 @@ async def configure(
     settings that override it. Raises BadSettings where the timeouts detect false losses, or no losses, where no service
     of this version could read the pool, and where the ledger ends before `skip_plan_up_to`.
     """
-    if wanted is not None and (problems := (*wanted.timeouts.problems(), *_version_problems(wanted))):
-        raise BadSettings(problems)
+    if wanted is not None:
+        _check(wanted)
     limits = StreamLimits(replicas=stream_replicas)
     access = NatsAccess.from_environment(os.environ)
     bus = await connect_nats(url, name="eflow-up", wait_s=_CONNECT_WAIT_S, limits=limits, access=access)
@@ -84,10 +84,14 @@ async def configure(
         await bus.close()
 
 
-def _version_problems(config: PoolConfig) -> tuple[str, ...]:
-    if config.minimum_reader_version <= READER_VERSION:
-        return ()
-    return (f"minimum_reader_version: must be at most {READER_VERSION}, the version that this eflow reads",)
+def _check(config: PoolConfig) -> None:
+    """Raises BadSettings."""
+    problems = config.timeouts.problems()
+    if config.minimum_reader_version > READER_VERSION:
+        version = f"minimum_reader_version: must be at most {READER_VERSION}, the version that this eflow reads"
+        problems = (*problems, version)
+    if problems:
+        raise BadSettings(problems)
 
 
 async def _configured(
@@ -99,6 +103,7 @@ async def _configured(
     wanted = replace(wanted or (state.config if state.configured else _NEW), **changes)
     if state.configured and state.config == wanted:
         return wanted
+    _check(wanted)
     if wanted.skip_plan_up_to > state.sequence:  # it would also skip messages that come later
         raise BadSettings((f"skip_plan_up_to: must be at most {state.sequence}, the end of the ledger",))
     now_s = clock.now_s()

@@ -33,7 +33,7 @@ def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: 
     return {
         "sequence": state.sequence,
         "now_s": now_s,
-        "num_gpus": state.num_gpus,
+        "num_gpus": sum(node.num_gpus for node in state.nodes.values() if node.alive),  # also of draining nodes
         "num_gpus_by_type": num_gpus_by_type(state),
         "num_gpus_used": sum(len(job.gpus) for job in state.live_jobs.values()),
         "num_forgotten": state.num_forgotten,

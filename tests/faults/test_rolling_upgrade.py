@@ -11,16 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.client.archive_ledger import archive
+from elasticflow.client.configure_pool import configure
 from elasticflow.client.ledger import write_ledger
 from elasticflow.sdk.packaging import package
-from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.envelope.codec import READER_VERSION
+from elasticflow.shared.messages.events import EpochBegan, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord, read_export
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.pipeline.invariants import broken_promises
 from elasticflow.simulator.replay.recorded_ledger import read_entries
 from tests.support.fault_evidence import assert_sound, decisions, iterations_trained
-from tests.support.real_pool import RunningPool, job, persistently
+from tests.support.real_pool import POOL, RunningPool, job, persistently
 from tests.support.two_versions import (
     NEW,
     OLD_COMMIT,
@@ -119,3 +123,35 @@ async def test_each_service_goes_to_the_next_version_and_back_under_load(old: Ve
         if isinstance(entry.message, PlanDecided) and entry.message.service != "operator"
     }
     assert writers >= {f"{service}-{version}" for service in ("admission", "placement") for version in ("old", "new")}
+
+
+async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(old: Version, tmp_path: Path) -> None:
+    """The pool has an epoch, and names the version that reads it. Its services of the next version go on."""
+    old_version = old.constant("shared.messages.envelope.codec", "READER_VERSION")
+    assert old_version < READER_VERSION
+    async with pool_of_versions(tmp_path, num_nodes=1) as versions:
+        pool = versions.pool
+        await asyncio.gather(*(versions.start(name, NEW) for name in versions.names))
+        await pool.client.post(job(JobClass.SLO, max_iterations=ITERATIONS, **OF_CODE), job_id="before", code=CODE)
+        await pool.ended(["before"])
+        folder = tmp_path / "archives"
+        await archive(pool.url, POOL, folder, SystemClock(), delete=False, on_message=lambda done, of: None)
+        changes = {"minimum_reader_version": READER_VERSION}
+        await configure(pool.url, POOL, None, SystemClock(), changes=changes)
+        before = await ledger_of(pool)
+        for name in versions.names:
+            if name.startswith("executor"):
+                continue  # one more of a node's name waits for the other
+            status, said = await versions.refused(name, old)
+            assert status != 0, name
+            assert f"minimum_reader_version = {READER_VERSION}" in said, said[-2000:]
+            assert f"{old_version}" in said
+        await pool.client.post(job(JobClass.SLO, max_iterations=ITERATIONS, **OF_CODE), job_id="after", code=CODE)
+        state = await pool.ended(["after"])
+        records = await ledger_of(pool)
+        await versions.stop_all()
+
+    assert state.ended_jobs["after"].phase is Phase.FINISHED
+    assert any(isinstance(entry.message, EpochBegan) for entry in read_entries(before))
+    assert records[: len(before)] == before
+    assert not any("-old" in record.message_id for record in records)

@@ -112,3 +112,16 @@ async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bu
     assert not await holds.get()
     third = Lease(bus, POOL, "allocator", "third", ttl_s=lambda: 1, clock=SystemClock())
     assert await third.try_acquire(), "the cancelled holder releases it"
+
+
+async def test_a_lease_that_was_stored_without_an_end_expires(bus: Bus) -> None:
+    """For example by hand. Its holder, if there is one, has lost it too."""
+    await bus.put_value(streams.state_bucket(POOL), "lease.allocator", b"unknown")
+    lease = Lease(bus, POOL, "allocator", "first", ttl_s=lambda: 1, clock=SystemClock())
+    assert not await lease.try_acquire()
+    holds: asyncio.Queue[bool] = asyncio.Queue()
+    holding = asyncio.create_task(lease.hold(holds.put_nowait))
+    async with asyncio.timeout(60):
+        assert await holds.get()
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)

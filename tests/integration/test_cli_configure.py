@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.client.configure_pool import configure
+from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
+from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.support.command_line import POOL, CommandLinePool
 
 
@@ -43,6 +46,14 @@ async def test_a_wrong_setting_is_named(setting: str, said: str, cli: CommandLin
     refused = await cli.eflow("configure", str(file))
     assert refused.status == 2
     assert said in refused.err
+
+
+async def test_a_single_wrong_change_is_refused_as_a_file_is(cli: CommandLinePool) -> None:
+    before = await configurations(cli)
+    changes = {"minimum_reader_version": READER_VERSION + 1}
+    with pytest.raises(BadSettings, match=f"must be at most {READER_VERSION}, the version that"):
+        await configure(cli.environment()["NATS_URL"], POOL, None, SystemClock(), changes=changes)
+    assert await configurations(cli) == before
 
 
 async def test_the_operator_skips_an_unreadable_message_of_the_plan(cli: CommandLinePool) -> None:

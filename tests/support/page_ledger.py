@@ -46,6 +46,20 @@ def page_history() -> History:
     return history.then(risk)
 
 
+def with_node_ends(history: History) -> History:
+    """The operator has announced the end of both nodes; that of node-1 is so near that its jobs move."""
+    for event in (
+        events.NodeEndAnnounced(node_id="node-0", incarnation="first-0", until_s=NOW_S + 7300.0, at_s=NOW_S + 59.0),
+        events.NodeEndAnnounced(node_id="node-1", incarnation="first-1", until_s=NOW_S + 90.0, at_s=NOW_S + 59.0),
+        events.NodeDrainStarted(node_id="node-1", incarnation="first-1", at_s=NOW_S + 60.0),
+    ):
+        decision = events.PlanDecided(
+            service="operator", based_on=history.state.sequence, now_s=event.at_s, events=(event,)
+        )
+        history.then(decision)
+    return history
+
+
 def recorded(history: History) -> tuple[LedgerEntry, ...]:
     """The messages as a pool stores them."""
     return tuple((record, read_message(record)) for record in records(history))

@@ -102,6 +102,18 @@ class PoolOfVersions:
                 await asyncio.sleep(0.05)
         self.running[name] = service
 
+    async def refused(self, name: str, version: Version) -> tuple[int, str]:
+        """The exit status and the log of a process that ends by itself."""
+        service = await self._started(name, version, free_port("127.0.0.1"))
+        try:
+            async with asyncio.timeout(120.0):
+                status = await service.process.wait()
+        finally:
+            if service.process.returncode is None:
+                service.process.kill()
+                await service.process.wait()
+        return status, service.log_file.read_text()
+
     async def stop(self, name: str) -> None:
         service = self.running.pop(name)
         assert service.process.returncode is None, f"{name} ended by itself: {service.log_file.read_text()[-2000:]}"

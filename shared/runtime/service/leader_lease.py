@@ -4,7 +4,8 @@ A lease saves work (standbys need not decide what the holder decides); it is nev
 a paused holder may wake up late. What must be safe is appended by compare-and-set.
 
 The server forgets the key after its time to live; the candidate that creates it then is the next holder. Every step is
-a compare-and-set on the key's revision.
+a compare-and-set on the key's revision. A key that was stored without a time to live stays: it counts as expired once a
+candidate has seen it unchanged for longer than a holder leaves it so.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from elasticflow.shared.runtime.process.clock import Clock
 
 _RELEASE_TIMEOUT_S = 1.0
 _FREE = b""  # the value of a released lease
+_EXPIRED_TTLS = 2  # a holder renews three times within one
 
 
 class Lease:
@@ -46,6 +48,7 @@ class Lease:
         self._is_candidate = is_candidate
         self._revision = 0
         self._until_s = float("-inf")
+        self._seen_revision, self._seen_s = 0, float("inf")  # another holder's, and since when
 
     @property
     def held(self) -> bool:
@@ -57,9 +60,18 @@ class Lease:
         if await self._write(self._holder(), expected_revision=0):
             return True
         value = await self._bus.get_value(self._bucket, self._key)
-        if value is None or value.data not in (_FREE, self._holder()):
+        if value is None:
+            return False
+        if value.data not in (_FREE, self._holder()) and not self._is_expired(value.revision):
             return False
         return await self._write(self._holder(), expected_revision=value.revision)
+
+    def _is_expired(self, revision: int) -> bool:
+        """Whether this revision of another holder was seen for so long that its time to live is over."""
+        now_s = self._clock.now_s()
+        if revision != self._seen_revision:
+            self._seen_revision, self._seen_s = revision, now_s
+        return now_s - self._seen_s > _EXPIRED_TTLS * self._ttl_s()
 
     async def renew(self) -> None:
         """Hold it for another ttl_s. Raises LeaseLost; Retry if the bus cannot be reached: then the lease runs on."""
