@@ -112,7 +112,8 @@ def _about(section: AnalogueSection) -> list[str]:
     return [
         f"{analogue.title}.",
         "",
-        f"In place of the published setup: {analogue.stands_in}. Setup: {settings}{'; parts: ' if parts else ''}{parts}.",
+        f"In place of the published setup: {analogue.stands_in}. "
+        f"Setup: {settings}{'; parts: ' if parts else ''}{parts}.",
         "",
         f"{section.conditions}. Alone: {analogue.command}",
     ]

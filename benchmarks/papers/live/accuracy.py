@@ -1,4 +1,4 @@
-"""Accuracies of a job on 1 to 8 workers: the batch fixed by virtual nodes, and a naive one that shrinks (VirtualFlow)."""
+"""Accuracies on 1 to 8 workers: the batch fixed by virtual nodes, and a naive one that shrinks (VirtualFlow)."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A perceptron on handwritten digits with wrong labels: with virtual nodes, and with a batch that shrinks with workers."""
+"""A perceptron on handwritten digits with wrong labels, with virtual nodes and without."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
