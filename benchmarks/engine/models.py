@@ -118,6 +118,10 @@ class BitwiseOfEight:
     virtual_nodes: ClassVar[int] = 8
 
 
+class BitwiseOfSixteen:
+    virtual_nodes: ClassVar[int] = 16
+
+
 class FastPerceptron(Fast, Perceptron): ...
 
 
@@ -125,6 +129,9 @@ class PerceptronOfFour(BitwiseOfFour, Perceptron): ...
 
 
 class PerceptronOfEight(BitwiseOfEight, Perceptron): ...
+
+
+class PerceptronOfSixteen(BitwiseOfSixteen, Perceptron): ...
 
 
 class FastGpt(Fast, Gpt): ...

@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.engine.copying import measure_copying
 from benchmarks.engine.device import Device, device_fields
 from benchmarks.engine.elastic import Engine, running_engine
-from benchmarks.engine.models import PerceptronOfEight
+from benchmarks.engine.models import PerceptronOfEight, Trained
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
 from elasticflow.services.executor.processes.launcher import Exited, WorkerHandle
@@ -155,9 +155,9 @@ def table(rows: list[Row]) -> Table:
 class Resized:
     """One job, and its workers as an executor sees them."""
 
-    def __init__(self, engine: Engine, million_parameters: int) -> None:
+    def __init__(self, engine: Engine, million_parameters: int, model: type[Trained] = PerceptronOfEight) -> None:
         self._engine = engine
-        self._assignment = engine.assignment(PerceptronOfEight, million_parameters)
+        self._assignment = engine.assignment(model, million_parameters)
         self._generation = 0
         self.secrets = GenerationSecrets()  # of the generations that follow
         self.switched_at_s = 0.0  # when the last resize was reported
@@ -195,8 +195,10 @@ class Resized:
                     generation_secret=self._secret(),
                 )
                 worker.send(change)
-        event = await self._engine.receive(Switched, workers[0], rendezvous=[*workers, *leaving])
-        switched_at_s = self._engine.received_at_s[Switched]
+        kind = Started if members[0] is None else Switched
+        event = await self._engine.receive(kind, workers[0], rendezvous=[*workers, *leaving])
+        switched_at_s = self._engine.received_at_s[kind]
+        assert event.resize is not None, "it joined workers that trained"
         for _ in range(num_reports):
             await self._engine.receive(Progressed, workers[0])
         self.switched_at_s = switched_at_s

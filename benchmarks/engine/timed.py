@@ -39,14 +39,21 @@ class Timed(Perceptron):
         return super().train(batch, model, optimizer)
 
 
-def timed_spec(notes: Path, *, million_parameters: int, step_s: float) -> JobSpec:
-    job = Timed().set_hyperparameter(
-        global_batch_size=Timed.BATCH_SIZE,
+def timed_spec(
+    notes: Path,
+    *,
+    million_parameters: int,
+    step_s: float,
+    max_iterations: int = 10**9,
+    job_class: type[Timed] = Timed,
+) -> JobSpec:
+    job = job_class().set_hyperparameter(
+        global_batch_size=job_class.BATCH_SIZE,
         million_parameters=million_parameters,
         notes=str(notes),
         step_s=step_s,
     )
-    return job.term_condition(max_iterations=10**9).set_job_class("best_effort").spec()
+    return job.term_condition(max_iterations=max_iterations).set_job_class("best_effort").spec()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from rich.table import Table
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.device import Device
 from benchmarks.engine.parts import Options, Row, table_of
-from benchmarks.engine.stage import Stage, stage
-from benchmarks.engine.timed import Step, median_s, steps, timed_spec
+from benchmarks.engine.stage import stage
+from benchmarks.engine.timed import Step, Timed, median_s, steps, timed_spec
 
 PERIOD_S, PERIOD_OF_LARGE_S = 20.0, 120.0
 LARGE = 50  # million parameters
@@ -40,43 +40,50 @@ async def _of_size(million_parameters: int, rounds: int, device: Device) -> list
 
 
 async def measure_transient(
-    million_parameters: int, *, period_s: float, rounds: int, device: Device = Device.CPU
+    million_parameters: int,
+    *,
+    period_s: float,
+    rounds: int,
+    device: Device = Device.CPU,
+    own: int = _OWN,
+    lent: int = _LENT,
+    job_class: type[Timed] = Timed,
 ) -> list[Row]:
-    """A row for workers that switch, and one for a stop and a restart at each resize, for comparison."""
+    """A row for workers that switch, and one for a stop and a restart at each resize, for comparison.
+
+    own, lent: numbers of GPUs. job_class: its virtual nodes must divide over both numbers of workers.
+    """
     async with stage(device) as there:
-        return [
-            await _row(there, "gone-over", million_parameters, period_s=period_s, rounds=rounds),
-            await _row(there, "stopped-and-resumed", million_parameters, period_s=period_s, rounds=1),
-        ]
+
+        async def row(way: str, rounds: int) -> Row:
+            with tempfile.TemporaryDirectory() as notes:
+                spec = timed_spec(
+                    Path(notes), million_parameters=million_parameters, step_s=_STEP_S, job_class=job_class
+                )
+                crew = there.crew(way, spec, checkpoint_every_s=1e6)
+                measured = await _measured(crew, Path(notes), own, lent, period_s=period_s, rounds=rounds)
+            about = {"way": way, "million_parameters": million_parameters, "period_s": period_s, "rounds": rounds}
+            return {**about, "own": own, "lent": lent, **measured}
+
+        return [await row("gone-over", rounds), await row("stopped-and-resumed", 1)]
 
 
-async def _row(there: Stage, way: str, million_parameters: int, *, period_s: float, rounds: int) -> Row:
-    with tempfile.TemporaryDirectory() as notes:
-        spec = timed_spec(Path(notes), million_parameters=million_parameters, step_s=_STEP_S)
-        crew = there.crew(way, spec, checkpoint_every_s=1e6)
-        await crew.start(_OWN)
-        await asyncio.sleep(_FEW_STEPS * _STEP_S / _OWN)
-        owned: list[tuple[float, int]] = []  # start time, number
-        for _ in range(rounds):
-            for num_workers in (_OWN + _LENT, _OWN):
-                began_s = time.monotonic()
-                owned.append((began_s, num_workers))
-                await _change(crew, way, num_workers)
-                await asyncio.sleep(began_s + period_s - time.monotonic())
-                while not _has_stepped(Path(notes), num_workers, began_s):
-                    await asyncio.sleep(_STEP_S)
-        until_s = time.monotonic()
-        taken = steps(Path(notes))
-        await crew.suspend()
-    return {
-        "way": way,
-        "million_parameters": million_parameters,
-        "period_s": period_s,
-        "rounds": rounds,
-        "own": _OWN,
-        "lent": _LENT,
-        **shares(taken, owned, until_s),
-    }
+async def _measured(crew: Crew, notes: Path, own: int, lent: int, *, period_s: float, rounds: int) -> Row:
+    await crew.start(own)
+    await asyncio.sleep(_FEW_STEPS * _STEP_S / own)
+    owned: list[tuple[float, int]] = []  # start time, number
+    for _ in range(rounds):
+        for num_workers in (own + lent, own):
+            began_s = time.monotonic()
+            owned.append((began_s, num_workers))
+            await _change(crew, num_workers)
+            await asyncio.sleep(began_s + period_s - time.monotonic())
+            while not _has_stepped(notes, num_workers, began_s):
+                await asyncio.sleep(_STEP_S)
+    until_s = time.monotonic()
+    taken = steps(notes)
+    await crew.suspend()
+    return shares(taken, owned, until_s)
 
 
 def _has_stepped(notes: Path, num_workers: int, since_s: float) -> bool:
@@ -84,8 +91,8 @@ def _has_stepped(notes: Path, num_workers: int, since_s: float) -> bool:
     return any(step.num_workers == num_workers and step.began_s >= since_s for step in steps(notes))
 
 
-async def _change(crew: Crew, way: str, num_workers: int) -> None:
-    if way == "gone-over":
+async def _change(crew: Crew, num_workers: int) -> None:
+    if crew.job_id == "gone-over":
         staying = crew.holders[:num_workers]
         await crew.switch([*staying, *[None] * (num_workers - len(staying))])
     else:
@@ -94,18 +101,23 @@ async def _change(crew: Crew, way: str, num_workers: int) -> None:
 
 
 def shares(taken: Sequence[Step], owned: Sequence[tuple[float, int]], until_s: float) -> dict[str, Any]:
-    """Fractions of the ideal, and of the work without the lent GPUs. owned: start times and numbers of GPUs."""
+    """Fractions of the ideal, and of the work without the lent GPUs. owned: start times and numbers of GPUs.
+
+    breaks_even_s: how long GPUs must be lent for the steps that two changes cost.
+    """
     sizes = {num_workers for _, num_workers in owned}
     rates = {n: 1 / median_s([step for step in taken if step.num_workers == n]) for n in sizes}
     ends_s = [*(began_s for began_s, _ in owned[1:]), until_s]
     ideal = sum((end_s - began_s) * rates[n] for (began_s, n), end_s in zip(owned, ends_s, strict=True))
     num_steps = sum(owned[0][0] <= step.began_s < until_s for step in taken)
     alone = (until_s - owned[0][0]) * rates[min(sizes)]
+    lost_each_time = (ideal - num_steps) / (len(owned) / 2)
     return {
         "steps_per_s": {str(n): round(rate, 3) for n, rate in sorted(rates.items())},
         "steps": num_steps,
         "of_ideal": round(num_steps / ideal, 4),
         "of_own_gpus_alone": round(num_steps / alone, 4),
+        "breaks_even_s": round(max(lost_each_time, 0.0) / (rates[max(sizes)] - rates[min(sizes)]), 3),
     }
 
 

@@ -2,9 +2,10 @@
 
 import html
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.papers.analogue_rows import AnalogueSection, analogue_counts, html_sections, markdown_lines, not_reached
 from benchmarks.papers.claims import Claim, Form
 from benchmarks.papers.picture import picture
 from benchmarks.papers.rows import Row, Section, counts, setup_text
@@ -16,35 +17,41 @@ TITLE = "Four papers against this project"
 _SVG = "svg { max-width: 100%; height: auto; } td:nth-child(n) { vertical-align: top; } .note { font-size: 0.85rem; }"
 
 
-def write_report(folder: Path, shown: tuple[Section, ...], about: Mapping[str, object]) -> Path:
+def write_report(
+    folder: Path, shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], about: Mapping[str, object]
+) -> Path:
     """Write report.html, report.md and report.json; returns the page. about: the machine, the inputs, the time."""
-    found = {"counts": counts(shown), **about}
+    found = {"counts": counts(shown), "analogue_counts": analogue_counts(analogues), **about}
     rows = [row.as_object() for section in shown for row in section.rows]
-    (folder / "report.json").write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(markdown(shown, about), encoding="utf-8")
+    live = [section.as_object() for section in analogues]
+    (folder / "report.json").write_text(
+        json.dumps({**found, "rows": rows, "analogues": live}, indent=1) + "\n", encoding="utf-8"
+    )
+    (folder / "report.md").write_text(markdown(shown, analogues, about), encoding="utf-8")
     page = folder / "report.html"
-    page.write_text(_page(shown, about), encoding="utf-8")
+    page.write_text(_page(shown, analogues, about), encoding="utf-8")
     return page
 
 
-def markdown(shown: tuple[Section, ...], about: Mapping[str, object]) -> str:
+def markdown(shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], about: Mapping[str, object]) -> str:
     """All rows, by figure."""
-    lines = [f"# {TITLE}", "", _summary(shown, about), "", "## Not reached", ""]
-    lines += [f"- {text}" for text in _not_reached(shown)] or ["- nothing that was run"]
+    lines = [f"# {TITLE}", "", _summary(shown, analogues, about), "", "## Not reached", ""]
+    lines += [f"- {text}" for text in (*_not_reached(shown), *not_reached(analogues))] or ["- nothing that was run"]
     for section in shown:
         lines += ["", f"## {section.figure.figure_id}: {section.figure.title}", "", _about(section), ""]
         lines += [_line(COLUMNS), _line(("---",) * len(COLUMNS)), *(_line(_cells(row)) for row in section.rows)]
         lines += [""] + [f"- {note}" for note in _notes(section)]
+    lines += markdown_lines(analogues)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _page(shown: tuple[Section, ...], about: Mapping[str, object]) -> str:
-    title = html.escape(TITLE)
-    missed = "".join(f"<li>{html.escape(text)}</li>" for text in _not_reached(shown))
-    body = "\n".join(map(_section, shown))
+def _page(shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], about: Mapping[str, object]) -> str:
+    title, summary = html.escape(TITLE), html.escape(_summary(shown, analogues, about))
+    missed = "".join(f"<li>{html.escape(text)}</li>" for text in (*_not_reached(shown), *not_reached(analogues)))
+    body = "\n".join((*map(_section, shown), html_sections(analogues)))
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
-        f"<style>{STYLE}{_SVG}</style></head>\n<body>\n<h1>{title}</h1>\n<p>{html.escape(_summary(shown, about))}</p>\n"
+        f"<style>{STYLE}{_SVG}</style></head>\n<body>\n<h1>{title}</h1>\n<p>{summary}</p>\n"
         f"<h2>Not reached</h2>\n<ul>{missed}</ul>\n{body}\n</body>\n</html>\n"
     )
 
@@ -62,10 +69,13 @@ def _section(section: Section) -> str:
     )
 
 
-def _summary(shown: tuple[Section, ...], about: Mapping[str, object]) -> str:
+def _summary(shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], about: Mapping[str, object]) -> str:
     total = sum(len(section.rows) for section in shown)
     found = ", ".join(f"{count} {name}" for name, count in counts(shown).items())
-    return f"{total} rows: {found}. " + " ".join(f"{name}: {value}." for name, value in about.items())
+    checks = ", ".join(f"{count} {name}" for name, count in analogue_counts(analogues).items())
+    return f"{total} rows: {found}. Checks of analogues on CPU slots: {checks}. " + " ".join(
+        f"{name}: {value}." for name, value in about.items()
+    )
 
 
 def _not_reached(shown: tuple[Section, ...]) -> Iterator[str]:

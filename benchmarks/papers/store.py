@@ -24,13 +24,13 @@ class Store:
                 file.unlink()
         elif about.exists() and json.loads(about.read_text(encoding="utf-8")) != {"digest": inputs}:
             raise BadSettings((f"{folder} has runs of other traces or throughputs; leave out --resume to run anew",))
-        _write(about, {"digest": inputs})
+        write_json(about, {"digest": inputs})
         self._known = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in self._folder.glob("*.json")}
 
     def keep(self, run: Run, result: Mapping[str, Any]) -> None:
         """Write at once: an interruption loses only the runs in progress."""
         self._known[run.run_id] = dict(result)
-        _write(self._folder / f"{run.run_id}.json", result)
+        write_json(self._folder / f"{run.run_id}.json", result)
 
     def numbers(self, run: Run) -> Mapping[str, float | None] | None:
         """None if it was not run yet."""
@@ -43,7 +43,8 @@ class Store:
         return sum(result["cpu_s"] for result in self._known.values())
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Whole, or not at all."""
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(file)

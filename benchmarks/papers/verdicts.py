@@ -60,17 +60,18 @@ def _is_better(claim: Claim, measured: float) -> bool:
 
 def _holds(claim: Claim, published: float, measurement: Measurement) -> bool:
     if claim.form is Form.QUOTIENT:
-        return _same_side(published - 1.0, measurement.value - 1.0)
+        return same_side(published - 1.0, measurement.value - 1.0)
     if claim.form is Form.REDUCTION:
-        return _same_side(published, measurement.value)
+        return same_side(published, measurement.value)
     return bool(measurement.beside) and all(
-        _same_side(published - other.published, measurement.value - other.measured)
+        same_side(published - other.published, measurement.value - other.measured)
         for other in measurement.beside
         if abs(published - other.published) > claim.within
     )
 
 
-def _same_side(published: float, measured: float) -> bool:
+def same_side(published: float, measured: float) -> bool:
+    """Whether both have the same sign, or both are zero."""
     return published * measured > 0 or published == measured == 0
 
 

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 REPOSITORY = Path(__file__).parents[2]
 DEADLINE_S = 300.0
 
@@ -40,6 +42,8 @@ def test_rows_without_their_trace_name_it_and_the_page_is_whole(tmp_path: Path) 
     assert page.startswith("<!doctype html>")
     assert "python -m benchmarks.papers --only EF-F12b" in page
     assert "itp_195job" in (tmp_path / "report.md").read_text()
+    assert report["analogue_counts"] == {"differs": 0, "holds": 0, "not run": len(report["analogues"][0]["checks"])}
+    assert "not run: --live" in page
 
 
 def test_an_interrupted_run_reports_what_it_has_and_is_resumed(tmp_path: Path) -> None:
@@ -64,6 +68,23 @@ def test_an_interrupted_run_reports_what_it_has_and_is_resumed(tmp_path: Path) -
     assert report["counts"]["not run"] == 0
     assert report["counts"]["reproduced"] == 0  # on the project's own tables the direction can hold at most
     assert "<svg" in (tmp_path / "report.html").read_text()
+
+
+def test_an_interrupted_live_run_writes_its_report(tmp_path: Path) -> None:
+    process = started("--live", "--only", "VF-F10", "--out", str(tmp_path))
+    assert process.stderr is not None
+    assert "live 1/1: three-jobs-1" in process.stderr.readline()
+    give_up_at = time.monotonic() + DEADLINE_S
+    while len(psutil.Process(process.pid).children(recursive=True)) < 2:  # the fork server and a worker
+        assert time.monotonic() < give_up_at
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [analogue["conditions"] for analogue in report["analogues"]] == ["0 of 1 parts measured; not run: --live"]
 
 
 def test_runs_of_other_inputs_are_not_resumed_and_bad_figures_are_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""The rows of analogues: each check beside what was measured, its verdict, and the command for it alone."""
+
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.papers.analogues import LABEL, Analogue, Check, check_verdict, combined
+from benchmarks.papers.verdicts import Measurement, Verdict
+
+NOT_RUN = "not run: --live"
+COLUMNS = ("check", "number", "must be", "here", "beside it", "verdict")
+_VERDICTS = (Verdict.DIFFERS, Verdict.HOLDS, Verdict.NOT_RUN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalogueSection:
+    """results: of the parts that were measured. numbers: of all of these together, by name."""
+
+    analogue: Analogue
+    results: tuple[Mapping[str, Any], ...]
+    numbers: Mapping[str, Measurement]
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.results) == len(self.analogue.parts)
+
+    def verdict(self, check: Check) -> Verdict:
+        return check_verdict(check, self.numbers) if self.is_whole else Verdict.NOT_RUN
+
+    @property
+    def conditions(self) -> str:
+        """When it was measured: how long it took, and beside which load."""
+        if not self.is_whole:
+            return f"{len(self.results)} of {len(self.analogue.parts)} parts measured; {NOT_RUN}"
+        loads = [load for result in self.results for load in result["load_average"]]
+        seconds = sum(result["wall_s"] for result in self.results)
+        return f"{seconds:,.0f} s, load average {min(loads):.1f} to {max(loads):.1f}"
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **asdict(self.analogue),
+            "label": LABEL,
+            "command": self.analogue.command,
+            "conditions": self.conditions,
+            "numbers": {name: asdict(found) for name, found in self.numbers.items()},
+            "verdicts": {check.name: self.verdict(check).value for check in self.analogue.checks},
+            "results": list(self.results),
+        }
+
+
+def analogue_section(analogue: Analogue, results: Sequence[Mapping[str, Any] | None]) -> AnalogueSection:
+    """results: of its parts; None: not measured yet."""
+    known = tuple(result for result in results if result is not None)
+    return AnalogueSection(analogue=analogue, results=known, numbers=combined([result["numbers"] for result in known]))
+
+
+def analogue_counts(shown: Sequence[AnalogueSection]) -> dict[str, int]:
+    """Checks by verdict."""
+    found = [section.verdict(check) for section in shown for check in section.analogue.checks]
+    return {verdict.value: found.count(verdict) for verdict in _VERDICTS}
+
+
+def not_reached(shown: Sequence[AnalogueSection]) -> Iterator[str]:
+    """Checks that were run and differ, analogue by analogue."""
+    for section in shown:
+        differing = [check for check in section.analogue.checks if section.verdict(check) is Verdict.DIFFERS]
+        if differing:
+            said = ", ".join(
+                f"{check.name} {_number(section.numbers.get(check.number))} (must be {check.demand})"
+                for check in differing
+            )
+            yield f"{LABEL}, {section.analogue.analogue_id}: {said}"
+
+
+def markdown_lines(shown: Sequence[AnalogueSection]) -> list[str]:
+    """All checks and all numbers, by analogue."""
+    lines = list[str]()
+    for section in shown:
+        lines += ["", f"## {_heading(section)}", "", *_about(section), "", _line(COLUMNS)]
+        lines += [_line(("---",) * len(COLUMNS)), *(_line(cells) for cells in _rows(section))]
+        if section.numbers:
+            lines += ["", _numbers(section)]
+    return lines
+
+
+def html_sections(shown: Sequence[AnalogueSection]) -> str:
+    return "\n".join(map(_html, shown))
+
+
+def _html(section: AnalogueSection) -> str:
+    heads = "".join(f"<th>{column}</th>" for column in COLUMNS)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in _rows(section)
+    )
+    about = "".join(f"<p>{html.escape(line)}</p>\n" for line in _about(section) if line)
+    return (
+        f"<h2>{html.escape(_heading(section))}</h2>\n{about}<table>\n<tr>{heads}</tr>\n{rows}</table>\n"
+        f'<p class="note">{html.escape(_numbers(section))}</p>'
+    )
+
+
+def _heading(section: AnalogueSection) -> str:
+    return f"A{LABEL[1:]}: {section.analogue.analogue_id}, beside {', '.join(section.analogue.figures)}"
+
+
+def _about(section: AnalogueSection) -> list[str]:
+    analogue = section.analogue
+    settings = ", ".join(f"{name} {value}" for name, value in analogue.setup.items())
+    parts = "; ".join(", ".join(f"{name} {value}" for name, value in part.items()) for part in analogue.parts if part)
+    return [
+        f"{analogue.title}.",
+        "",
+        f"In place of the published setup: {analogue.stands_in}. "
+        f"Setup: {settings}{'; parts: ' if parts else ''}{parts}.",
+        "",
+        f"{section.conditions}. Alone: {analogue.command}",
+    ]
+
+
+def _rows(section: AnalogueSection) -> Iterator[tuple[str, ...]]:
+    for check in section.analogue.checks:
+        verdict = section.verdict(check)
+        yield (
+            check.name,
+            check.number,
+            check.demand,
+            _number(section.numbers.get(check.number)),
+            _number(section.numbers.get(check.beside)),
+            NOT_RUN if verdict is Verdict.NOT_RUN else verdict.value,
+        )
+
+
+def _numbers(section: AnalogueSection) -> str:
+    found = "; ".join(f"{name} {_number(number)}" for name, number in section.numbers.items())
+    return f"All numbers: {found}." if found else ""
+
+
+def _number(found: Measurement | None) -> str:
+    if found is None:
+        return ""
+    spread = f" ({found.least:,.3g} to {found.most:,.3g})" if found.most > found.least else ""
+    return f"{found.value:,.3g}{spread}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -1,0 +1,1 @@
+"""Measurements on CPU slots that stand beside figures of the papers: analogues, never reproductions."""

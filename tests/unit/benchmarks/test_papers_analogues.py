@@ -1,0 +1,112 @@
+"""Analogues on CPU slots: the file as it is, what its reader rejects, and verdicts that follow from checks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers.analogue_rows import analogue_section, markdown_lines
+from benchmarks.papers.analogues import Analogue, Check, Relation, check_verdict, chosen_analogues, combined
+from benchmarks.papers.analogues_file import read_analogues
+from benchmarks.papers.claims import chosen
+from benchmarks.papers.claims_file import read_claims
+from benchmarks.papers.live.measures import MEASURES
+from benchmarks.papers.live.store import LiveStore
+from benchmarks.papers.verdicts import Verdict
+from elasticflow.shared.errors import BadSettings
+
+NUMBERS = combined([{"naive": 70.0, "fixed": 76.0, "saved": 0.2}, {"naive": 72.0, "fixed": 76.0}])
+ORDER = Check(name="a", number="naive", relation=Relation.ORDER_OF, beside="fixed", published=(69.0, 75.0))
+TEXT = """
+[[analogue]]
+id = "padding"
+figures = ["PT-F4"]
+title = "Loads"
+stands_in = "sleeping tasks"
+measure = "padding"
+setup = {num_tasks = 4}
+checks = [
+  {id = "every-30-s", number = "every-30-s", at_most = "PT-F4/every-30-s"},
+]
+"""
+
+
+def read(folder: Path, text: str) -> tuple[Analogue, ...]:
+    file = folder / "analogues.toml"
+    file.write_text(text)
+    return read_analogues(read_claims().figures, MEASURES, file)
+
+
+def test_each_analogue_names_figures_and_values_that_exist() -> None:
+    assert {analogue.analogue_id for analogue in read_analogues(read_claims().figures, MEASURES)} >= {"changes"}
+
+
+def test_another_published_direction_changes_the_verdict() -> None:
+    assert check_verdict(ORDER, NUMBERS) is Verdict.HOLDS
+    assert check_verdict(replace(ORDER, published=(75.0, 69.0)), NUMBERS) is Verdict.DIFFERS
+    saved = Check(name="b", number="saved", relation=Relation.SIGN_OF, bound=0.38)
+    assert check_verdict(saved, NUMBERS) is Verdict.HOLDS
+    assert check_verdict(replace(saved, bound=-0.08), NUMBERS) is Verdict.DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("relation", "bound", "expected"),
+    [
+        (Relation.AT_LEAST, 0.2, Verdict.HOLDS),
+        (Relation.AT_LEAST, 0.21, Verdict.DIFFERS),
+        (Relation.AT_MOST, 0.2, Verdict.HOLDS),
+        (Relation.AT_MOST, 0.19, Verdict.DIFFERS),
+    ],
+)
+def test_a_bound_decides(relation: Relation, bound: float, expected: Verdict) -> None:
+    assert check_verdict(Check(name="c", number="saved", relation=relation, bound=bound), NUMBERS) is expected
+
+
+def test_a_number_of_several_parts_is_their_mean_and_a_missing_one_was_not_run() -> None:
+    assert (NUMBERS["naive"].value, NUMBERS["naive"].least, NUMBERS["naive"].most) == (71.0, 70.0, 72.0)
+    less = Check(name="d", number="naive", relation=Relation.LESS_THAN, beside="fixed")
+    assert check_verdict(less, NUMBERS) is Verdict.HOLDS
+    assert check_verdict(replace(less, number="fixed", beside="naive"), NUMBERS) is Verdict.DIFFERS
+    assert check_verdict(replace(less, beside="none"), NUMBERS) is Verdict.NOT_RUN
+
+
+def test_figures_choose_their_analogues() -> None:
+    figures = read_claims().figures
+    analogues = read_analogues(figures, MEASURES)
+    assert [each.analogue_id for each in chosen_analogues(analogues, chosen(figures, ("VF-T1",)))] == ["accuracy"]
+    assert chosen_analogues(analogues, chosen(figures, ("EF-F9-64",))) == ()
+
+
+def test_a_part_of_another_setup_does_not_count_and_the_report_says_what_is_not_run(tmp_path: Path) -> None:
+    (analogue,) = read(tmp_path, TEXT)
+    store = LiveStore(tmp_path)
+    assert store.to_do([analogue]) == [(analogue, 0)]
+    result = {"setup": {"num_tasks": 4}, "numbers": {"every-30-s": 1.1}, "load_average": [0.0, 1.0], "wall_s": 3.0}
+    store.keep(analogue, 0, result)
+    assert store.to_do([analogue]) == []
+    text = "\n".join(markdown_lines([analogue_section(analogue, [store.result(analogue, 0)])]))
+    assert "Analogue on CPU slots" in text
+    assert "| 1.1 |  | holds |" in text
+    assert "python -m benchmarks.papers --live --only PT-F4" in text
+    changed = replace(analogue, setup={"num_tasks": 5})
+    assert store.result(changed, 0) is None
+    assert "not run: --live" in "\n".join(markdown_lines([analogue_section(changed, [None])]))
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "problem"),
+    [
+        ("PT-F4/every-30-s", "PT-F4/every-31-s", "no claim 'PT-F4/every-31-s' with a value"),
+        ('["PT-F4"]', '["PT-F40"]', "there is no figure 'PT-F40'"),
+        ('measure = "padding"', 'measure = "loads"', "measure 'loads' must be one of"),
+        ("num_tasks = 4", "tasks = 4", "setup and part give"),
+        ('at_most = "PT-F4/every-30-s"', 'at_mots = "PT-F4/every-30-s"', "unknown key at_mots"),
+        (', at_most = "PT-F4/every-30-s"', "", "needs one of"),
+        ('at_most = "PT-F4/every-30-s"', 'order_of = ["PT-F4/every-30-s", "PT-F4/every-43-s"]', "beside for order_of"),
+    ],
+)
+def test_an_error_names_the_analogue_and_the_key(tmp_path: Path, text: str, instead: str, problem: str) -> None:
+    assert text in TEXT
+    with pytest.raises(BadSettings) as error:
+        read(tmp_path, TEXT.replace(text, instead))
+    assert problem in str(error.value)
