@@ -11,6 +11,7 @@ from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.clock import fresh_id
 
 _PIECE_BYTES = 8 << 20
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "az"}  # protocols; making a folder would make its missing bucket
 
 
 class ArtifactFolder:
@@ -23,12 +24,15 @@ class ArtifactFolder:
         system: Any
         system, self._root = url_to_fs(uri.rstrip("/"))
         self._system = system
+        protocols = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
+        self._has_folders = _WITHOUT_FOLDERS.isdisjoint(protocols)
 
     def write(self, tenant: str, digest: str, pieces: Iterable[bytes]) -> None:
         """The file appears whole or not at all: `pieces` may raise."""
         folder = f"{self._root}/{tenant}"
         unfinished = f"{folder}/{digest}.{fresh_id()}"
-        self._system.makedirs(folder, exist_ok=True)
+        if self._has_folders:
+            self._system.makedirs(folder, exist_ok=True)
         try:
             with self._system.open(unfinished, "wb") as out:
                 for piece in pieces:

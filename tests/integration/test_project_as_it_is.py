@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -234,3 +235,27 @@ async def test_a_requirement_that_does_not_resolve_fails_its_job_only(
             assert said in failed["error"]
         good = await project.submit("src/train.py", *options, "--requirement", "requirements.txt", "--name", "good")
         assert good["activity"] == "finished", good
+
+
+async def test_uv_installs_requirements_where_executors_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
+    if uv is None:
+        pytest.skip("uv is not installed")
+    wheels = tmp_path / "wheels"
+    make_wheel(wheels, "ef_tiny", "1.5")
+    monkeypatch.setenv("PYTHONPATH", _python_path())
+    monkeypatch.setenv("PATH", f"{Path(uv).parent}{os.pathsep}{os.environ['PATH']}")
+    async with running_pool(tmp_path, num_nodes=1, replicas={}) as pool:
+        project = Project(tmp_path / "project", wheels, pool)
+        options = ("--workdir", ".", "--env", "COLOUR=blue", "--secret", "TOKEN")
+        for name in ("first", "second"):
+            good = await project.submit("src/train.py", *options, "--requirement", "requirements.txt", "--name", name)
+            assert good["activity"] == "finished", good
+        (packages,) = (pool.data_dir / "packages" / "lab").iterdir()
+        assert (packages / "ef_tiny-1.5.dist-info" / "INSTALLER").read_text().strip() == "uv"
+        failed = await project.submit("src/train.py", *options, "--requirement", "broken.txt", "--name", "broken")
+        assert failed["decision"] == "failed", failed
+        assert "its requirements cannot be had: uv " in failed["error"], failed
+        assert "ef-tiny>=9" in failed["error"]

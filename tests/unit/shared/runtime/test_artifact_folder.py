@@ -3,9 +3,11 @@
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 
@@ -61,3 +63,20 @@ def test_old_files_are_deleted(uri: str) -> None:
 def test_a_protocol_without_its_library_is_named() -> None:
     with pytest.raises(ImportError, match="s3fs"):
         ArtifactFolder("s3://bucket/store")
+
+
+def test_a_bucket_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bucket(MemoryFileSystem):
+        protocol = ("s3", "s3a")
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+
+        def makedirs(self, path: str, exist_ok: bool = False) -> None:
+            raise AssertionError("s3fs makes the bucket of this folder")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda _: (Bucket(), "bucket/models"))
+    folder = ArtifactFolder("s3://bucket/models")
+    folder.write("lab", "digest", [b"model"])
+    out = io.BytesIO()
+    folder.read("lab", "digest", out)
+    assert out.getvalue() == b"model"
