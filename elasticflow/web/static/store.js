@@ -52,6 +52,7 @@ export class PoolStore {
     this.pool = emptyPool();
     this.staleSinceS = /** @type {number | null} */ (null);
     this.readsUpTo = 0;
+    this.incomplete = "";
     this.problem = "";
     this.clockOffsetS = 0;
     this.listeners = /** @type {Set<() => void>} */ (new Set());
@@ -66,6 +67,7 @@ export class PoolStore {
       const status = JSON.parse(event.data);
       this.staleSinceS = status.stale_since_s;
       this.readsUpTo = status.reads_up_to;
+      this.incomplete = status.incomplete;
       this.problem = "";
       this.tell();
     });
