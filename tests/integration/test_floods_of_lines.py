@@ -1,16 +1,17 @@
 """A real pool: a job that writes more lines than anyone reads harms neither its node nor its neighbour."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import psutil
 
-from elasticflow.client.worker_logs import LogReader
 from elasticflow.services.executor.processes.log_rotation import MAX_LOG_BYTES
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.process.file_beginning import BLOCK_BYTES
 from elasticflow.shared.state.job import Phase
 from tests.support.holes import skip_without_holes
-from tests.support.real_pool import eventually, job, running_pool
+from tests.support.real_pool import POOL, eventually, job, running_pool
 
 FLOODS = "tests.support.user_code.talking_jobs:Floods"
 NUM_ITERATIONS = 30  # of 100,000 lines of 100 bytes each
@@ -35,7 +36,13 @@ async def test_a_flood_of_lines_is_bounded_on_disk_and_in_memory_and_its_neighbo
         await eventually(
             lambda: all(file.stat().st_blocks * 512 <= max_bytes for file in folder.glob("*.log")), "the logs are short"
         )
-        lines = [line.partition(" | ")[2] for line in LogReader(folder, None).new_lines(to_the_end=True)]
+        command = ("-m", "elasticflow", "logs", "flood", "--nats-url", pool.url, "--pool", POOL)
+        logs = await asyncio.create_subprocess_exec(
+            sys.executable, *command, "--data-dir", str(pool.data_dir), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await logs.communicate()
+        assert logs.returncode == 0
+        lines = [line.partition(" | ")[2] for line in output.decode().splitlines()]
         numbers = [int(line) for line in lines if line.isdecimal()]
         assert numbers[-1] == NUM_ITERATIONS * 100_000 - 1
         first = next(line for line in lines if line.isdecimal())
