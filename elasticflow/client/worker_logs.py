@@ -57,7 +57,7 @@ class LogReader:
     def _new_parts(self, path: Path, file: int, *, to_the_end: bool) -> Iterator[bytes]:
         """Whole lines; parts of those that are longer than _PART_BYTES, so that no file fills the memory.
 
-        Where the node has freed the beginning of the file, from the first line behind it on.
+        Where the node has freed the beginning of the file, from the first line behind it on, after one that says so.
         """
         is_last = False
         if os.fstat(file).st_size < self._read_up_to.get(path, 0):  # it was emptied
@@ -73,6 +73,9 @@ class LogReader:
             begins_at = data.find(b"\n") + 1 if kept > start else 0
             read = data[:ends_at] if ends_at or is_last else data
             self._read_up_to[path] = kept + len(read)
+            if kept > start:
+                num_bytes = kept + begins_at - start
+                yield f"eflow: {num_bytes:,} bytes of older lines left out: their node freed them\n".encode()
             yield read[begins_at:]
 
     def _files(self) -> list[Path]:

@@ -20,6 +20,7 @@ from elasticflow.shared.state.usage import gpu_hours_by_type
 from elasticflow.web.pool_history import FeedEntry, JobTrack, PoolHistory
 
 FEED_COUNT = 200  # sentences on the page of the pool
+MAX_JOBS = 2_000  # of one update: the live and the newest; a row has about 700 bytes
 _DAY_S = 86_400.0
 _OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offers")  # `asdict` copies at depth
 
@@ -27,7 +28,8 @@ _OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offe
 def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: int) -> dict[str, Any]:
     """What messages after this sequence have changed; everything if it is 0. state: now, or one of the past."""
     names = sorted(history.changed_after(after))
-    jobs = [job for name in names if (job := state.job(name)) is not None]
+    changed = [job for name in names if (job := state.job(name)) is not None]
+    jobs = _most_wanted(changed)
     has_new_nodes = history.nodes_changed_sequence > after or state is not history.state
     feed = history.feed_until(state.sequence, after=after, count=FEED_COUNT)
     return {
@@ -37,6 +39,7 @@ def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: 
         "num_gpus_by_type": num_gpus_by_type(state),
         "num_gpus_used": sum(len(job.gpus) for job in state.live_jobs.values()),
         "num_forgotten": state.num_forgotten,
+        "num_jobs_left_out": len(changed) - len(jobs),
         "jobs": [_job_row(state, job, history.tracks.get(job.job_id), now_s) for job in jobs],
         "nodes": [asdict(view) for view in node_views(state)] if has_new_nodes else None,
         "loads": [
@@ -49,6 +52,14 @@ def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: 
         ],
         "feed": [feed_row(entry) for entry in feed],
     }
+
+
+def _most_wanted(jobs: list[Job]) -> list[Job]:
+    """At most MAX_JOBS, in their order: those at risk, then the live ones, then the newest."""
+    if len(jobs) <= MAX_JOBS:
+        return jobs
+    wanted = sorted(jobs, key=lambda job: (not job.at_risk, not job.live, -job.decided_at_s, job.job_id))
+    return sorted(wanted[:MAX_JOBS], key=lambda job: job.job_id)
 
 
 def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.web.unread_messages import UnreadMessages
 
 CHECKPOINT_EVERY = 128  # messages between two states that are kept at first; a step of the replay folds so many
 MAX_CHECKPOINTS = 64  # beyond, every second one is dropped: each may hold another version of every live job
@@ -79,6 +80,7 @@ class PoolHistory:
         self.first_at_s = 0.0
         self.last_at_s = 0.0
         self.nodes_changed_sequence = 0
+        self.unread = UnreadMessages()
         self.checkpoint_every = CHECKPOINT_EVERY
         self._checkpoints = [Checkpoint(at_s=0.0, state=PoolState())]
 
@@ -91,6 +93,7 @@ class PoolHistory:
         said = self._words.fold(sequence, at_s, message)
         self.first_at_s = self.first_at_s or at_s
         self.last_at_s = max(self.last_at_s, at_s)
+        self.unread.note(sequence, message, self.state)
         if not isinstance(message, Unreadable):
             self._follow(sequence, at_s, message, before)
         for name, entry, _ in said:

@@ -80,6 +80,7 @@ async def session(request: Request) -> Response:
             "first_at_s": source.history.first_at_s,
             "last_at_s": source.history.last_at_s,
             "last_sequence": source.history.state.sequence,
+            "incomplete": source.history.unread.in_words(),
         }
         for name, source in page.sources.items()
     }

@@ -51,13 +51,15 @@ class PoolStream:
             after = 0  # another ledger, or one that is being read again
         while True:
             sequence = source.history.state.sequence
-            status = (source.stale_since_s, source.last_sequence if sequence < source.last_sequence else 0)
+            reads_up_to = source.last_sequence if sequence < source.last_sequence else 0
+            status = (source.stale_since_s, reads_up_to, source.history.unread.in_words())
             if told is None or sequence > after:
                 yield self._update(after, sequence)
                 after = sequence
             if told != status:
                 told = status
-                yield event({"stale_since_s": status[0], "reads_up_to": status[1]}, name="status")
+                names = ("stale_since_s", "reads_up_to", "incomplete")
+                yield event(dict(zip(names, status, strict=True)), name="status")
             await asyncio.sleep(_SPACING_S)
             if source.history.state.sequence == after:
                 try:

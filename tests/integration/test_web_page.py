@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from tests.support.command_line import CommandLinePool
-from tests.support.histories import NOW_S
-from tests.support.page_ledger import exported, page_history, write_export
+from tests.support.histories import NOW_S, History
+from tests.support.page_ledger import exported, of_newer_eflow, page_history, write_export
 from tests.support.served_page import PageClient, in_thread, served_page
 
 
@@ -71,6 +72,28 @@ def test_a_browser_opens_an_export_beside_it(of_file: PageClient) -> None:
     status, opened = of_file.post("/api/export", data)
     assert (status, opened["source"]) == (200, "export")
     assert of_file.get("/api/jobs/kept?source=export")[1]["row"]["promise"] == "kept"
+
+
+def test_an_export_of_a_newer_eflow_is_not_shown_as_complete(of_file: PageClient) -> None:
+    assert of_file.session["sources"]["live"]["incomplete"] == ""
+    history = page_history()
+    assert of_file.post("/api/export", exported(history, *of_newer_eflow(history)))[0] == 200
+    told = of_file.get("/api/session")[1]["sources"]["export"]["incomplete"]
+    assert told == (
+        f"Incomplete from message {len(history.messages) + 1} on: "
+        f"this eflow reads messages of version {READER_VERSION}; "
+        "2 messages cannot be read, the first because of its type: 'JobDreamed' is unknown here. "
+        "Use a newer eflow to see all of it."
+    )
+    changes = of_file.stream("/api/stream?source=export")
+    assert next(value for name, value in changes if name == "status")["incomplete"] == told
+
+
+def test_an_export_of_a_pool_that_asks_for_a_newer_reader_says_so(of_file: PageClient) -> None:
+    history = History().configured(minimum_reader_version=READER_VERSION + 1)
+    assert of_file.post("/api/export", exported(history))[0] == 200
+    told = of_file.get("/api/session")[1]["sources"]["export"]["incomplete"]
+    assert f"the pool asks for version {READER_VERSION + 1}. Use a newer eflow" in told
 
 
 def test_a_page_that_reads_does_not_write(of_file: PageClient) -> None:

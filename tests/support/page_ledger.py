@@ -1,6 +1,8 @@
 """A recorded ledger with every kind of promise and with hostile texts, for tests of the page. Its time is virtual."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -69,18 +71,32 @@ def write_export(history: History, file: Path) -> None:
     file.write_bytes(exported(history))
 
 
-def exported(history: History) -> bytes:
+def exported(history: History, *newer: LedgerRecord) -> bytes:
+    """newer: records after those of the history."""
     out = BytesIO()
     writer = ExportWriter(out)
-    for record in records(history):
+    for record in (*records(history), *newer):
         writer.add(record)
     writer.finish()
     return out.getvalue()
 
 
+def of_newer_eflow(history: History) -> tuple[LedgerRecord, LedgerRecord]:
+    """After a history: an event of an unknown type, and a known one of a version that does not exist yet."""
+    last = list(records(history))[-1]
+    told = ({"type": "JobDreamed", "version": 1}, {"type": "JobAtRisk", "version": 99})
+    first, second = (
+        replace(last, sequence=last.sequence + number, message_id=f"newer-{number}", data=json.dumps(envelope).encode())
+        for number, envelope in enumerate(({**each, "id": "newer", "payload": {}} for each in told), start=1)
+    )
+    return first, second
+
+
 def records(history: History) -> Iterator[LedgerRecord]:
     for sequence, message in enumerate(history.messages, start=1):
         at_s = message.now_s if isinstance(message, events.PlanDecided) else message.at_s
+        if isinstance(message, events.PoolConfigured):  # on the plan, readers accept decisions only
+            message = events.PlanDecided(service="operator", based_on=sequence - 1, now_s=at_s, events=(message,))
         data = codec.encode(message, id=f"message-{sequence}", recorded_at_s=at_s)
         yield LedgerRecord(
             sequence=sequence, subject=subject(message), message_id=f"message-{sequence}", stored_at_s=at_s, data=data
@@ -88,8 +104,7 @@ def records(history: History) -> Iterator[LedgerRecord]:
 
 
 def subject(message: Any) -> str:
-    is_plan = isinstance(message, events.PlanDecided | events.PoolConfigured)
-    return subjects.plan(POOL) if is_plan else subject_of(POOL, message)
+    return subjects.plan(POOL) if isinstance(message, events.PlanDecided) else subject_of(POOL, message)
 
 
 def _plan(history: History, *commands: Any, now_s: float) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,6 +79,15 @@ class PageClient:
                     name = value
                 elif field == "data":
                     yield name, json.loads(value)
+
+    def stalled(self) -> socket.socket:
+        """The changes of the pool, asked for by a viewer that never reads. The caller closes it."""
+        host, port = self.host.split(":")
+        viewer = socket.socket()
+        viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        viewer.connect((host, int(port)))
+        viewer.sendall(f"GET /api/stream HTTP/1.1\r\nhost: {self.host}\r\ncookie: {self._cookie}\r\n\r\n".encode())
+        return viewer
 
     def _send(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> HTTPResponse:
         connection = HTTPConnection(self.host, timeout=PATIENCE_S)

@@ -69,6 +69,7 @@ function Status({ store }) {
   if (store.readsUpTo) {
     return html`<p class="status" role="status">Reading the ledger: ${store.pool.sequence} of ${store.readsUpTo}</p>`;
   }
+  if (store.incomplete) return html`<p class="status stale" role="alert"><b>▲ </b>${store.incomplete}</p>`;
   return null;
 }
 

@@ -14,6 +14,12 @@ export function PoolPage({ store, nowS }) {
 /** The pool at one time; the replay shows it, too. @param {{pool: import("./store.js").Pool, nowS: number}} props */
 export function PoolView({ pool, nowS }) {
   return html`
+    ${
+      pool.numJobsLeftOut > 0 &&
+      html`<p class="problem" role="status">
+        ${pool.numJobsLeftOut} jobs are neither shown nor counted here; eflow jobs --all lists them.
+      </p>`
+    }
     <${Numbers} pool=${pool} nowS=${nowS} />
     <div class="columns">
       <${PromiseLanes} jobs=${pool.jobs} quotes=${pool.quotes} nowS=${nowS} />

@@ -50,6 +50,7 @@ export function ReplayPage({ session }) {
       <label>Open an export <input type="file" onChange=${open} /></label>
     </div>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${ledger?.incomplete && html`<p class="problem" role="alert">${ledger.incomplete}</p>`}
     ${ledger && html`<${Scrubber} key=${source} source=${source} ledger=${ledger} />`}
   `;
 }

@@ -12,6 +12,7 @@ export function emptyPool() {
     numGpusUsed: 0,
     /** @type {Record<string, number>} */ numGpusByType: {},
     /** @type {Map<string, any>} */ jobs: new Map(),
+    numJobsLeftOut: 0,
     /** @type {any[]} */ nodes: [],
     /** @type {any[]} */ loads: [],
     /** @type {any[]} */ quotes: [],
@@ -35,6 +36,7 @@ export function merged(pool, update) {
     numGpus: update.num_gpus,
     numGpusUsed: update.num_gpus_used,
     numGpusByType: update.num_gpus_by_type,
+    numJobsLeftOut: update.num_jobs_left_out + (update.whole ? 0 : pool.numJobsLeftOut),
     jobs,
     nodes: update.nodes ?? pool.nodes,
     loads: update.loads,
@@ -52,6 +54,7 @@ export class PoolStore {
     this.pool = emptyPool();
     this.staleSinceS = /** @type {number | null} */ (null);
     this.readsUpTo = 0;
+    this.incomplete = "";
     this.problem = "";
     this.clockOffsetS = 0;
     this.listeners = /** @type {Set<() => void>} */ (new Set());
@@ -66,6 +69,7 @@ export class PoolStore {
       const status = JSON.parse(event.data);
       this.staleSinceS = status.stale_since_s;
       this.readsUpTo = status.reads_up_to;
+      this.incomplete = status.incomplete;
       this.problem = "";
       this.tell();
     });

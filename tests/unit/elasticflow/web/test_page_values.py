@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import job_detail, pool_update, promise_word, tenant_rows
 from elasticflow.web.pool_history import PoolHistory
+from elasticflow.web.streams import encoded
 from tests.support.histories import NOW_S, gpus, pool, spec
 from tests.support.page_ledger import HOSTILE, page_history, recorded
 from tests.support.two_types import two_types
@@ -24,6 +26,23 @@ def history() -> PoolHistory:
     for stored, message in recorded(page_history()):
         history.fold(stored.sequence, stored.stored_at_s, message)
     return history
+
+
+def test_of_ten_thousand_jobs_the_live_and_the_newest_are_sent_and_the_others_counted() -> None:
+    history, num_jobs = PoolHistory(), 10_000
+    jobs = [admitted(f"job-{number:05d}", at_s=NOW_S + number) for number in range(num_jobs)]
+    failed = [events.JobCancelled(job_id=job.job_id, reason="", at_s=END_S) for job in jobs if job.at_s % 10]
+    for sequence, change in enumerate((jobs, failed), start=1):
+        decision = events.PlanDecided(
+            service="admission", based_on=sequence - 1, now_s=END_S, events=tuple[PlanEvent, ...](change)
+        )
+        history.fold(sequence, END_S, decision)
+    assert (len(history.state.live_jobs), len(history.state.ended_jobs)) == (1_000, 9_000)
+    update = pool_update(history, history.state, END_S, after=0)
+    assert len(update["jobs"]) + update["num_jobs_left_out"] == num_jobs
+    assert sum(row["live"] for row in update["jobs"]) == 1_000
+    assert min(row["decided_at_s"] for row in update["jobs"] if not row["live"]) > NOW_S + 8_000
+    assert len(encoded(update)) < 3_000_000
 
 
 def test_a_first_update_has_everything(history: PoolHistory) -> None:

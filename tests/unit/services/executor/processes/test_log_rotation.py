@@ -46,6 +46,7 @@ def test_the_beginning_of_a_large_file_is_freed_and_the_rest_keeps_its_place(tmp
     assert log.stat().st_size == 8 * MAX_BYTES + 5
     assert MAX_BYTES <= disk_bytes(log) <= MAX_BYTES + 2 * BLOCK_BYTES
     shown = [line.removeprefix("g1-r0 | ") for line in LogReader(tmp_path, None).new_lines(to_the_end=True)]
+    assert shown.pop(0).endswith(" bytes of older lines left out: their node freed them")
     assert shown == [*lines[-len(shown) : -1], f"{lines[-1]}later"]
     assert len(shown) * 8 >= MAX_BYTES
     assert [file.name for file in tmp_path.iterdir()] == ["g1-r0.log"]
