@@ -28,8 +28,7 @@ _OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offe
 def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: int) -> dict[str, Any]:
     """What messages after this sequence have changed; everything if it is 0. state: now, or one of the past."""
     names = sorted(history.changed_after(after))
-    changed = [job for name in names if (job := state.job(name)) is not None]
-    jobs = _most_wanted(changed)
+    jobs = _most_wanted([job for name in names if (job := state.job(name)) is not None])
     has_new_nodes = history.nodes_changed_sequence > after or state is not history.state
     feed = history.feed_until(state.sequence, after=after, count=FEED_COUNT)
     return {
@@ -39,7 +38,7 @@ def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: 
         "num_gpus_by_type": num_gpus_by_type(state),
         "num_gpus_used": sum(len(job.gpus) for job in state.live_jobs.values()),
         "num_forgotten": state.num_forgotten,
-        "num_jobs_left_out": len(changed) - len(jobs),
+        "num_jobs": len(state.live_jobs) + len(state.ended_jobs),
         "jobs": [_job_row(state, job, history.tracks.get(job.job_id), now_s) for job in jobs],
         "nodes": [asdict(view) for view in node_views(state)] if has_new_nodes else None,
         "loads": [

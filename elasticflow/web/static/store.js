@@ -36,7 +36,7 @@ export function merged(pool, update) {
     numGpus: update.num_gpus,
     numGpusUsed: update.num_gpus_used,
     numGpusByType: update.num_gpus_by_type,
-    numJobsLeftOut: update.num_jobs_left_out + (update.whole ? 0 : pool.numJobsLeftOut),
+    numJobsLeftOut: Math.max(update.num_jobs - jobs.size, 0),
     jobs,
     nodes: update.nodes ?? pool.nodes,
     loads: update.loads,

@@ -9,7 +9,7 @@ from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.page_values import job_detail, pool_update, promise_word, tenant_rows
+from elasticflow.web.page_values import MAX_JOBS, job_detail, pool_update, promise_word, tenant_rows
 from elasticflow.web.pool_history import PoolHistory
 from elasticflow.web.streams import encoded
 from tests.support.histories import NOW_S, gpus, pool, spec
@@ -39,7 +39,8 @@ def test_of_ten_thousand_jobs_the_live_and_the_newest_are_sent_and_the_others_co
         history.fold(sequence, END_S, decision)
     assert (len(history.state.live_jobs), len(history.state.ended_jobs)) == (1_000, 9_000)
     update = pool_update(history, history.state, END_S, after=0)
-    assert len(update["jobs"]) + update["num_jobs_left_out"] == num_jobs
+    assert (len(update["jobs"]), update["num_jobs"]) == (MAX_JOBS, num_jobs)
+    assert pool_update(history, history.state, END_S, after=history.state.sequence)["num_jobs"] == num_jobs
     assert sum(row["live"] for row in update["jobs"]) == 1_000
     assert min(row["decided_at_s"] for row in update["jobs"] if not row["live"]) > NOW_S + 8_000
     assert len(encoded(update)) < 3_000_000
