@@ -1,11 +1,12 @@
 """The rows of analogues: each check beside what was measured, its verdict, and the command for it alone."""
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.papers.analogues import LABEL, Analogue, Check, check_verdict, combined
+from benchmarks.papers.cells import html_table, markdown_table, number_text
 from benchmarks.papers.verdicts import Measurement, Verdict
 
 NOT_RUN = "not run: --live"
@@ -68,7 +69,7 @@ def not_reached(shown: Sequence[AnalogueSection]) -> Iterator[str]:
         differing = [check for check in section.analogue.checks if section.verdict(check) is Verdict.DIFFERS]
         if differing:
             said = ", ".join(
-                f"{check.name} {_number(section.numbers.get(check.number))} (must be {check.demand})"
+                f"{check.name} {number_text(section.numbers.get(check.number))} (must be {check.demand})"
                 for check in differing
             )
             yield f"{LABEL}, {section.analogue.analogue_id}: {said}"
@@ -78,8 +79,7 @@ def markdown_lines(shown: Sequence[AnalogueSection]) -> list[str]:
     """All checks and all numbers, by analogue."""
     lines = list[str]()
     for section in shown:
-        lines += ["", f"## {_heading(section)}", "", *_about(section), "", _line(COLUMNS)]
-        lines += [_line(("---",) * len(COLUMNS)), *(_line(cells) for cells in _rows(section))]
+        lines += ["", f"## {_heading(section)}", "", *_about(section), "", *markdown_table(COLUMNS, _rows(section))]
         if section.numbers:
             lines += ["", _numbers(section)]
     return lines
@@ -90,13 +90,9 @@ def html_sections(shown: Sequence[AnalogueSection]) -> str:
 
 
 def _html(section: AnalogueSection) -> str:
-    heads = "".join(f"<th>{column}</th>" for column in COLUMNS)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in _rows(section)
-    )
     about = "".join(f"<p>{html.escape(line)}</p>\n" for line in _about(section) if line)
     return (
-        f"<h2>{html.escape(_heading(section))}</h2>\n{about}<table>\n<tr>{heads}</tr>\n{rows}</table>\n"
+        f"<h2>{html.escape(_heading(section))}</h2>\n{about}{html_table(COLUMNS, _rows(section))}\n"
         f'<p class="note">{html.escape(_numbers(section))}</p>'
     )
 
@@ -126,23 +122,12 @@ def _rows(section: AnalogueSection) -> Iterator[tuple[str, ...]]:
             check.name,
             check.number,
             check.demand,
-            _number(section.numbers.get(check.number)),
-            _number(section.numbers.get(check.beside)),
+            number_text(section.numbers.get(check.number)),
+            number_text(section.numbers.get(check.beside)),
             NOT_RUN if verdict is Verdict.NOT_RUN else verdict.value,
         )
 
 
 def _numbers(section: AnalogueSection) -> str:
-    found = "; ".join(f"{name} {_number(number)}" for name, number in section.numbers.items())
+    found = "; ".join(f"{name} {number_text(number)}" for name, number in section.numbers.items())
     return f"All numbers: {found}." if found else ""
-
-
-def _number(found: Measurement | None) -> str:
-    if found is None:
-        return ""
-    spread = f" ({found.least:,.3g} to {found.most:,.3g})" if found.most > found.least else ""
-    return f"{found.value:,.3g}{spread}"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

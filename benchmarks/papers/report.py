@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.papers.analogue_rows import AnalogueSection, analogue_counts, html_sections, markdown_lines, not_reached
+from benchmarks.papers.cells import html_table, markdown_table, number_text
 from benchmarks.papers.claims import Claim, Form
 from benchmarks.papers.picture import picture
 from benchmarks.papers.rows import Row, Section, counts, setup_text
-from benchmarks.papers.verdicts import Measurement, Verdict
+from benchmarks.papers.verdicts import Verdict
 from elasticflow.simulator.report.page import STYLE
 
 COLUMNS = ("claim", "published", "policy", "here", "as described", "ours", "at most", "verdict", "on ours")
@@ -39,7 +40,7 @@ def markdown(shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], a
     lines += [f"- {text}" for text in (*_not_reached(shown), *not_reached(analogues))] or ["- nothing that was run"]
     for section in shown:
         lines += ["", f"## {section.figure.figure_id}: {section.figure.title}", "", _about(section), ""]
-        lines += [_line(COLUMNS), _line(("---",) * len(COLUMNS)), *(_line(_cells(row)) for row in section.rows)]
+        lines += markdown_table(COLUMNS, map(_cells, section.rows))
         lines += [""] + [f"- {note}" for note in _notes(section)]
     lines += markdown_lines(analogues)
     return "\n".join(lines).rstrip() + "\n"
@@ -57,15 +58,11 @@ def _page(shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], abou
 
 
 def _section(section: Section) -> str:
-    heads = "".join(f"<th>{column}</th>" for column in COLUMNS)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(row)) + "</tr>\n" for row in section.rows
-    )
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in _notes(section))
     return (
         f'<h2 id="{section.figure.figure_id}">{section.figure.figure_id}: {html.escape(section.figure.title)}</h2>\n'
         f"<p>{html.escape(_about(section))}</p>\n{picture(section)}\n"
-        f'<table>\n<tr>{heads}</tr>\n{rows}</table>\n<ul class="note">{notes}</ul>'
+        f'{html_table(COLUMNS, map(_cells, section.rows))}\n<ul class="note">{notes}</ul>'
     )
 
 
@@ -84,7 +81,8 @@ def _not_reached(shown: tuple[Section, ...]) -> Iterator[str]:
         differing = [row for row in section.rows if row.verdict is Verdict.DIFFERS]
         if differing:
             rows = ", ".join(
-                f"{row.claim.name} {_number(row.measurement)} (published {_published(row.claim)})" for row in differing
+                f"{row.claim.name} {number_text(row.measurement)} (published {_published(row.claim)})"
+                for row in differing
             )
             reason = differing[0].reason or "no reason was found yet"
             yield f"{section.figure.figure_id}, {section.figure.title}: {rows}. {reason}"
@@ -110,10 +108,10 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.claim.name,
         f"{_published(row.claim)} {row.claim.unit}".strip(),
         _policy(row.claim),
-        _number(row.measurement),
-        ", ".join(f"{policy} {_number(value)}" for policy, value in row.described.items()),
-        _number(row.ours),
-        _number(row.bound),
+        number_text(row.measurement),
+        ", ".join(f"{policy} {number_text(value)}" for policy, value in row.described.items()),
+        number_text(row.ours),
+        number_text(row.bound),
         row.verdict.value,
         row.verdict_on_ours.value if row.verdict_on_ours else "",
     )
@@ -130,14 +128,3 @@ def _policy(claim: Claim) -> str:
 
 def _published(claim: Claim) -> str:
     return claim.published or ("no number" if claim.value is None else f"{claim.value:,.4g}")
-
-
-def _number(found: Measurement | None) -> str:
-    if found is None:
-        return ""
-    spread = f" ({found.least:,.3g} to {found.most:,.3g})" if found.most > found.least else ""
-    return f"{found.value:,.3g}{spread}"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,20 @@ def ended(*arguments: str) -> tuple[int, str]:
     return process.returncode, said
 
 
+def interrupted(process: "subprocess.Popen[str]", *, once: Callable[[], bool]) -> str:
+    """What a process says that is interrupted as soon as this holds. It ends cleanly, with exit code 130."""
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not once():
+        assert time.monotonic() < give_up_at
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    return said
+
+
 def test_rows_without_their_trace_name_it_and_the_page_is_whole(tmp_path: Path) -> None:
     code, said = ended("--only", "EF-F6b", "--only", "EF-F12b", "--out", str(tmp_path))
     assert code == 0, said
@@ -48,16 +63,8 @@ def test_rows_without_their_trace_name_it_and_the_page_is_whole(tmp_path: Path) 
 
 def test_an_interrupted_run_reports_what_it_has_and_is_resumed(tmp_path: Path) -> None:
     process = started("--only", "EF-F10-makespan", "--out", str(tmp_path))
-    give_up_at = time.monotonic() + DEADLINE_S
-    while not any((tmp_path / "runs").glob("*.json")):
-        assert time.monotonic() < give_up_at
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130, said
+    said = interrupted(process, once=lambda: any((tmp_path / "runs").glob("*.json")))
     assert "--resume goes on" in said
-    assert "Traceback" not in said
     first = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "runs").glob("*.json")}
     assert (tmp_path / "report.html").exists()
     code, said = ended("--only", "EF-F10-makespan", "--out", str(tmp_path), "--resume")
@@ -74,15 +81,8 @@ def test_an_interrupted_live_run_writes_its_report(tmp_path: Path) -> None:
     process = started("--live", "--only", "VF-F10", "--out", str(tmp_path))
     assert process.stderr is not None
     assert "live 1/1: three-jobs-1" in process.stderr.readline()
-    give_up_at = time.monotonic() + DEADLINE_S
-    while len(psutil.Process(process.pid).children(recursive=True)) < 2:  # the fork server and a worker
-        assert time.monotonic() < give_up_at
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+    children = psutil.Process(process.pid).children
+    interrupted(process, once=lambda: len(children(recursive=True)) > 1)  # the fork server and a worker
     report = json.loads((tmp_path / "report.json").read_text())
     assert [analogue["conditions"] for analogue in report["analogues"]] == ["0 of 1 parts measured; not run: --live"]
 
