@@ -9,10 +9,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine.crew_workers import CrewSwitch, Worker
 from benchmarks.engine.device import Device, device_fields
 from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import (
@@ -93,6 +95,11 @@ class Crew:
         """
         return await self._switch_to(members, tuple(w for w in self.holders if w not in members))
 
+    async def resize(self, size: int) -> bool:
+        """Switch to so many workers: the first of the holders, and new ones. Returns whether all switched."""
+        staying = self.holders[:size]
+        return await self.switch([*staying, *[None] * (size - len(staying))])
+
     async def shrink_to_survivors(self) -> None:
         """Switch to the survivors until no member is lost."""
         while self.holders and any(worker.exited is not None or worker.interrupted for worker in self.members):
@@ -105,6 +112,12 @@ class Crew:
             worker.handle.send(StopAtBoundary())
         await self.until(lambda: not self.processes, "all have stopped")
         return whole and all(w.exited is not None and w.exited.code == ExitCode.DONE for w in self.members)
+
+    def newest_state(self) -> dict[str, Any]:
+        """Of the newest checkpoint, of any generation. The job has ended or was suspended."""
+        state = CheckpointStore(self.checkpoint_dir, generation=1 << 30).newest()
+        assert state is not None, "an ended job leaves a checkpoint"
+        return state
 
     async def until(self, holds: Callable[[], bool], what: str) -> None:
         """Raises AssertionError on a timeout, or if a worker reports that the job has failed."""

@@ -13,7 +13,6 @@ from benchmarks.engine.device import Device
 from benchmarks.engine.playing import Event, Player, schedule
 from benchmarks.engine.sensitive import digest
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.job_spec import JobSpec
 
 STEP_S = 0.02
@@ -97,8 +96,7 @@ async def play(
     finally:
         for worker in crew.processes:
             worker.handle.kill()
-    state = CheckpointStore(crew.checkpoint_dir, generation=1 << 30).newest()
-    assert state is not None
+    state = crew.newest_state()
     recorded = [state["model"]] if crew.spec.shard_optimizer else [state["model"], state["optimizer"]]
     return Played(
         seed=seed,

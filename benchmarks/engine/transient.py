@@ -93,8 +93,7 @@ def _has_stepped(notes: Path, num_workers: int, since_s: float) -> bool:
 
 async def _change(crew: Crew, num_workers: int) -> None:
     if crew.job_id == "gone-over":
-        staying = crew.holders[:num_workers]
-        await crew.switch([*staying, *[None] * (num_workers - len(staying))])
+        await crew.resize(num_workers)
     else:
         await crew.suspend()
         await crew.start(num_workers)

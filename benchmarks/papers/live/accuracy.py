@@ -8,7 +8,6 @@ import torch
 from benchmarks.engine.sensitive import digest
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.papers.live.digits_jobs import NUM_VIRTUAL_NODES, NaiveDigits, NoisyDigits
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 
 _NUM_SAMPLES = 1500  # of the training set
 
@@ -47,8 +46,7 @@ async def _trained(there: Stage, job: NoisyDigits, num_workers: int, seed: int, 
     crew = there.crew(f"{type(job).__name__.lower()}-{num_workers}-{seed}", spec, checkpoint_every_s=1e6)
     await crew.start(num_workers)
     await crew.until(lambda: not crew.processes, "it has finished")
-    state = CheckpointStore(crew.checkpoint_dir, generation=1 << 30).newest()
-    assert state is not None
+    state = crew.newest_state()
     model = job.init_model()
     model.load_state_dict(state["model"])
     with torch.no_grad():

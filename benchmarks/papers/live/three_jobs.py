@@ -14,7 +14,6 @@ from benchmarks.engine.crew import Crew
 from benchmarks.engine.sensitive import digest
 from benchmarks.engine.stage import stage
 from benchmarks.engine.timed import timed_spec
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob
@@ -97,9 +96,7 @@ async def _run(
                     _Job(name=name, at_s=at_s, requested=requested, weight=weight, crew=crew, rate_per_s=1 / step_s)
                 )
             await _play(baseline, jobs, num_gpus)
-            states = [CheckpointStore(job.crew.checkpoint_dir, generation=1 << 30).newest() for job in jobs]
-    assert all(state is not None for state in states)
-    digests = [digest(state["model"]) for state in states if state is not None]
+            digests = [digest(job.crew.newest_state()["model"]) for job in jobs]
     return [job.finished_s for job in jobs if job.finished_s is not None], digests
 
 
@@ -132,6 +129,5 @@ async def _resize(job: _Job, num_gpus: int) -> None:
     elif num_gpus == 0:
         await job.crew.suspend()
     else:
-        staying = job.crew.holders[:num_gpus]
-        await job.crew.switch([*staying, *[None] * (num_gpus - len(staying))])
+        await job.crew.resize(num_gpus)
     job.num_gpus = num_gpus
