@@ -21,7 +21,7 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.streams import StreamLimits, stream_configs
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.support.histories import NOW_S

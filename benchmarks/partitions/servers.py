@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.partitions.network import Network
 from elasticflow.shared.runtime.bus.nats.embedded_server import find_server
-from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES
+from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES
 
 SERVERS = ("server-1", "server-2", "server-3")
 

@@ -18,7 +18,7 @@ from elasticflow.shared.messages.events import NodeJoined, PlanDecided, PoolConf
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.clock import SystemClock
 
 CLOCK = SystemClock()

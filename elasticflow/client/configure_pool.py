@@ -21,7 +21,7 @@ from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.messages.events import PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 

@@ -20,7 +20,7 @@ from elasticflow.client.workers_check import workers_problems
 from elasticflow.shared.errors import ElasticFlowError, NotPermitted
 from elasticflow.shared.extras import require_one_version, torch_problem
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.certificate_times import ends_of_validity
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem

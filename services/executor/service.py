@@ -1,10 +1,7 @@
 """The executor as a service: hosts its policy, its worker manager and its heartbeat until the node leaves the pool."""
 
 import asyncio
-import contextlib
-import fcntl
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from elasticflow.services.executor.decisions.state import NodeSpecification, Sta
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
+from elasticflow.services.executor.node_identity import node_specification_of, only_executor
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
 from elasticflow.services.executor.processes.code_archive import CodeArchive
@@ -35,8 +33,7 @@ from elasticflow.services.executor.processes.worker_isolation import WorkerIsola
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
-from elasticflow.shared.runtime.process.boot_clock import boot_id, boot_s
-from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
@@ -62,8 +59,8 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
         await asyncio.to_thread(_check_artifact_store, settings.artifact_store)
     generation_secrets = GenerationSecrets.read(settings.workers_secret_file)
     workers_secret = generation_secrets.digest(process.settings.pool)
-    specification = _node_specification(settings, data_dir, isolation, workers_secret)
-    with _only_executor(data_dir, specification) as previous_run_id:
+    specification = node_specification_of(settings, data_dir, isolation, workers_secret)
+    with only_executor(data_dir, specification) as previous_run_id:
         default = partial(_launcher, data_dir, settings, isolation)
         executor = Executor(
             process,
@@ -273,54 +270,6 @@ def _launcher(data_dir: Path, settings: ExecutorSettings, isolation: WorkerIsola
         data_interface=settings.data_interface,
         isolation=isolation,
     )
-
-
-def _node_specification(
-    settings: ExecutorSettings, data_dir: Path, isolation: WorkerIsolation, workers_secret: str
-) -> NodeSpecification:
-    return NodeSpecification(
-        node_id=settings.node_id,
-        run_id=fresh_id(),
-        num_gpus=settings.num_gpus,
-        device=settings.device,
-        advertise_host=settings.advertise_host,
-        sockets=settings.sockets,
-        rack=settings.rack,
-        until_s=settings.until_s,
-        gpu_type=settings.gpu_type,
-        gpu_memory_bytes=settings.gpu_memory_bytes,
-        cpu_share=settings.cpu_share,
-        data_dir=str(data_dir),
-        stores_artifacts=True,
-        stop_grace_s=settings.stop_grace_s,
-        memory_limit_bytes=settings.job_memory_bytes,
-        isolation=isolation.kind,
-        workers_secret=workers_secret,
-        unenforced=isolation.missing,
-    )
-
-
-@contextlib.contextmanager
-def _only_executor(data_dir: Path, specification: NodeSpecification) -> Iterator[str]:
-    """Lock the node's name on this machine; yield the run id of the executor that held the lock before, if it ran
-    here since the machine was started, else "". Raises BadSettings if a running executor holds the lock."""
-    folder = data_dir / "services"
-    folder.mkdir(parents=True, exist_ok=True)
-    node_id = specification.node_id
-    lock = os.open(folder / f"executor-{node_id}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            problem = f"EF_NODE_ID={node_id!r}: an executor of this name already runs here"
-            raise BadSettings(problems=(problem,)) from None
-        run_id, _, machine = os.pread(lock, 200, 0).decode(errors="replace").partition(" ")
-        previous_run_id = run_id if machine == boot_id() else ""
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{specification.run_id} {boot_id()}".encode(), 0)
-        yield previous_run_id
-    finally:
-        os.close(lock)
 
 
 async def _cancelled(task: "asyncio.Task[Any]") -> None:

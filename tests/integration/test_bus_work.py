@@ -7,9 +7,8 @@ import pytest
 from elasticflow.shared.errors import StorageFull, TooLarge
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
-from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, StreamLimits
 from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from tests.support.shared_pool import POOL, SUBMIT, Connect
 
@@ -113,8 +112,8 @@ async def test_the_queue_takes_no_message_above_the_largest_command(bus: Bus) ->
     largest = bytes(MAX_SUBMISSION_BYTES)
     await bus.append(SUBMIT, largest, message_id="1", headers={"Ef-Answer-To": "_INBOX." + "x" * 200})
     with pytest.raises(TooLarge) as caught:
-        await bus.append(SUBMIT, bytes(streams.MAX_COMMAND_BYTES + 1), message_id="2")
-    assert caught.value.limit_bytes == streams.MAX_COMMAND_BYTES
+        await bus.append(SUBMIT, bytes(MAX_COMMAND_BYTES + 1), message_id="2")
+    assert caught.value.limit_bytes == MAX_COMMAND_BYTES
     (item,) = await (await bus.work(POOL, "admission")).pull(2, 0.5)
     assert len(item.data) == len(largest)
 

@@ -25,6 +25,7 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.nats.permissions import Role
+from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.workers_secret import keep_workers_secret
 from elasticflow.shared.state.pool import PoolState
@@ -133,7 +134,7 @@ async def test_a_stream_of_an_older_version(endpoint: Endpoint) -> None:
 async def test_a_queue_that_takes_commands_of_any_size(endpoint: Endpoint) -> None:
     name = streams.submit_stream(POOL)
     await updated(name, endpoint, {"max_msg_size": -1})
-    assert f"nats stream edit {name} --max-msg-size {streams.MAX_COMMAND_BYTES}" in await problems(endpoint)
+    assert f"nats stream edit {name} --max-msg-size {MAX_COMMAND_BYTES}" in await problems(endpoint)
 
 
 async def test_a_stream_of_commands_without_limits_for_tenants(endpoint: Endpoint) -> None:
@@ -217,7 +218,7 @@ async def test_a_server_that_takes_small_messages_only(endpoint: Endpoint, tmp_p
     config.write_text(f'listen: "127.0.0.1:-1"\njetstream {{ store_dir: "{tmp_path}/small" }}')
     async with serving(config) as url:
         found = await problems(replace(endpoint, nats_url=url))
-    assert f"set max_payload: {streams.MAX_PAYLOAD_BYTES}" in found
+    assert f"set max_payload: {MAX_PAYLOAD_BYTES}" in found
 
 
 @pytest.mark.parametrize("version", ["2.11.9", "1.99.0", "", "unknown"])
@@ -235,7 +236,7 @@ async def test_an_account_that_is_almost_full(endpoint: Endpoint, tmp_path: Path
     config = tmp_path / "account.conf"
     config.write_text(f"""
         listen: "127.0.0.1:-1"
-        max_payload: {streams.MAX_PAYLOAD_BYTES}
+        max_payload: {MAX_PAYLOAD_BYTES}
         jetstream {{ store_dir: "{tmp_path}/account" }}
         accounts {{ lab {{ jetstream {{ max_file: 900MB }}, users: [{{ user: u, password: p }}] }} }}
     """)

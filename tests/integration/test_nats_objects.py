@@ -14,6 +14,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats import jetstream_api, object_store
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from tests.support.shared_pool import POOL
 
 BUCKET, NAME = streams.code_bucket(POOL), "code"
@@ -170,7 +171,7 @@ async def test_a_server_without_the_bucket_of_artifacts_says_so(bus: NatsBus) ->
 
 
 async def test_a_full_bucket_of_artifacts_drops_the_oldest(nats_server: EmbeddedServer) -> None:
-    bus = await connect_nats(nats_server.url, name="test", limits=streams.StreamLimits(artifact_bytes=1 << 20))
+    bus = await connect_nats(nats_server.url, name="test", limits=StreamLimits(artifact_bytes=1 << 20))
     await bus.ensure_pool("small")
     bucket = streams.artifact_bucket("small")
     names = [streams.artifact_name("lab", "n1", f"{number:064d}", 0) for number in range(4)]

@@ -17,7 +17,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats import embedded_server
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimits
+from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES, StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.support.deployed_server import deployed, serving
 from tests.support.real_pool import persistently
@@ -123,7 +123,7 @@ async def test_streams_with_fewer_replicas_than_asked_for_are_named_with_the_com
     with pytest.raises(TooFewReplicas) as refused:
         await wanting.ensure_pool(POOL)
     assert (refused.value.found, refused.value.wanted) == (1, 3)
-    assert set(refused.value.streams) == {config["name"] for config in streams.stream_configs(POOL, StreamLimits())}
+    assert set(refused.value.streams) == {config["name"] for config in stream_configs(POOL, StreamLimits())}
     assert f"nats stream edit {streams.ledger_stream(POOL)} --replicas 3 --force" in str(refused.value)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from elasticflow.shared.errors import BadSettings, Unavailable
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
-from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.deployed_server import deployed

@@ -18,6 +18,7 @@ from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from tests.support.planned_ledger import POOL
 
 TIMEOUT_S = 120.0
@@ -53,7 +54,7 @@ async def main(folder: Path) -> dict[str, int]:
 
 
 async def _connected(*urls: str) -> NatsBus:
-    limits = streams.StreamLimits(replicas=len(SERVERS))
+    limits = StreamLimits(replicas=len(SERVERS))
     return await connect_nats(",".join(urls), name="test", wait_s=TIMEOUT_S, limits=limits)
 
 

@@ -11,7 +11,7 @@ from elasticflow.local import key_store
 from elasticflow.local.key_store import KeyStore
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
-from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES
+from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from tests.support.deployed_server import serving
 

@@ -9,6 +9,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_INBOX, MAX_INBOX_BYTES, Message, Value
 from elasticflow.shared.runtime.bus.memory.link import Link
 from elasticflow.shared.runtime.bus.memory.stored_stream import Bell, Consumer, Stream, matches
+from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES, StreamLimits
 
 
 class Listener:
@@ -48,7 +49,7 @@ class MemoryBroker:
     max_payload_bytes: the largest message that it accepts.
     """
 
-    def __init__(self, *, max_payload_bytes: int = streams.MAX_PAYLOAD_BYTES) -> None:
+    def __init__(self, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
         self.max_payload_bytes = max_payload_bytes
         self.listeners: list[Listener] = []
         self.objects: dict[str, dict[str, bytes]] = {}
@@ -60,13 +61,13 @@ class MemoryBroker:
         self._route: dict[str, Stream] = {}
         self._turn = 0
 
-    def ensure_pool(self, pool: str, limits: streams.StreamLimits | None = None) -> None:
-        limits = limits or streams.StreamLimits()
+    def ensure_pool(self, pool: str, limits: StreamLimits | None = None) -> None:
+        limits = limits or StreamLimits()
         for name, kept in {
             streams.submit_stream(pool): Stream(
                 streams.submit_subjects(pool),
                 max_bytes=limits.submit_bytes,
-                max_message_bytes=streams.MAX_COMMAND_BYTES,
+                max_message_bytes=MAX_COMMAND_BYTES,
                 max_per_subject=limits.submit_commands_per_tenant,
             ),
             streams.dead_letter_stream(pool): Stream(streams.dead_letter_subjects(pool)),

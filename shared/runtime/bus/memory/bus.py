@@ -45,6 +45,12 @@ from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, 
 from elasticflow.shared.runtime.bus.memory.stream_follower import follow_stream
 from elasticflow.shared.runtime.bus.memory.subscription import MemorySubscription
 from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkQueue
+from elasticflow.shared.runtime.bus.stream_configs import (
+    MAX_PAYLOAD_BYTES,
+    StreamLimits,
+    check_replicas,
+    stream_configs,
+)
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 
@@ -70,10 +76,10 @@ class MemoryBus(Bus):
         rng: np.random.Generator | None = None,
         faults: Faults | None = None,
         delayed: bool = False,
-        limits: streams.StreamLimits | None = None,
+        limits: StreamLimits | None = None,
     ) -> None:
         self.broker = broker or MemoryBroker()
-        self._limits = limits or streams.StreamLimits()
+        self._limits = limits or StreamLimits()
         self._clock = clock or SystemClock()
         self._faults = FaultSource(faults or Faults(), rng)
         self.link: Link = DelayedLink(self._faults) if delayed else DirectLink(self._faults)
@@ -86,13 +92,13 @@ class MemoryBus(Bus):
     async def ensure_pool(self, pool: str) -> None:
         self._check_open()
         streams.check_pool(pool)
-        if self.broker.max_payload_bytes < streams.MAX_PAYLOAD_BYTES:
-            raise ServerTooSmall(_URL, "max_payload", self.broker.max_payload_bytes, streams.MAX_PAYLOAD_BYTES)
+        if self.broker.max_payload_bytes < MAX_PAYLOAD_BYTES:
+            raise ServerTooSmall(_URL, "max_payload", self.broker.max_payload_bytes, MAX_PAYLOAD_BYTES)
         wanted = self._limits.replicas
         if pool not in self.broker.pools() and wanted > 1:
             raise BadSettings((f"EF_REPLICAS={wanted}, but {_URL} is a single server: set EF_REPLICAS=1",))
         self.broker.ensure_pool(pool, self._limits)
-        streams.check_replicas({config["name"]: 1 for config in streams.stream_configs(pool, self._limits)}, wanted)
+        check_replicas({config["name"]: 1 for config in stream_configs(pool, self._limits)}, wanted)
 
     async def pool_exists(self, pool: str) -> bool:
         return pool in self.broker.pools()

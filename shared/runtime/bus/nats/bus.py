@@ -35,6 +35,7 @@ from elasticflow.shared.runtime.bus.nats import (
 from elasticflow.shared.runtime.bus.nats.connection import Connection, OnState
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, check_replicas, stream_configs
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.nats_access import WITH_TOKEN, NatsAccess
 
@@ -47,7 +48,7 @@ async def connect_nats(
     name: str,
     on_state: OnState | None = None,
     wait_s: float = 0.0,
-    limits: streams.StreamLimits | None = None,
+    limits: StreamLimits | None = None,
     access: NatsAccess = WITH_TOKEN,
 ) -> "NatsBus":
     """Connect, and stay connected: breaks are logged, reported to on_state and repaired, without end.
@@ -57,13 +58,13 @@ async def connect_nats(
     """
     connection = Connection(url, on_state)
     await connection.open(url, name=name, wait_s=wait_s, access=access)
-    return NatsBus(connection, limits or streams.StreamLimits())
+    return NatsBus(connection, limits or StreamLimits())
 
 
 class NatsBus(Bus):
     """See `Bus`; made by `connect_nats`."""
 
-    def __init__(self, connection: Connection, limits: streams.StreamLimits) -> None:
+    def __init__(self, connection: Connection, limits: StreamLimits) -> None:
         self._connection = connection
         self._limits = limits
 
@@ -80,7 +81,7 @@ class NatsBus(Bus):
         if not exists:
             await jetstream_api.check_account(self._connection, needed_bytes)
         replicas: dict[str, int] = {}
-        for config in streams.stream_configs(pool, self._limits):
+        for config in stream_configs(pool, self._limits):
             name = config["name"]
             try:
                 replicas[name] = await jetstream_api.ensure_stream(self._connection, config, needed_bytes)
@@ -91,7 +92,7 @@ class NatsBus(Bus):
                 if not (exists and name in streams.padding_streams(pool)):
                     raise
                 log.warning("no_space_for_padding_loads", stream=name, error=str(error))  # jobs need none of it
-        streams.check_replicas(replicas, self._limits.replicas)
+        check_replicas(replicas, self._limits.replicas)
 
     async def problems(self, pool: str) -> tuple[str, ...]:
         """What `ensure_pool` would refuse, and streams that are missing or that protect less than new ones do.

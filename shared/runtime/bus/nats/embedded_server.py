@@ -29,7 +29,7 @@ from elasticflow.shared.errors import (
     StoreTaken,
 )
 from elasticflow.shared.runtime.bus.nats.pool_check import NEEDED_VERSION
-from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES
+from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
 
 LOW_DISK_BYTES = 64 << 20

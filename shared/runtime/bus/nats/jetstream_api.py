@@ -23,10 +23,10 @@ from elasticflow.shared.errors import (
     WrongExpectedSequence,
 )
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, LedgerEnd, Value
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, status_of
+from elasticflow.shared.runtime.bus.stream_configs import largest_message
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
@@ -73,7 +73,7 @@ async def publish_acked(
         if error["err_code"] == _IN_PROCESS:
             raise MaybeStored(subject, headers.get(MESSAGE_ID, ""))
         if error["err_code"] == _MESSAGE_TOO_LARGE:
-            raise TooLarge(subject, len(data), streams.largest_message(subject))
+            raise TooLarge(subject, len(data), largest_message(subject))
         raise failure(error, subject, connection.url)
     return ack["seq"]
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, stream_configs
 
 _INBOXES = "_INBOX.>"
 _REPLIES_TO_OTHER_ACCOUNTS = "_R_.>"
@@ -139,7 +140,7 @@ def _api(call: str, *stream_names: str) -> tuple[str, ...]:
 
 
 def _every_stream(pool: str) -> tuple[str, ...]:
-    return tuple(config["name"] for config in streams.stream_configs(pool, streams.StreamLimits()))
+    return tuple(config["name"] for config in stream_configs(pool, StreamLimits()))
 
 
 _PERMISSIONS: Mapping[Role, Callable[[str, str], Permissions]] = MappingProxyType(

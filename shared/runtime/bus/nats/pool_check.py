@@ -6,9 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 from elasticflow.shared.errors import NotPermitted, ServerTooSmall, TooFewReplicas
-from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats import jetstream_api
 from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.stream_configs import (
+    MAX_PAYLOAD_BYTES,
+    StreamLimits,
+    check_replicas,
+    protection_problems,
+    stream_configs,
+)
 
 NEEDED_VERSION = (2, 12)  # of the server
 LEAST_LEFT_BYTES = 1 << 30
@@ -17,8 +23,8 @@ LEAST_LEFT_BYTES = 1 << 30
 def check_max_payload(connection: Connection) -> None:
     """Raises ServerTooSmall."""
     found_bytes = connection.client.max_payload
-    if found_bytes < streams.MAX_PAYLOAD_BYTES:
-        raise ServerTooSmall(connection.url, "max_payload", found_bytes, streams.MAX_PAYLOAD_BYTES)
+    if found_bytes < MAX_PAYLOAD_BYTES:
+        raise ServerTooSmall(connection.url, "max_payload", found_bytes, MAX_PAYLOAD_BYTES)
 
 
 def version_problem(found: str) -> str | None:
@@ -47,22 +53,22 @@ def server_problems(connection: Connection) -> tuple[str, ...]:
     return tuple(filter(None, found))
 
 
-async def problems(connection: Connection, pool: str, limits: streams.StreamLimits) -> tuple[str, ...]:
+async def problems(connection: Connection, pool: str, limits: StreamLimits) -> tuple[str, ...]:
     """See `NatsBus.problems`."""
     found = [*server_problems(connection)]
     with contextlib.suppress(NotPermitted):  # to nodes
         if problem := await storage_problem(connection):
             found.append(problem)
     replicas: dict[str, int] = {}
-    for wanted in streams.stream_configs(pool, limits):
+    for wanted in stream_configs(pool, limits):
         name = wanted["name"]
         there = await jetstream_api.stream_config(connection, name)
         if there is None:
             found.append(f"stream {name} is missing: run `eflow configure --pool {pool}`")
             continue
         replicas[name] = there["num_replicas"]
-        found += streams.protection_problems(wanted, there)
-    if problem := _problem(partial(streams.check_replicas, replicas, limits.replicas)):
+        found += protection_problems(wanted, there)
+    if problem := _problem(partial(check_replicas, replicas, limits.replicas)):
         found.append(problem)
     return tuple(found)
 
