@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticflow.client.archives import Archive, archive_name, archived_records, records_of
-from elasticflow.client.ledger import LedgerView, with_retry
+from elasticflow.client.ledger import LedgerView
 from elasticflow.errors import CannotArchive
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
@@ -22,6 +22,7 @@ from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.service import snapshot_store

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast, get_args
 
 from elasticflow.client.command_requests import CommandRequests
-from elasticflow.client.ledger import with_retry
 from elasticflow.client.replies import CheckpointReply
 from elasticflow.errors import ArtifactGone, ArtifactNotReadable, NothingStored, NotStoredYet
 from elasticflow.sdk.times import Duration, seconds_of
@@ -25,6 +24,7 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.state.job import Job
 
 STORED_TIMEOUT_S = 600.0  # a large checkpoint takes minutes, and so does its upload

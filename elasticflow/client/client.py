@@ -12,7 +12,6 @@ from typing import get_args
 from elasticflow.client.artifacts import ArtifactReader
 from elasticflow.client.command_requests import check, fresh_job_id, fresh_message_id
 from elasticflow.client.detached_loads import DetachedLoads
-from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.quote_request import ask_quote
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
@@ -50,6 +49,7 @@ from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.state.job import Job

@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
-from elasticflow.client.ledger import with_retry
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.client.pool_reader import PoolReader
 from elasticflow.client.replies import AnyReply, ReplyStream, follow_replies
@@ -34,6 +33,7 @@ from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 
 SomeReply = TypeVar("SomeReply", bound=AnyReply)

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from elasticflow.client.ledger import with_retry
 from elasticflow.client.loads import LoadRequests
 from elasticflow.client.result_values import delete_result_files
 from elasticflow.client.result_window import ResultWindow
@@ -16,6 +15,7 @@ from elasticflow.sdk.packaging import Package
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
 from elasticflow.shared.runtime.bus.load_lease import has_load_lease
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.state.load import LoadPhase
 
 MISSING_S = 10.0  # without a result of a finished load: longer than a reader takes to notice a lost connection

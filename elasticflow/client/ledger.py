@@ -6,17 +6,17 @@ No service takes part. The file format is in `shared/messages/export.py`.
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, Protocol, TypeVar
+from typing import BinaryIO, Protocol
 
 from elasticflow.client.archives import archived_records
 from elasticflow.errors import ArchivesNeeded, NotAnExport
-from elasticflow.shared.errors import LedgerBroken, MaybeStored, Unavailable
+from elasticflow.shared.errors import LedgerBroken
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
@@ -26,12 +26,7 @@ from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import PoolState
 
 ARCHIVES = "EF_ARCHIVES"  # names the folder to which `eflow events archive` wrote
-RETRY_TIMEOUT_S = 15.0  # a cluster that has lost a server elects a leader in seconds, without any reply
-_RETRY_S = 0.2
 _AT_ONCE = 512  # archived messages without a pause for other tasks
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 LedgerEntry = tuple[LedgerRecord, LedgerMessage]
 
@@ -185,18 +180,3 @@ def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:
         except BadExport as error:
             raise NotAnExport(str(file), str(error)) from None
     return tuple((record, read_message(record)) for record in records)
-
-
-async def with_retry(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Repeat an idempotent call while JetStream does not reply.
-
-    No attempt starts later than RETRY_TIMEOUT_S after the first. Raises the error of the last attempt.
-    """
-    give_up_at_s = time.monotonic() + RETRY_TIMEOUT_S
-    while True:
-        try:
-            return await call(*args, **kwargs)
-        except (Unavailable, MaybeStored):
-            if time.monotonic() + _RETRY_S > give_up_at_s:
-                raise
-        await asyncio.sleep(_RETRY_S)

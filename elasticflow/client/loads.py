@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from elasticflow.client.command_requests import CommandRequests, fresh_message_id
-from elasticflow.client.ledger import with_retry
 from elasticflow.client.result_window import ResultWindow
 from elasticflow.client.task_feed import MAX_BUNDLE_TASKS, TaskFeed
 from elasticflow.errors import LoadNotOpened, LoadWasCancelled, Undecided
@@ -35,6 +34,7 @@ from elasticflow.shared.runtime.bus.load_lease import (
     renew_load_lease,
     take_load_lease,
 )
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.load import LoadPhase
 

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from elasticflow.client.ledger import with_retry
 from elasticflow.shared.errors import UnknownStream
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.log_chunk import NEWEST, NUM_SLOTS, LogChunk, decode_chunk, decode_number, slot
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 

@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
-from elasticflow.client.ledger import with_retry
 from elasticflow.client.replies import CausedEvent
 from elasticflow.errors import NoViews, UnreadableView, WrongTenant
 from elasticflow.history.job_history import HistoryEntry
@@ -15,6 +14,7 @@ from elasticflow.shared.errors import NotPermitted, Retry, UnknownStream
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus, Value
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.tenant_view import PoolPart, TenantPart, seen_state
 from elasticflow.shared.state.view_encoding import LARGE_BODY_BYTES, AsOf, StoredView, decode_small

@@ -13,7 +13,7 @@ import pytest
 
 from elasticflow.client.archive_ledger import archive
 from elasticflow.client.configure_pool import configure
-from elasticflow.client.ledger import write_ledger
+from elasticflow.client.ledger import ARCHIVES, write_ledger
 from elasticflow.sdk.packaging import package
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.messages.events import EpochBegan, PlanDecided
@@ -125,8 +125,13 @@ async def test_each_service_goes_to_the_next_version_and_back_under_load(old: Ve
     assert writers >= {f"{service}-{version}" for service in ("admission", "placement") for version in ("old", "new")}
 
 
-async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(old: Version, tmp_path: Path) -> None:
-    """The pool has an epoch, and names the version that reads it. Its services of the next version go on."""
+async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(
+    old: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool has an epoch, and names the version that reads it. Its services of the next version go on.
+
+    Without the messages before the epoch the older version finds a gap first, and ends as well.
+    """
     old_version = old.constant("shared.messages.envelope.codec", "READER_VERSION")
     assert old_version < READER_VERSION
     async with pool_of_versions(tmp_path, num_nodes=1) as versions:
@@ -135,17 +140,26 @@ async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(old: Vers
         await pool.client.post(job(JobClass.SLO, max_iterations=ITERATIONS, **OF_CODE), job_id="before", code=CODE)
         await pool.ended(["before"])
         folder = tmp_path / "archives"
-        await archive(pool.url, POOL, folder, SystemClock(), delete=False, on_message=lambda done, of: None)
+        monkeypatch.setenv(ARCHIVES, str(folder))
+        archive_all = partial(archive, pool.url, POOL, folder, SystemClock(), on_message=lambda done, of: None)
+        await archive_all(delete=False)
         changes = {"minimum_reader_version": READER_VERSION}
         await configure(pool.url, POOL, None, SystemClock(), changes=changes)
         before = await ledger_of(pool)
         for name in versions.names:
-            if name.startswith("executor"):
-                continue  # one more of a node's name waits for the other
+            is_executor = name.startswith("executor")
+            if is_executor:
+                await versions.stop(name)  # one more of a node's name waits for the other
             status, said = await versions.refused(name, old)
             assert status != 0, name
             assert f"minimum_reader_version = {READER_VERSION}" in said, said[-2000:]
             assert f"{old_version}" in said
+            if is_executor:
+                await versions.start(name, NEW)
+        await archive_all(delete=True)
+        status, said = await versions.refused("admission", old)
+        assert status != 0
+        assert "messages are missing, or this is another ledger" in said, said[-2000:]
         await pool.client.post(job(JobClass.SLO, max_iterations=ITERATIONS, **OF_CODE), job_id="after", code=CODE)
         state = await pool.ended(["after"])
         records = await ledger_of(pool)

@@ -5,16 +5,16 @@ The message with which an epoch begins names the digest of its snapshot (docs/ad
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from elasticflow.shared.errors import DamagedObject, ElasticFlowError, EpochUnusable, NotFound, Retry, UnknownStream
+from elasticflow.shared.errors import DamagedObject, ElasticFlowError, EpochUnusable, NotFound, UnknownStream
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.ledger_chain import LedgerChain
@@ -23,10 +23,6 @@ from elasticflow.shared.state.pool import PoolState
 MAX_BYTES = 1 << 30
 NAME = f"chained-{snapshot_encoding.SHAPE}"
 _CHAIN_LENGTH = 32  # characters, before the state
-_ATTEMPTS = 10
-_RETRY_S = 0.2
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +62,7 @@ def decode(data: bytes, *, of_any_shape: bool = False) -> Snapshot:
 async def load(bus: Bus, pool: str, log: Any) -> Snapshot | None:
     """The newest snapshot, or None if none is readable: then the host folds the whole ledger.
 
-    Raises EpochUnusable, and Retry where no server answers for long.
+    Raises EpochUnusable, and Unavailable where no server answers for long.
     """
     own = await _newest_own(bus, pool, log)
     epoch = await newest_epoch(bus, pool)
@@ -76,7 +72,7 @@ async def load(bus: Bus, pool: str, log: Any) -> Snapshot | None:
         snapshot = await of_epoch(bus, pool, epoch.began)
     except EpochUnusable as error:
         folded = 0 if own is None else own.state.sequence
-        if folded + 1 < (await _patiently(lambda: bus.ledger_end(pool))).first:
+        if folded + 1 < (await with_retry(bus.ledger_end, pool)).first:
             raise
         log.warning("snapshot not used", error=str(error))
         return own
@@ -85,8 +81,8 @@ async def load(bus: Bus, pool: str, log: Any) -> Snapshot | None:
 
 
 async def beginning(bus: Bus, pool: str) -> PoolState:
-    """The state before the oldest message of the ledger. Raises EpochUnusable, UnknownStream, Retry."""
-    if (await _patiently(lambda: bus.ledger_end(pool))).first == 1:
+    """The state before the oldest message of the ledger. Raises EpochUnusable, UnknownStream, Unavailable."""
+    if (await with_retry(bus.ledger_end, pool)).first == 1:
         return PoolState()
     epoch = await newest_epoch(bus, pool)
     return PoolState() if epoch is None else (await of_epoch(bus, pool, epoch.began)).state
@@ -95,7 +91,7 @@ async def beginning(bus: Bus, pool: str) -> PoolState:
 async def newest_epoch(bus: Bus, pool: str) -> Epoch | None:
     """None in the first one."""
     try:
-        record = await _patiently(lambda: bus.last_record(subjects.epoch(pool)))
+        record = await with_retry(bus.last_record, subjects.epoch(pool))
     except UnknownStream:
         return None
     if record is None or not isinstance(began := read_message(record), EpochBegan):
@@ -107,7 +103,7 @@ async def of_epoch(bus: Bus, pool: str, began: EpochBegan) -> Snapshot:
     """The snapshot with which an epoch began. Raises EpochUnusable, Unavailable."""
     bucket, name = streams.snapshot_bucket(pool), epoch_object(began.snapshot)
     try:
-        data = await _patiently(lambda: bus.get_object(bucket, name, max_bytes=MAX_BYTES))
+        data = await with_retry(bus.get_object, bucket, name, max_bytes=MAX_BYTES)
         if hashlib.sha256(data).hexdigest() != began.snapshot:
             raise Undecodable("it is not the one that the ledger names")
         return decode(data, of_any_shape=True)
@@ -145,15 +141,3 @@ async def _newest_own(bus: Bus, pool: str, log: Any) -> Snapshot | None:
         return None
     log.info("snapshot loaded", sequence=state.sequence)
     return snapshot
-
-
-async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Without a leader of the stream, wait: a start without the epoch could not read the ledger."""
-    for _ in range(_ATTEMPTS):
-        try:
-            return await call()
-        except NotFound:
-            raise
-        except Retry:
-            await asyncio.sleep(_RETRY_S)
-    return await call()

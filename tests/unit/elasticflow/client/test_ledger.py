@@ -1,20 +1,19 @@
-"""The client's ledger: streams for slow readers, and retries while a cluster elects a leader."""
+"""The client's ledger: streams for slow readers, and calls while a cluster elects a leader."""
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any, BinaryIO, cast
 
 import pytest
 
 from elasticflow.client import client as client_module
-from elasticflow.client import ledger
 from elasticflow.client.client import Client
-from elasticflow.client.ledger import LedgerEntry, LedgerView, stream_ledger, with_retry
+from elasticflow.client.ledger import LedgerEntry, LedgerView, stream_ledger
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.errors import UnknownPool
-from elasticflow.shared.errors import BadCredentials, ElasticFlowError, MaybeStored, Unavailable
+from elasticflow.shared.errors import ElasticFlowError, MaybeStored, Unavailable
 from elasticflow.shared.messages.export import LedgerRecord, records_in
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus import streams
@@ -79,18 +78,6 @@ def no_leader() -> Unavailable:
     return Unavailable(ENDPOINT.nats_url, "no reply on $JS.API within 5 s")
 
 
-def failing(*failures: ElasticFlowError) -> Callable[..., Any]:
-    """A call that fails with each of these in turn, then returns "done"."""
-    left = list(failures)
-
-    async def call() -> str:
-        if left:
-            raise left.pop(0)
-        return "done"
-
-    return call
-
-
 class BetweenLeaders(MemoryBus):
     """A bus on which each JetStream call fails once."""
 
@@ -126,21 +113,6 @@ async def bus(monkeypatch: pytest.MonkeyPatch) -> BetweenLeaders:
     monkeypatch.setattr(client_module, "connect_nats", connect)
     await bus.ensure_pool(ENDPOINT.pool)
     return bus
-
-
-async def test_unavailable_and_maybe_stored_are_retried() -> None:
-    assert await with_retry(failing(no_leader(), MaybeStored("subject", "id"))) == "done"
-
-
-async def test_retries_end_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "RETRY_TIMEOUT_S", 0.0)
-    with pytest.raises(Unavailable):
-        await with_retry(failing(no_leader()))
-
-
-async def test_a_permanent_error_is_not_retried() -> None:
-    with pytest.raises(BadCredentials):
-        await with_retry(failing(BadCredentials(ENDPOINT.nats_url)))
 
 
 async def test_a_client_reads_and_writes_across_an_election(bus: BetweenLeaders) -> None:
