@@ -83,7 +83,7 @@ class History:
         try:
             told = await reply
         except Retry:
-            if not isinstance(call, Quote):  # one that nobody answered changes nothing
+            if not isinstance(call, Quote):  # one without an answer changes nothing
                 self.operations.append(Operation(call=call, reply=None, invoked_s=invoked_s))
             return
         self.operations.append(Operation(call=call, reply=told, invoked_s=invoked_s, returned_s=time.monotonic()))

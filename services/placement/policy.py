@@ -146,7 +146,7 @@ def _placed_on_type(
 
 
 def _gpus_that_leave(state: PoolState, cache: PlanningCache) -> Iterator[GpuId]:
-    """GPUs of nodes with an announced end: whoever starts elsewhere need not move for it."""
+    """GPUs of nodes with an announced end: a job that starts elsewhere need not move for it."""
     for node in cache.last(ending_nodes, state.nodes):
         yield from (GpuId(node.node_id, index) for index in range(node.num_gpus))
 

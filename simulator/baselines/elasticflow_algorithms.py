@@ -41,7 +41,7 @@ class ElasticFlowAlgorithms:
             return True
         if arriving.job_id in plans.unsatisfied:
             return False
-        return plans.unsatisfied <= _Plans(jobs, num_gpus, now_s).unsatisfied  # whom another arrival cannot harm
+        return plans.unsatisfied <= _Plans(jobs, num_gpus, now_s).unsatisfied  # those were so before
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
         plans = _Plans(jobs, num_gpus, now_s, until_full=True)

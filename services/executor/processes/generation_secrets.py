@@ -13,7 +13,7 @@ from elasticflow.shared.runtime.process.private_file import private_bytes
 from elasticflow.shared.runtime.process.workers_secret import VARIABLE
 
 _LEAST_BYTES = 16
-_RANDOM = re.compile(rb"[0-9a-f]{64}")  # as `eflow keys` makes it: nobody finds it by its digest
+_RANDOM = re.compile(rb"[0-9a-f]{64}")  # as `eflow keys` makes it: its digest does not reveal it
 _DIGEST_LENGTH = 16
 
 

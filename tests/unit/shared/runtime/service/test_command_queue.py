@@ -121,7 +121,7 @@ async def test_a_tenant_with_many_commands_does_not_delay_that_of_another() -> N
 
 
 async def test_one_decision_takes_one_command_about_each_job() -> None:
-    """Else nobody could tell which of two amendments an event decides on."""
+    """Else a reader could not tell which of two amendments an event decides on."""
     first, second, other = submit("a"), CancelJob(job_id="a", tenant="lab"), submit("b")
     async with queue_with(first, second, other) as queue:
         taken = queue.take(8)

@@ -103,7 +103,7 @@ def test_a_worker_with_another_secret_joins_no_group(secret: str) -> None:
 
 
 def test_a_worker_that_took_the_connection_of_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the addresses in the store are right: gloo takes whoever connects first."""
+    """Although the addresses in the store are right: gloo takes the first connection."""
     store, whole = dist.HashStore(), full_mesh.proof
 
     def without_secret(secret: str, prover: int, verifier: int, nonce: bytes) -> bytes:
