@@ -20,6 +20,7 @@ from benchmarks.papers.execution import Inputs, execute_run
 from benchmarks.papers.live.measures import MEASURES, measure_part
 from benchmarks.papers.live.store import LiveStore
 from benchmarks.papers.reasons import read_reasons
+from benchmarks.papers.recorded import RESULTS, recorded_result
 from benchmarks.papers.report import write_report
 from benchmarks.papers.rows import counts, sections
 from benchmarks.papers.runs import Run, all_runs
@@ -41,6 +42,9 @@ def main(
     ),
     only: Annotated[list[str] | None, typer.Option(help="Only this figure, for example F9; may be repeated.")] = None,
     live: Annotated[bool, typer.Option("--live", help="Also measure the analogues on CPU slots, one by one.")] = False,
+    results: Annotated[
+        Path, typer.Option(help="Folder of the JSON files of other benchmarks, which some analogues read.")
+    ] = RESULTS,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that --out has; else all are run.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = (os.cpu_count() or 1),
 ) -> None:
@@ -65,15 +69,16 @@ def main(
         assert inputs.tables.models  # an error in them ends the command here
         make_folder(out)
         store = Store(out, inputs.digest(), resume=resume)
+        measured = [analogue for analogue in analogues if not analogue.recorded]
         live_store = LiveStore(out)
         if live and not resume:
-            live_store.forget(analogues)
+            live_store.forget(measured)
         runs = all_runs(claim for figure in figures for claim in figure.claims)
         to_do = [run for run in runs if inputs.has(run.jobs) and store.numbers(run) is None]
         to_do.sort(key=lambda run: inputs.num_jobs(run.jobs))
         interrupted = not _run_all(to_do, inputs, store, workers)
         if live and not interrupted:
-            interrupted = not _measure_all(live_store, analogues)
+            interrupted = not _measure_all(live_store, measured)
     shown = sections(figures, inputs, store.numbers, reasons)
     about = {
         "traces": ", ".join(sorted(file.stem for file in traces.glob("*.csv"))) if traces else "none",
@@ -82,13 +87,16 @@ def main(
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
     }
     shows_live = live or resume
-    live_shown = [
-        analogue_section(
-            analogue,
-            [live_store.result(analogue, part) if shows_live else None for part in range(len(analogue.parts))],
-        )
-        for analogue in analogues
-    ]
+    with reporting_errors():
+        live_shown = [
+            analogue_section(
+                analogue,
+                [recorded_result(analogue, results)]
+                if analogue.recorded
+                else [live_store.result(analogue, part) if shows_live else None for part in range(len(analogue.parts))],
+            )
+            for analogue in analogues
+        ]
     print(write_report(out, shown, live_shown, about))
     note(", ".join(f"{count} {name}" for name, count in counts(shown).items()))
     if live_shown:
