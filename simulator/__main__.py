@@ -4,10 +4,11 @@ import os
 from importlib import import_module
 from typing import Any, ClassVar
 
-import typer
-from typer.core import TyperGroup
+from elasticflow.shared.import_without_gc import ending_at_interrupt, without_gc
 
-from elasticflow.shared.import_without_gc import without_gc
+with ending_at_interrupt():
+    import typer
+    from typer.core import TyperGroup
 
 CALLED_AS = os.environ.get("EF_CALLED_AS", "python -m elasticflow.simulator")  # `eflow` passes its own name
 
@@ -27,7 +28,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.modules:
             return None
-        with without_gc():
+        with ending_at_interrupt(), without_gc():
             module = import_module(self.modules[cmd_name])
         command = typer.main.get_command(module.app)
         command.name = cmd_name

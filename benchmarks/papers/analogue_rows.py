@@ -9,7 +9,6 @@ from benchmarks.papers.analogues import LABEL, Analogue, Check, check_verdict, c
 from benchmarks.papers.cells import html_table, markdown_table, number_text
 from benchmarks.papers.verdicts import Measurement, Verdict
 
-NOT_RUN = "not run: --live"
 COLUMNS = ("check", "number", "must be", "here", "beside it", "verdict")
 _VERDICTS = (Verdict.DIFFERS, Verdict.HOLDS, Verdict.NOT_RUN)
 
@@ -32,9 +31,14 @@ class AnalogueSection:
     @property
     def conditions(self) -> str:
         """When it was measured: how long it took, and beside which load."""
+        if not self.is_whole and not self.analogue.recorded:
+            return f"{len(self.results)} of {len(self.analogue.parts)} parts measured; {self.analogue.missing}"
         if not self.is_whole:
-            return f"{len(self.results)} of {len(self.analogue.parts)} parts measured; {NOT_RUN}"
+            return self.analogue.missing
         loads = [load for result in self.results for load in result["load_average"]]
+        if self.analogue.recorded:
+            load = f"load average {loads[0]:.1f} before and {loads[-1]:.1f} after" if loads else "load not recorded"
+            return f"{load}; read from {self.analogue.recorded}, which {self.analogue.written_by} wrote"
         seconds = sum(result["wall_s"] for result in self.results)
         return f"{seconds:,.0f} s, load average {min(loads):.1f} to {max(loads):.1f}"
 
@@ -105,11 +109,11 @@ def _about(section: AnalogueSection) -> list[str]:
     analogue = section.analogue
     settings = ", ".join(f"{name} {value}" for name, value in analogue.setup.items())
     parts = "; ".join(", ".join(f"{name} {value}" for name, value in part.items()) for part in analogue.parts if part)
+    setup = f" Setup: {settings}{'; parts: ' if parts else ''}{parts}." if settings else ""
     return [
         f"{analogue.title}.",
         "",
-        f"In place of the published setup: {analogue.stands_in}. "
-        f"Setup: {settings}{'; parts: ' if parts else ''}{parts}.",
+        f"In place of the published setup: {analogue.stands_in}.{setup}",
         "",
         f"{section.conditions}. Alone: {analogue.command}",
     ]
@@ -124,7 +128,7 @@ def _rows(section: AnalogueSection) -> Iterator[tuple[str, ...]]:
             check.demand,
             number_text(section.numbers.get(check.number)),
             number_text(section.numbers.get(check.beside)),
-            NOT_RUN if verdict is Verdict.NOT_RUN else verdict.value,
+            section.analogue.missing if verdict is Verdict.NOT_RUN else verdict.value,
         )
 
 

@@ -53,7 +53,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analogue:
-    """figures: ids. setup, parts: arguments of the function that `measure` names; those of a part count."""
+    """figures: ids. setup, parts: arguments of the function that `measure` names; those of a part count.
+
+    recorded: a file of benchmarks/results that is read instead; `measure` then names its reader. written_by: the
+    command that writes this file.
+    """
 
     analogue_id: str
     figures: tuple[str, ...]
@@ -63,10 +67,20 @@ class Analogue:
     setup: Mapping[str, Any]
     parts: tuple[Mapping[str, Any], ...]
     checks: tuple[Check, ...]
+    recorded: str = ""
+    written_by: str = ""
 
     @property
     def command(self) -> str:
-        return f"python -m benchmarks.papers --live --only {self.figures[0]}"
+        live = "" if self.recorded else "--live "
+        return f"python -m benchmarks.papers {live}--only {self.figures[0]}"
+
+    @property
+    def missing(self) -> str:
+        """What a row says that was not run."""
+        return (
+            f"not run: {self.recorded} is missing; {self.written_by} writes it" if self.recorded else "not run: --live"
+        )
 
     def settings(self, part: int) -> dict[str, Any]:
         return {**self.setup, **self.parts[part]}

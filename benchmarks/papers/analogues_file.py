@@ -8,11 +8,14 @@ from typing import Any
 
 from benchmarks.papers.analogues import Analogue, Check, Relation
 from benchmarks.papers.claims import Claim, Figure
+from benchmarks.papers.recorded import READERS
 from benchmarks.papers.toml_values import Table, check_keys, check_once, number, tables, text, texts
 from elasticflow.shared.errors import BadSettings
 
 ANALOGUES = Path(__file__).with_name("analogues.toml")
-ANALOGUE_KEYS = {"id", "figures", "title", "stands_in", "measure", "setup", "parts", "checks"}
+_COMMON_KEYS = {"id", "figures", "title", "stands_in", "measure", "checks"}
+_MEASURED_KEYS = {"setup", "parts"}
+_RECORDED_KEYS = {"recorded", "written_by"}
 _RELATIONS = {
     "at_least": Relation.AT_LEAST,
     "at_most": Relation.AT_MOST,
@@ -25,8 +28,12 @@ CHECK_KEYS = {"id", "number", "beside", *_RELATIONS}
 Measures = Mapping[str, Callable[..., Mapping[str, float]]]
 
 
-def read_analogues(figures: tuple[Figure, ...], measures: Measures, file: Path = ANALOGUES) -> tuple[Analogue, ...]:
-    """In the order of the file. figures: with the claims that checks name. BadSettings names what is wrong."""
+def read_analogues(
+    figures: tuple[Figure, ...], measures: Measures, file: Path = ANALOGUES, *, readers: Measures = READERS
+) -> tuple[Analogue, ...]:
+    """In the order of the file. figures: with the claims that checks name. measures: of live runs; readers: of results
+    of other benchmarks. BadSettings names what is wrong.
+    """
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -34,14 +41,18 @@ def read_analogues(figures: tuple[Figure, ...], measures: Measures, file: Path =
     check_keys(content, {"analogue"}, file.name)
     claims = {claim.claim_id: claim for figure in figures for claim in figure.claims}
     known = {figure.figure_id for figure in figures}
-    found = tuple(_analogue(table, claims, known, measures) for table in tables(content.get("analogue"), "analogue"))
+    found = tuple(
+        _analogue(table, claims, known, readers if "recorded" in table else measures)
+        for table in tables(content.get("analogue"), "analogue")
+    )
     check_once((analogue.analogue_id for analogue in found), "analogue")
     return found
 
 
 def _analogue(table: Table, claims: Mapping[str, Claim], figures: set[str], measures: Measures) -> Analogue:
     where = f"analogue {table.get('id')!r}"
-    check_keys(table, ANALOGUE_KEYS, where)
+    is_recorded = "recorded" in table
+    check_keys(table, _COMMON_KEYS | (_RECORDED_KEYS if is_recorded else _MEASURED_KEYS), where)
     beside = texts(table.get("figures"), f"{where}: figures")
     if unknown := [name for name in beside if name not in figures] or ([] if beside else ["none"]):
         raise BadSettings((f"{where}: there is no figure {unknown[0]!r}",))
@@ -56,11 +67,15 @@ def _analogue(table: Table, claims: Mapping[str, Claim], figures: set[str], meas
         setup=table.get("setup", {}),
         parts=tuple(tables(table.get("parts", [{}]), f"{where}: parts")),
         checks=checks,
+        recorded=text(table, "recorded", where) if is_recorded else "",
+        written_by=text(table, "written_by", where) if is_recorded else "",
     )
     if not checks or not analogue.parts:
         raise BadSettings((f"{where}: has no check or no part",))
     if analogue.measure not in measures:
         raise BadSettings((f"{where}: measure {analogue.measure!r} must be one of {', '.join(measures)}",))
+    if is_recorded:
+        return analogue
     arguments = set(inspect.signature(measures[analogue.measure]).parameters)
     for part in range(len(analogue.parts)):
         if (given := set(analogue.settings(part))) != arguments:

@@ -2,13 +2,13 @@
 
 import sys
 
-from elasticflow.shared.import_without_gc import without_gc
+from elasticflow.shared.import_without_gc import ending_at_interrupt, without_gc
 
 
 def main() -> None:
     """Entry point of `eflow` and `python -m elasticflow`."""
     try:
-        with without_gc():  # inside: Ctrl-C while libraries load is no traceback either
+        with ending_at_interrupt(), without_gc():
             from elasticflow.cli.app import app
 
         app(prog_name="eflow")

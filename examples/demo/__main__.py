@@ -9,16 +9,19 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from elasticflow.shared.import_without_gc import ending_at_interrupt
 
-from elasticflow.local.up_plan import UpPlan
-from elasticflow.shared.errors import ElasticFlowError
-from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.runtime.process.logs import configure_logs
-from elasticflow.shared.runtime.process.terminal import console
-from examples.demo.cast import cast
-from examples.demo.performance import perform
-from examples.demo.report import as_json, draw, load_is_complete, load_line, rows, table
+with ending_at_interrupt():
+    import typer
+
+    from elasticflow.local.up_plan import UpPlan
+    from elasticflow.shared.errors import ElasticFlowError
+    from elasticflow.shared.messages.pool_config import PoolConfig
+    from elasticflow.shared.runtime.process.logs import configure_logs
+    from elasticflow.shared.runtime.process.terminal import console
+    from examples.demo.cast import cast
+    from examples.demo.performance import perform
+    from examples.demo.report import as_json, draw, load_is_complete, load_line, rows, table
 
 
 def main(

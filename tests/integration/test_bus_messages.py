@@ -6,6 +6,9 @@ import pytest
 
 from elasticflow.shared.errors import BusClosed, NoResponder, RequestTimeout
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from tests.support.shared_pool import PLAN, POOL, Connect, next_of
 
 
@@ -83,6 +86,39 @@ async def test_cancelling_a_subscribing_task_ends_it(bus: Bus, num_turns: int) -
     if subscribing.cancel():
         with pytest.raises(asyncio.CancelledError):
             await subscribing
+
+
+@pytest.mark.parametrize("num_turns", range(1, 8))
+async def test_cancelling_a_closing_task_ends_it_and_the_bus_is_closed(connect: Connect, num_turns: int) -> None:
+    """Otherwise Ctrl-C while a pool is configured would be lost, and the pool would run forever."""
+    doomed = await connect()
+    await doomed.subscribe("ef.telemetry.>")
+    closing = asyncio.ensure_future(doomed.close())
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    if closing.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    with pytest.raises(BusClosed):
+        await doomed.append(PLAN, b"", message_id="1")
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_cancelling_a_connecting_task_ends_it(nats_server: EmbeddedServer, num_turns: int) -> None:
+    connection = Connection(nats_server.url, None)
+    opening = asyncio.ensure_future(connection.open(nats_server.url, name="test", wait_s=60.0, access=NatsAccess()))
+    while not connection.is_connected:  # noqa: ASYNC110 - each turn of the event loop counts
+        await asyncio.sleep(0)
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    was_cancelled = opening.cancel()
+    try:
+        await opening
+    except asyncio.CancelledError:
+        assert connection.client.is_closed
+    else:
+        assert not was_cancelled
+        await connection.close()
 
 
 async def test_a_closed_bus_ends_all_waits(connect: Connect, bus: Bus) -> None:

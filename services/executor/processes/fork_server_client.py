@@ -70,6 +70,7 @@ class ForkServer:
         self._cgroups: dict[int, Path] = {}  # by pid
         self._control = control
         self._ready = asyncio.get_running_loop().create_future()
+        self._is_loading = True
         self._requests = itertools.count()
         self._replies: dict[int, asyncio.Future[Fork]] = {}
         self._exits: dict[int, asyncio.Future[Exited]] = {}
@@ -139,6 +140,8 @@ class ForkServer:
         pids = list(self._exits)
         for pid in pids:
             kill_process_group(pid)
+        if self._is_loading and self._process.returncode is None:  # it has no workers, and reads nothing yet
+            self._process.kill()
         self._control.close()  # the server reaps its workers and ends
         try:
             await asyncio.wait_for(self._process.wait(), _END_TIMEOUT_S)
@@ -166,6 +169,7 @@ class ForkServer:
     def _take(self, message: object) -> None:
         match message:
             case ForkServerReady():
+                self._is_loading = False
                 self._ready.set_result(None)
             case WorkerForked(request=request, pid=pid):
                 if (group := self._new_cgroups.pop(request, None)) is not None:

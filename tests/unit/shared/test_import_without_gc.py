@@ -1,10 +1,17 @@
-"""Garbage collection continues after the imports, and ignores the imported objects."""
+"""Garbage collection continues after the imports, and ignores the imported objects. Ctrl-C ends them at once."""
 
 import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from elasticflow.shared.import_without_gc import without_gc
+from elasticflow.shared.import_without_gc import ending_at_interrupt, without_gc
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +33,48 @@ def test_a_library_that_is_not_there_leaves_the_collector_on():
     with pytest.raises(ImportError), without_gc():
         raise ImportError("no such library")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("module", ["elasticflow", "elasticflow.simulator", "benchmarks.papers", "examples.demo"])
+def test_ctrl_c_while_a_command_loads_ends_it_without_a_traceback(module: str, tmp_path: Path):
+    (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", module],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_ctrl_c_in_a_callback_of_the_imports_is_not_lost():
+    program = (
+        "import signal, weakref\n"
+        "from elasticflow.shared.import_without_gc import ending_at_interrupt\n"
+        "class Module: pass\n"
+        "with ending_at_interrupt():\n"
+        "    module = Module()\n"
+        "    reference = weakref.ref(module, lambda _: signal.raise_signal(signal.SIGINT))\n"
+        "    del module\n"
+        "print('goes on')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_ctrl_c_after_the_imports_is_an_exception_again():
+    with ending_at_interrupt():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ending_at_interrupt():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -79,11 +79,11 @@ class Connection:
                 reconnected_cb=self._on_reconnected,
                 closed_cb=self._on_closed,
             )
+            self._answers.prefix = self.client.new_inbox() + "."
+            await _heard(self.client.subscribe(self._answers.prefix + "*", cb=self._answers.on_message))
         except BaseException:
             await self.close()
             raise
-        self._answers.prefix = self.client.new_inbox() + "."
-        await self.client.subscribe(self._answers.prefix + "*", cb=self._answers.on_message)
         self._report_state("connected")
 
     # -- states
@@ -109,10 +109,22 @@ class Connection:
         return self.is_connected
 
     async def close(self) -> None:
-        """Drain if connected, then close."""
+        """Drain if connected, then close, which takes some seconds at most. Raises a cancellation afterwards."""
         if self._closing:
             return
         self._closing = True
+        closing = asyncio.ensure_future(self._drain_and_close())  # a task of its own, which is never cancelled
+        is_cancelled = False
+        while not closing.done():
+            try:
+                await asyncio.wait({closing})
+            except asyncio.CancelledError:
+                is_cancelled = True
+        closing.result()
+        if is_cancelled:
+            raise asyncio.CancelledError
+
+    async def _drain_and_close(self) -> None:
         try:
             if self.is_connected:
                 await self.client.drain()
@@ -231,7 +243,7 @@ class Connection:
         inbox.wake()
         if subscription is not None:
             with contextlib.suppress(nats.errors.Error):  # closed or draining: gone anyway
-                await subscription.unsubscribe()
+                await _heard(subscription.unsubscribe())
 
     def new_subject(self) -> str:
         """A subject that no other client uses."""

@@ -1,0 +1,147 @@
+"""The command `python -m benchmarks.papers`: its options, the simulated runs, the live part and the report."""
+
+import os
+import platform
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.papers.analogue_rows import analogue_counts, analogue_section
+from benchmarks.papers.analogues import Analogue, chosen_analogues
+from benchmarks.papers.analogues_file import read_analogues
+from benchmarks.papers.claims import chosen
+from benchmarks.papers.claims_file import read_claims
+from benchmarks.papers.execution import Inputs, execute_run
+from benchmarks.papers.live.measures import MEASURES, measure_part
+from benchmarks.papers.live.store import LiveStore
+from benchmarks.papers.reasons import read_reasons
+from benchmarks.papers.recorded import RESULTS, recorded_result
+from benchmarks.papers.report import write_report
+from benchmarks.papers.rows import counts, sections
+from benchmarks.papers.runs import Run, all_runs
+from benchmarks.papers.store import Store
+from benchmarks.scheduling.workers import new_workers
+from elasticflow.shared.runtime.process.logs import configure_logs
+from elasticflow.simulator.engine.interruptible import INTERRUPTED
+from elasticflow.simulator.trace.command_inputs import make_folder, note, reporting_errors
+from elasticflow.simulator.trace.plots import require_matplotlib
+
+
+def main(
+    traces: Annotated[Path | None, typer.Option(help="Folder of traces; rows of missing ones are not run.")] = None,
+    throughputs: Annotated[
+        Path | None, typer.Option(help="Folder of <model>.csv tables.", show_default="the project's own")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Write report.html, report.md, report.json and runs/ there.")] = Path(
+        "report"
+    ),
+    only: Annotated[list[str] | None, typer.Option(help="Only this figure, for example F9; may be repeated.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Also measure the analogues on CPU slots, one by one.")] = False,
+    results: Annotated[
+        Path, typer.Option(help="Folder of the JSON files of other benchmarks, which some analogues read.")
+    ] = RESULTS,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that --out has; else all are run.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = (os.cpu_count() or 1),
+) -> None:
+    """Simulate what four papers report, and compare. With --live also train real workers on CPU slots.
+
+    Each run is stored as it ends. Ctrl-C writes the report of what was run so far (exit code 130); --resume goes on.
+
+    \b
+    Examples:
+      python -m benchmarks.papers --traces traces/ --throughputs tables/A100 --out report/
+      python -m benchmarks.papers --traces traces/ --throughputs tables/A100 --only F9 --resume
+      python -m benchmarks.papers --only F10     generated jobs on the project's own tables
+      python -m benchmarks.papers --live --only VF-T1     accuracies of real workers
+    """
+    with reporting_errors():
+        require_matplotlib()
+        claims = read_claims()
+        figures = chosen(claims.figures, tuple(only or ()))
+        reasons = read_reasons(claims.figures)
+        inputs = Inputs(traces, throughputs, claims.generator)
+        analogues = chosen_analogues(read_analogues(claims.figures, MEASURES), figures)
+        assert inputs.tables.models  # an error in them ends the command here
+        make_folder(out)
+        store = Store(out, inputs.digest(), resume=resume)
+        measured = [analogue for analogue in analogues if not analogue.recorded]
+        live_store = LiveStore(out)
+        if live and not resume:
+            live_store.forget(measured)
+        runs = all_runs(claim for figure in figures for claim in figure.claims)
+        to_do = [run for run in runs if inputs.has(run.jobs) and store.numbers(run) is None]
+        to_do.sort(key=lambda run: inputs.num_jobs(run.jobs))
+        interrupted = not _run_all(to_do, inputs, store, workers)
+        if live and not interrupted:
+            interrupted = not _measure_all(live_store, measured)
+    shown = sections(figures, inputs, store.numbers, reasons)
+    about = {
+        "traces": ", ".join(sorted(file.stem for file in traces.glob("*.csv"))) if traces else "none",
+        "throughputs": throughputs.name if throughputs else "the project's own",
+        "CPU time of all runs": f"{store.cpu_s:,.0f} s",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+    }
+    shows_live = live or resume
+    with reporting_errors():
+        live_shown = [
+            analogue_section(
+                analogue,
+                [recorded_result(analogue, results)]
+                if analogue.recorded
+                else [live_store.result(analogue, part) if shows_live else None for part in range(len(analogue.parts))],
+            )
+            for analogue in analogues
+        ]
+    print(write_report(out, shown, live_shown, about))
+    note(", ".join(f"{count} {name}" for name, count in counts(shown).items()))
+    if live_shown:
+        checks = ", ".join(f"{count} {name}" for name, count in analogue_counts(live_shown).items())
+        note(f"checks of analogues on CPU slots: {checks}")
+    if interrupted:
+        note("interrupted: the report has what was run until then; --resume goes on")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _run_all(runs: Sequence[Run], inputs: Inputs, store: Store, workers: int) -> bool:
+    """Whether all ended; False after Ctrl-C."""
+    if not runs:
+        return True
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    pool = new_workers(min(workers, len(runs)))
+    try:
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task("simulating", total=len(runs))
+            futures = {pool.submit(execute_run, run, inputs): run for run in runs}
+            for future in as_completed(futures):
+                store.keep(futures[future], future.result())
+                bar.update(task, advance=1, description=futures[future].run_id)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        _end(pool)
+    return True
+
+
+def _measure_all(store: LiveStore, analogues: Sequence[Analogue]) -> bool:
+    """One after the other, so that none disturbs another. Whether all ended; False after Ctrl-C."""
+    os.environ.pop("NATS_URL", None)  # each pool is one of its own
+    configure_logs(level="error")
+    to_do = store.to_do(analogues)
+    try:
+        for number, (analogue, part) in enumerate(to_do, 1):
+            note(f"live {number}/{len(to_do)}: {analogue.run_id(part)}, {analogue.title}")
+            store.keep(analogue, part, measure_part(analogue, part))
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """Without the runs that have not begun."""
+    pool.shutdown(wait=False, cancel_futures=True)

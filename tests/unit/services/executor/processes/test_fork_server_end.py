@@ -1,0 +1,32 @@
+"""The end of a fork server that still loads its libraries."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elasticflow.services.executor.processes import fork_server_client
+from elasticflow.services.executor.processes.fork_server_client import ForkServer
+from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED
+
+LOADING = "import time; print('loading', flush=True); time.sleep(1e6)"
+
+
+@pytest.mark.asyncio
+async def test_a_fork_server_that_is_cancelled_while_it_loads_is_killed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server_client, "module_command", lambda *_: (sys.executable, "-c", LOADING))
+    monkeypatch.setattr(fork_server_client, "_END_TIMEOUT_S", 1e6)  # for a server that reads its socket
+    log_file = tmp_path / "fork-server.log"
+    starting = asyncio.create_task(ForkServer.start({}, log_file, (), NOT_ISOLATED))
+    async with asyncio.timeout(60):
+        while not log_file.exists() or not log_file.read_text():  # noqa: ASYNC110 - a file can only be polled
+            await asyncio.sleep(0.01)
+        (process,) = psutil.Process().children()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
