@@ -4,7 +4,7 @@ import os
 from importlib import import_module
 from typing import Any, ClassVar
 
-from elasticflow.shared.import_without_gc import ending_at_interrupt, without_gc
+from elasticflow.shared.library_imports import ending_at_interrupt, without_gc
 
 with ending_at_interrupt():
     import typer

@@ -15,7 +15,7 @@ import torch._dynamo
 import torch.distributed
 import torch.utils.data  # noqa: F401 - a fork server loads all of these
 
-from elasticflow.shared.import_without_gc import without_gc
+from elasticflow.shared.library_imports import without_gc
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.runtime.process.isolation.isolated_process import enter_isolation, fork_isolated
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders

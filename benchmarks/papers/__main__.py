@@ -1,6 +1,6 @@
 """`python -m benchmarks.papers`: every figure, table and headline claim of four papers against this project."""
 
-from elasticflow.shared.import_without_gc import ending_at_interrupt
+from elasticflow.shared.library_imports import ending_at_interrupt
 
 with ending_at_interrupt():
     import typer

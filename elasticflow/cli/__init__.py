@@ -2,7 +2,7 @@
 
 import sys
 
-from elasticflow.shared.import_without_gc import ending_at_interrupt, without_gc
+from elasticflow.shared.library_imports import ending_at_interrupt, without_gc
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from elasticflow.shared.import_without_gc import ending_at_interrupt
+from elasticflow.shared.library_imports import ending_at_interrupt
 
 with ending_at_interrupt():
     import typer

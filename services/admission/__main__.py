@@ -1,6 +1,6 @@
 """`python -m elasticflow.services.admission`"""
 
-from elasticflow.shared.import_without_gc import without_gc
+from elasticflow.shared.library_imports import without_gc
 
 with without_gc():
     from elasticflow.services.admission.service import serve

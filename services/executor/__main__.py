@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from elasticflow.shared.import_without_gc import without_gc
+from elasticflow.shared.library_imports import without_gc
 
 with without_gc():
     from elasticflow.services.executor.service import serve

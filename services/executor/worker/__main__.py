@@ -3,7 +3,7 @@
 import socket
 import sys
 
-from elasticflow.shared.import_without_gc import without_gc
+from elasticflow.shared.library_imports import without_gc
 
 with without_gc():
     from elasticflow.services.executor.worker.process.fork_server import ForkServer

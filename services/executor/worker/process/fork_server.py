@@ -20,7 +20,7 @@ import torch.nn.parallel
 import torch.utils.data  # noqa: F401 - all of these are for the workers
 
 from elasticflow.services.executor.worker.process.first_message import run_forked
-from elasticflow.shared.import_without_gc import without_gc
+from elasticflow.shared.library_imports import without_gc
 from elasticflow.shared.messages.worker_protocol.forking import (
     ForkFailed,
     ForkServerReady,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.shared.import_without_gc import ending_at_interrupt, without_gc
+from elasticflow.shared.library_imports import ending_at_interrupt, without_gc
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -52,7 +52,7 @@ def test_ctrl_c_while_a_command_loads_ends_it_without_a_traceback(module: str, t
 def test_ctrl_c_in_a_callback_of_the_imports_is_not_lost():
     program = (
         "import signal, weakref\n"
-        "from elasticflow.shared.import_without_gc import ending_at_interrupt\n"
+        "from elasticflow.shared.library_imports import ending_at_interrupt\n"
         "class Module: pass\n"
         "with ending_at_interrupt():\n"
         "    module = Module()\n"
