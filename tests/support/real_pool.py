@@ -62,6 +62,12 @@ def job(job_class: JobClass = JobClass.SLO, **changes: object) -> JobSpec:
     return replace(spec, **changes)
 
 
+def slowed_down(spec: JobSpec, file: Path) -> JobSpec:
+    """The job does not end while this file exists, which is made here."""
+    file.touch()
+    return replace(spec, hyperparameters={**spec.hyperparameters, "slow_down": str(file)})
+
+
 @dataclass
 class RunningPool:
     """reports: lines of the supervisor, for example about processes that ended."""
