@@ -50,9 +50,7 @@ class PoolStream:
         if after > source.history.state.sequence:
             after = 0  # another ledger, or one that is being read again
         while True:
-            sequence = source.history.state.sequence
-            reads_up_to = source.last_sequence if sequence < source.last_sequence else 0
-            status = (source.stale_since_s, reads_up_to, source.history.unread.in_words())
+            sequence, status = source.history.state.sequence, _status(source)
             if told is None or sequence > after:
                 yield self._update(after, sequence)
                 after = sequence
@@ -61,7 +59,7 @@ class PoolStream:
                 names = ("stale_since_s", "reads_up_to", "incomplete")
                 yield event(dict(zip(names, status, strict=True)), name="status")
             await asyncio.sleep(_SPACING_S)
-            if source.history.state.sequence == after:
+            if source.history.state.sequence == after and _status(source) == told:
                 try:
                     async with asyncio.timeout(_KEEP_ALIVE_S):
                         await source.changed()
@@ -78,6 +76,12 @@ class PoolStream:
             for old in list(islice(self._encoded, max(0, len(self._encoded) - 8))):
                 del self._encoded[old]
         return self._encoded[key]
+
+
+def _status(source: Source) -> tuple[float | None, int, str]:
+    """Since when the connection is lost; up to which message the ledger is read, 0 if up to its end; what is unread."""
+    reads_up_to = source.last_sequence if source.history.state.sequence < source.last_sequence else 0
+    return source.stale_since_s, reads_up_to, source.history.unread.in_words()
 
 
 async def log_events(logs: FileLogs | StoredLogs, state: Callable[[], PoolState]) -> AsyncGenerator[bytes, None]:

@@ -12,9 +12,9 @@ from elasticflow.shared.messages.events import GenerationStarted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job
 from tests.support.fault_evidence import assert_sound, iterations_trained
-from tests.support.real_pool import CONFIG, job, running_pool
+from tests.support.real_pool import CONFIG, job, running_pool, slowed_down
 
-ITERATIONS = 200
+ITERATIONS = 300
 ONE_GPU = {"steps/b8": {1: 40.0}}  # no peer on another node whose end would end it
 LOSS_SOON = replace(CONFIG, heartbeat_timeout_s=2.0, curves=ONE_GPU)  # a lease of 1 s, six looks at the ledger in each
 
@@ -25,8 +25,9 @@ def moved_on(job: Job) -> bool:
 
 
 async def test_workers_of_a_stopped_executor_end_before_their_job_continues_elsewhere(tmp_path: Path) -> None:
+    slow_down = tmp_path / "slow_down"
     async with running_pool(tmp_path, num_nodes=2, replicas={}, config=LOSS_SOON) as pool:
-        spec = job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS)
+        spec = slowed_down(job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS), slow_down)
         await pool.acknowledged(spec, "survivor")
         state = await pool.when(
             lambda state: "survivor" in state.live_jobs and moved_on(state.live_jobs["survivor"]), "it trains"
@@ -47,6 +48,7 @@ async def test_workers_of_a_stopped_executor_end_before_their_job_continues_else
         finally:
             os.kill(stopped, signal.SIGCONT)
         await pool.when(lambda state: state.nodes[node_id].alive, f"{node_id} is back")
+        slow_down.unlink()
         await pool.ended(["survivor"])
         entries = await pool.ledger()
         assert iterations_trained(pool.data_dir, "survivor") == set(range(ITERATIONS))

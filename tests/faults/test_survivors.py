@@ -9,7 +9,7 @@ import psutil
 from elasticflow.shared.messages.events import GenerationStarted, NodeLost, WorkerCrashed
 from elasticflow.shared.messages.job_spec import JobClass
 from tests.support.fault_evidence import assert_sound, iterations_trained
-from tests.support.real_pool import CONFIG, RunningPool, job, running_pool
+from tests.support.real_pool import CONFIG, RunningPool, job, running_pool, slowed_down
 
 ITERATIONS = 400
 TWO_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0}})
@@ -17,8 +17,9 @@ FOUR_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0, 4: 80.0}}, he
 
 
 async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path: Path) -> None:
+    slow_down = tmp_path / "slow_down"
     async with running_pool(tmp_path, num_nodes=2, replicas={}, config=TWO_GPUS) as pool:
-        spec = job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS)
+        spec = slowed_down(job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS), slow_down)
         await pool.acknowledged(spec, "survivor")
         state = await pool.when(
             lambda state: (
@@ -32,6 +33,13 @@ async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path:
         generation = state.live_jobs["survivor"].generation
         processes = {process.pid: process for process in pool.workers()}
         processes[max(processes)].send_signal(signal.SIGKILL)
+        await pool.when(
+            lambda state: (
+                (one := state.live_jobs["survivor"]).training and len(one.gpus) == 2 and one.generation > generation
+            ),
+            "its replacement trains",
+        )
+        slow_down.unlink()
         await pool.ended(["survivor"])
         entries = await pool.ledger()
     messages = [entry.message for entry in entries]
@@ -50,8 +58,9 @@ async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path:
 
 async def test_a_node_that_vanishes_without_a_word_costs_the_step_in_flight(tmp_path: Path) -> None:
     """No connection to it breaks: all that ran there is stopped, and killed only when no job depends on it."""
+    slow_down = tmp_path / "slow_down"
     async with running_pool(tmp_path, num_nodes=2, replicas={}, config=FOUR_GPUS) as pool:
-        spec = job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS)
+        spec = slowed_down(job(JobClass.BEST_EFFORT, max_iterations=ITERATIONS), slow_down)
         await pool.acknowledged(spec, "survivor")
         state = await pool.when(
             lambda state: (
@@ -74,6 +83,7 @@ async def test_a_node_that_vanishes_without_a_word_costs_the_step_in_flight(tmp_
         finally:
             for process in processes:
                 process.send_signal(signal.SIGKILL)
+        slow_down.unlink()
         await pool.ended(["survivor"])
         entries = await pool.ledger()
     messages = [entry.message for entry in entries]

@@ -97,9 +97,13 @@ async def test_bundles_of_a_dead_executor_come_back(connect: Connect, bus: Bus) 
     bundles = await add_bundles(bus, LOAD, 3)
     await take(await doomed.tasks(POOL, LOAD, ack_wait_s=1.0), 3)
     await doomed.close()
-    items = await take(await bus.tasks(POOL, LOAD, ack_wait_s=1.0), 3)
-    assert sorted(item.data for item in items) == bundles
-    assert {item.num_delivered for item in items} == {2}
+    queue, again = await bus.tasks(POOL, LOAD, ack_wait_s=1.0), dict[bytes, int]()
+    while len(again) < 3:
+        (item,) = await take(queue, 1)
+        again[item.data] = item.num_delivered
+        await item.ack()
+    assert sorted(again) == bundles
+    assert min(again.values()) > 1
 
 
 async def test_results_are_read_in_order_and_apart_from_those_of_other_loads(connect: Connect, bus: Bus) -> None:

@@ -82,8 +82,8 @@ async def test_a_stored_record_of_a_node_is_published_with_its_revision(connect:
 
 
 async def test_a_lease_has_one_holder_at_a_time(connect: Connect, bus: Bus) -> None:
-    first = Lease(bus, POOL, "allocator", "first", ttl_s=lambda: 1, clock=SystemClock())
-    second = Lease(await connect(), POOL, "allocator", "second", ttl_s=lambda: 1, clock=SystemClock())
+    first = Lease(bus, POOL, "allocator", "first", ttl_s=lambda: 60, clock=SystemClock())
+    second = Lease(await connect(), POOL, "allocator", "second", ttl_s=lambda: 60, clock=SystemClock())
     assert await first.try_acquire()
     assert first.held
     assert not await second.try_acquire()

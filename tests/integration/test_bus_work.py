@@ -45,11 +45,14 @@ async def test_a_pull_returns_all_messages_up_to_its_limit(bus: Bus) -> None:
 async def test_replicas_share_the_work_and_each_item_goes_to_one(connect: Connect, bus: Bus) -> None:
     queues = [await (await connect()).work(POOL, "admission") for _ in range(2)]
     done: list[list[bytes]] = [[], []]
-    all_done = asyncio.Event()
+    both_have_some, all_done = asyncio.Barrier(2), asyncio.Event()
 
     async def replica(number: int) -> None:
         while True:
-            for item in await queues[number].pull(4, 5.0):
+            items = await queues[number].pull(4, 5.0)
+            if items and not done[number]:
+                await both_have_some.wait()  # a fast replica leaves some to the other
+            for item in items:
                 done[number].append(item.data)
                 await item.ack()
             if len(done[0]) + len(done[1]) == 100:
@@ -63,18 +66,17 @@ async def test_replicas_share_the_work_and_each_item_goes_to_one(connect: Connec
         task.cancel()
     await asyncio.gather(*replicas, return_exceptions=True)
     assert sorted(done[0] + done[1]) == sorted(b"%d" % i for i in range(100))
-    assert done[0]
-    assert done[1]
 
 
 async def test_rejected_work_is_delivered_again(bus: Bus) -> None:
     queue = await bus.work(POOL, "admission")
-    await bus.append(SUBMIT, b"job", message_id="1")
-    (item,) = await queue.pull(1, 5.0)
+    await bus.append(SUBMIT, b"much later", message_id="1")
+    await bus.append(SUBMIT, b"job", message_id="2")
+    later, item = await pull_all(queue, 2)
+    await later.nak(delay_s=600.0)
     await item.nak(delay_s=0.2)
-    assert await queue.pull(1, 0.05) == []
-    (again,) = await queue.pull(1, 10.0)
-    assert (again.data, again.sequence, again.num_delivered) == (b"job", 1, 2)
+    (again,) = await queue.pull(1, 60.0)
+    assert (again.data, again.sequence, again.num_delivered) == (b"job", 2, 2)
     assert again.stored_at_s == item.stored_at_s > 0
     await again.nak()
     (third,) = await queue.pull(1, 10.0)
@@ -96,15 +98,16 @@ async def test_work_of_a_replica_that_died_goes_to_another(connect: Connect, bus
 
 
 async def test_work_in_progress_stays_with_its_replica(connect: Connect, bus: Bus) -> None:
-    queue = await bus.work(POOL, "admission", ack_wait_s=1.0)
+    """Each time for long after, compared with the pauses that a busy machine makes."""
+    queue = await bus.work(POOL, "admission", ack_wait_s=3.0)
     await bus.append(SUBMIT, b"job", message_id="1")
     (item,) = await queue.pull(1, 5.0)
-    other = await (await connect()).work(POOL, "admission", ack_wait_s=1.0)
+    other = await (await connect()).work(POOL, "admission", ack_wait_s=3.0)
     for _ in range(4):
         await item.in_progress()
-        assert await other.pull(1, 0.4) == []
+        assert await other.pull(1, 1.0) == []
     await item.ack()
-    assert await other.pull(1, 1.2) == []
+    assert await other.pull(1, 3.2) == []
 
 
 async def test_the_queue_takes_no_message_above_the_largest_command(bus: Bus) -> None:
@@ -114,7 +117,7 @@ async def test_the_queue_takes_no_message_above_the_largest_command(bus: Bus) ->
     with pytest.raises(TooLarge) as caught:
         await bus.append(SUBMIT, bytes(MAX_COMMAND_BYTES + 1), message_id="2")
     assert caught.value.limit_bytes == MAX_COMMAND_BYTES
-    (item,) = await (await bus.work(POOL, "admission")).pull(2, 0.5)
+    (item,) = await (await bus.work(POOL, "admission")).pull(2, 5.0)
     assert len(item.data) == len(largest)
 
 

@@ -91,6 +91,13 @@ async def type_line(process: asyncio.subprocess.Process, line: bytes) -> None:
     await process.stdin.drain()
 
 
+async def type_without_end(process: asyncio.subprocess.Process) -> None:
+    """Lines, until nothing reads them: so there is always one more result to print."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await type_line(process, b"y")
+
+
 async def printed_line(process: asyncio.subprocess.Process) -> bytes:
     assert process.stdout is not None
     return (await process.stdout.readline()).removesuffix(b"\n")
@@ -174,15 +181,11 @@ async def test_results_appear_while_the_input_is_open_and_ctrl_c_cancels(user: M
 
 async def test_a_reader_that_stops_ends_an_endless_input(user: MapUser) -> None:
     async with typing(user, "map", "functions.py:echo", "--task", "0.001s", "--name", "endless") as process:
-        assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):
-            for _ in range(1_000):
-                process.stdin.write(b"y\n" * 1_000)
-                await process.stdin.drain()
-                if await printed_line(process) == b'"y"':
-                    break
+        writing = asyncio.create_task(type_without_end(process))
+        assert await printed_line(process) == b'"y"'
         process.stdout._transport.close()  # type: ignore[union-attr] - as `head` does
         assert await process.wait() == 0
+        await writing
     assert await user.phase_at_end("endless") is LoadPhase.CANCELLED
 
 

@@ -77,19 +77,22 @@ async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
 ) -> None:
     code = points()
     await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", code.code_digest), code.archive)
-    ledger = Ledger(bus)
+    ledger, slow_down = Ledger(bus), tmp_path / "slow_down"
+    slow_down.touch()  # the job does not end before it has shrunk
+    job = slow_steps(code, max_iterations=400) | {"hyperparameters": {"slow_down": str(slow_down)}}
     with (
         executor(nats_server, tmp_path, "node-0") as first,
         executor(nats_server, tmp_path, "node-1") as second,
     ):
         await ledger.until_received(events.NodeJoined, count=2)
-        await ledger.place("a", 1, "node-0:0", "node-1:1", **slow_steps(code, max_iterations=400))
+        await ledger.place("a", 1, "node-0:0", "node-1:1", **job)
         started = await ledger.until_received(events.GenerationStarted)
         assert (started.num_gpus, started.iteration) == (2, 0)
         await until_moving(bus, "a")
         await ledger.place("a", 2, "node-1:0")
         resumed = await ledger.until_received(events.GenerationStarted, count=2)
         assert resumed.iteration > 0
+        slow_down.unlink()
         finished = await ledger.until_received(events.JobFinished)
         assert (finished.iteration, finished.condition) == (400, "max_iterations")
         for process in (first, second):

@@ -40,7 +40,13 @@ async def test_a_script_shrinks_for_a_promise_and_finishes(tmp_path: Path) -> No
             ),
             "it trains on two GPUs, and has saved a snapshot",
         )
+        workers = pool.workers()
+        for worker in workers:
+            worker.suspend()  # a fast machine trains it to its end before the other one is admitted
         await pool.acknowledged(ELASTIC, "elastic")
+        await pool.when(lambda state: len(state.live_jobs["as-it-is"].gpus) == 1, "it is to shrink")
+        for worker in workers:
+            worker.resume()
         await pool.ended(["as-it-is", "elastic"])
         messages = [entry.message for entry in await pool.ledger()]
     finished = {event.job_id: event for event in messages if isinstance(event, events.JobFinished)}

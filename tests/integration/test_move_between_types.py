@@ -62,7 +62,6 @@ async def moved(pool: RunningPool) -> None:
     amended = await pool.client.amend("a", within=12.0)
     assert isinstance(amended, JobAmended), amended
     assert amended.gpu_type == FAST
-    await pool.when(lambda state: state.live_jobs["a"].previous_generation is not None, "the job is to switch")
 
 
 async def starts_until_the_end(pool: RunningPool) -> list[GenerationStarted]:
@@ -101,6 +100,7 @@ async def test_if_the_worker_with_the_state_is_lost_in_the_move_the_job_starts_f
     async with training_on_slow(tmp_path) as (pool, nodes):
         nodes.fast.send_signal(signal.SIGSTOP)  # so that the move is not over before the loss
         await moved(pool)
+        await pool.when(lambda state: state.live_jobs["a"].previous_generation is not None, "the job is to switch")
         nodes.slow.close()
         nodes.fast.send_signal(signal.SIGCONT)
         _, restarted = await starts_until_the_end(pool)

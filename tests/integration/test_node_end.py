@@ -7,12 +7,11 @@ from pathlib import Path
 
 from elasticflow.client.drain_node import announce_node_end
 from elasticflow.shared.messages.events import JobAdmitted, NodeDrainStarted, NodeLost, PlanDecided, WorkerCrashed
-from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.executor_process import executor_process
-from tests.support.real_pool import CONFIG, POOL, job, running_pool
+from tests.support.real_pool import CONFIG, POOL, job, running_pool, slowed_down
 
 LEAVE_S = 20.0  # no worker starts for the drain: those that train stay
 ENDS_IN_S = 35.0
@@ -25,19 +24,16 @@ def nodes_of_job(state: PoolState) -> set[str]:
     return {gpu.node_id for gpu in (*job.gpus, *before)} | {stopping.node_id for stopping in job.stopping}
 
 
-def lasting() -> JobSpec:
-    """More steps than any machine does until the end of the node."""
-    return replace(job(), hyperparameters={"step_s": 0.1}, max_iterations=450)
-
-
 async def test_a_job_goes_on_when_a_node_ends_and_keeps_its_promise(tmp_path: Path) -> None:
-    config = replace(CONFIG, leave_s=LEAVE_S)
+    config, slow_down = replace(CONFIG, leave_s=LEAVE_S), tmp_path / "slow_down"
     async with running_pool(tmp_path, num_nodes=0, replicas={}, config=config) as pool:
         with ExitStack() as stack:
             stack.enter_context(executor_process(pool.url, POOL, pool.data_dir, "stays"))
             leaving = stack.enter_context(executor_process(pool.url, POOL, pool.data_dir, "leaves"))
             await pool.when(lambda state: state.num_gpus == 4, "both nodes joined")
-            assert isinstance(await pool.client.submit(lasting(), job_id="a"), JobAdmitted)
+            assert isinstance(
+                await pool.client.submit(slowed_down(job(max_iterations=600), slow_down), job_id="a"), JobAdmitted
+            )
             await pool.when(
                 lambda state: state.live_jobs["a"].training and nodes_of_job(state) == {"stays", "leaves"},
                 "the job trains on both nodes",
@@ -51,6 +47,7 @@ async def test_a_job_goes_on_when_a_node_ends_and_keeps_its_promise(tmp_path: Pa
             assert moved.nodes["leaves"].alive
             left = await pool.when(lambda state: state.nodes["leaves"].left, "the node left")
             assert nodes_of_job(left) == {"stays"}
+            slow_down.unlink()
             assert await asyncio.to_thread(leaving.wait, 60) == 0
             ended = (await pool.ended(["a"])).ended_jobs["a"]
             assert (ended.phase, ended.restarts) == (Phase.FINISHED, 0)

@@ -72,9 +72,10 @@ async def test_a_page_is_read_by_its_path(port: int, path: str, status: int, tex
 
 async def test_a_blocked_service_reports_that_it_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its event loop has no time to render the page."""
-    monkeypatch.setattr(pages_module, "_PATIENCE_S", 0.05)
     server = HttpServer({"/healthz": lambda: HttpResponse(b"ok\n")}, host=HOST, port=0)
-    busy = read(server.port, "/healthz")  # blocks the event loop
+    with monkeypatch.context() as patch:
+        patch.setattr(pages_module, "_PATIENCE_S", 0.05)
+        busy = read(server.port, "/healthz")  # blocks the event loop
     assert busy[::2] == (503, "the service does not answer\n")
     assert await page_is_ok(HOST, server.port, "/healthz", timeout_s=60.0)
     server.close()

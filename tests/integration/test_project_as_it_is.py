@@ -195,7 +195,7 @@ async def test_a_project_with_variables_and_a_requirement_trains(
         failed = await project.submit("src/train.py", *options, "--name", "failing")
         assert "ValueError: 401 for ***" in failed["error"], failed
         entries = await pool.ledger()
-        assert holders_of(TOKEN, tmp_path / "ledger.eflow", pool.data_dir) == []
+    assert holders_of(TOKEN, tmp_path / "ledger.eflow", pool.data_dir) == []  # at rest: no process moves files now
     assert_sound(entries, pool.data_dir)
 
 

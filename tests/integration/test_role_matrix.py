@@ -19,7 +19,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
-from tests.support.real_pool import eventually
+from tests.support.real_pool import PATIENCE_S, eventually
 from tests.support.secured_pool import POOL, SecuredPool, secured_pool
 
 LEDGER, CODE, NODES = streams.ledger_stream(POOL), streams.code_bucket(POOL), streams.node_bucket(POOL)
@@ -152,17 +152,20 @@ async def pool(tmp_path: Path) -> AsyncIterator[SecuredPool]:
 
 
 async def is_permitted(bus: NatsBus, subject: str, *, reply: bool) -> bool:
-    """Any answer counts as permitted, also an error of JetStream."""
-    try:
-        if reply:
-            await bus.request(subject, b"no JSON, no message", 0.3)
-        else:
+    """Any answer counts as permitted, also an error of JetStream, and none once the server has read the request."""
+    if not reply:
+        try:
             await (await bus.subscribe(subject)).close()
-    except NotPermitted:
-        return False
-    except ElasticFlowError:
+        except NotPermitted:
+            return False
         return True
-    return True
+    request = asyncio.create_task(bus.request(subject, b"no JSON, no message", PATIENCE_S))
+    await asyncio.sleep(0)  # it is sent
+    await bus._connection.flush(PATIENCE_S)  # the server refuses before it echoes
+    await asyncio.wait({request}, timeout=0.05)
+    request.cancel()
+    (outcome,) = await asyncio.gather(request, return_exceptions=True)
+    return not isinstance(outcome, NotPermitted)
 
 
 async def matrix(pool: SecuredPool, rows: dict[str, str], *, reply: bool) -> dict[str, str]:

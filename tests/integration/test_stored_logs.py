@@ -9,7 +9,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.executor_process import ROOT
-from tests.support.real_pool import POOL, RunningPool, job, running_pool
+from tests.support.real_pool import POOL, RunningPool, job, running_pool, slowed_down
 
 WAIT_S = 120.0
 TALKS = "tests.support.user_code.talking_jobs:Talks"
@@ -35,8 +35,9 @@ def of_file(lines: list[str], file: Path) -> list[str]:
 async def test_lines_are_followed_without_shared_storage_through_a_killed_executor(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    slow_down = tmp_path / "slow_down"
     async with running_pool(tmp_path / "pool", num_nodes=1, replicas={}) as pool:
-        spec = job(JobClass.BEST_EFFORT, training_function=TALKS, max_iterations=400)
+        spec = slowed_down(job(JobClass.BEST_EFFORT, training_function=TALKS, max_iterations=400), slow_down)
         await pool.acknowledged(spec, "talks")
         await pool.when(trains, "it trains")
         async with asyncio.timeout(WAIT_S):
@@ -44,6 +45,7 @@ async def test_lines_are_followed_without_shared_storage_through_a_killed_execut
             assert process.stdout is not None
             first = (await process.stdout.readline()).decode()
             await pool.kill(next(name for name in pool.pids() if name.startswith("executor")))
+            slow_down.unlink()
             out, err = await process.communicate()
         assert process.returncode == 0, err.decode()
         ended = (await pool.ended(["talks"])).ended_jobs["talks"]

@@ -110,13 +110,20 @@ async def test_changes_of_a_live_pool_arrive_from_where_a_browser_was(cli: Comma
         while not whole["jobs"]:
             whole = await in_thread(changes, "message")
         assert [job["job_id"] for job in whole["jobs"]] == ["j1"]
-        await cli.place("j1", "node-0:0", "node-0:1")
         again = client.stream(last_event_id=whole["sequence"])
-        change = await in_thread(again, "message")
-        while change["jobs"][0]["num_gpus"] == 0:
-            change = await in_thread(again, "message")
-        assert change["whole"] is False
-        assert change["jobs"][0]["gpus"] == ["node-0:0", "node-0:1"]
+        idle = await in_thread(again, "message")
+        nothing_new = (False, whole["sequence"], [], None, [])
+        assert (idle["whole"], idle["sequence"], idle["jobs"], idle["nodes"], idle["feed"]) == nothing_new
+        await cli.place("j1", "node-0:0", "node-0:1")
+        seen = [await in_thread(again, "message")]
+        while seen[-1]["jobs"][0]["num_gpus"] == 0:  # each later message concerns the job
+            seen.append(await in_thread(again, "message"))
+        missed = await in_thread(client.stream(last_event_id=whole["sequence"]), "message")
+        for last in (seen[-1], missed):
+            assert (last["whole"], last["jobs"][0]["gpus"]) == (False, ["node-0:0", "node-0:1"])
+        told = [row["sequence"] for change in seen for row in change["feed"]]
+        assert told == [row["sequence"] for row in missed["feed"]] == sorted(set(told))
+        assert told[0] > whole["sequence"]
 
 
 async def test_an_operator_amends_cancels_and_reserves(cli: CommandLinePool) -> None:
@@ -155,9 +162,11 @@ async def test_logs_follow_the_files_of_the_workers(cli: CommandLinePool) -> Non
         await _known(client, "j1")
         lines = client.stream(path="/api/jobs/j1/logs")
         assert (await in_thread(lines, "message"))["lines"] == ["g1-r0 | first"]
-        (folder / "g1-r0.log").write_text("first\nunfinished no more\n" + "flood\n" * 5_000)
+        longer = cli.folder / "longer.log"
+        longer.write_text("first\nunfinished no more\n" + "flood\n" * 5_000)
+        longer.replace(folder / "g1-r0.log")  # in one step: the page reads at any time
         flood = await in_thread(lines, "message")
-        assert (len(flood["lines"]), flood["skipped"]) == (2_000, 3_001)
+        assert (flood["lines"], flood["skipped"]) == (["g1-r0 | flood"] * 2_000, 3_001)
 
 
 async def test_a_lost_connection_is_told_and_its_end_too(cli: CommandLinePool, nats_server: EmbeddedServer) -> None:

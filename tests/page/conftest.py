@@ -58,6 +58,7 @@ def viewer(browser: Any, recorded_page: Viewer) -> Iterator[Viewer]:
     context = browser.new_context(viewport=VIEWPORT, storage_state=recorded_page.page.context.storage_state())
     viewer = watched(context.new_page(), recorded_page.origin)
     viewer.go("")
+    viewer.page.wait_for_selector(".numbers >> text=of 8")  # the page has the ledger
     yield viewer
     context.close()
 

@@ -62,6 +62,12 @@ def job(job_class: JobClass = JobClass.SLO, **changes: object) -> JobSpec:
     return replace(spec, **changes)
 
 
+def slowed_down(spec: JobSpec, file: Path) -> JobSpec:
+    """The job does not end while this file exists, which is made here."""
+    file.touch()
+    return replace(spec, hyperparameters={**spec.hyperparameters, "slow_down": str(file)})
+
+
 @dataclass
 class RunningPool:
     """reports: lines of the supervisor, for example about processes that ended."""
@@ -98,12 +104,14 @@ class RunningPool:
 
     async def kill(self, name: str) -> list[psutil.Process]:
         """Send SIGKILL. Return once the process and all that it started have ended."""
-        pid = await eventually(lambda: self.pid(name), f"{name} is up")
-        process = psutil.Process(pid)
-        orphans = process.children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        await eventually(lambda: self.pid(name) != pid, f"{name} ({pid}) is gone")
-        return orphans
+        while True:
+            pid = await eventually(lambda: self.pid(name), f"{name} is up")
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
+                process = psutil.Process(pid)
+                orphans = process.children(recursive=True)
+                process.send_signal(signal.SIGKILL)
+                await eventually(lambda pid=pid: self.pid(name) != pid, f"{name} ({pid}) is gone")
+                return orphans
 
     async def restarted(self, name: str, pid: int) -> None:
         await eventually(lambda: self.pid(name) not in (None, pid), f"{name} runs again")

@@ -31,10 +31,11 @@ def assert_each_sample_once_an_epoch(record) -> None:
 
 @pytest.mark.parametrize("function", ["InPartitions", "FromFiles", "FromAStream"])
 async def test_each_sample_once_an_epoch_and_the_same_bits_through_a_resize_and_a_kill(
-    node, spec_of, tmp_path, function
+    node, spec_of, tmp_path, slow_down, function
 ):
     """Compared with one worker that reads by itself."""
-    settings = {"step_s": 0.002, "record": str(tmp_path)}
+    (record := tmp_path / "record").mkdir()
+    settings = {"slow_down": str(slow_down), "record": str(record)}
     spec = spec_of(function, max_iterations=LAST, hyperparameters=settings)
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id)
@@ -46,9 +47,10 @@ async def test_each_sample_once_an_epoch_and_the_same_bits_through_a_resize_and_
         await before.first(Interrupted, rank)
     after = await node.switch_generation(before, [2, 0], lost=[1])
     await all_switched(after, [2, 0])
+    slow_down.unlink()
     assert (await after.first(Finished)).iteration == LAST
     assert {exit_.code for exit_ in (await after.ended()).values()} == {ExitCode.DONE}
-    assert_each_sample_once_an_epoch(tmp_path)
+    assert_each_sample_once_an_epoch(record)
     assert "reading_ahead_ended" not in node.log_of(job_id)
 
     alone = node.new_job_id()

@@ -22,19 +22,21 @@ async def test_any_number_of_workers_gives_the_same_bits(each_node, spec_of):
     assert await train(each_node, spec, num_workers=4, micro_batch_size=4) == alone
 
 
-async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
+async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path, slow_down):
     """Two workers with eight samples each, in micro-batches; then four with four, whole; then two again."""
-    settings = {"step_s": 0.012, "learning_rate": 0.01, "record": str(tmp_path)}
+    (record := tmp_path / "record").mkdir()
+    settings = {"slow_down": str(slow_down), "learning_rate": 0.01, "record": str(record)}
     spec = spec_of("Fast", max_iterations=200, hyperparameters=settings)
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4)
     await workers.first(Progressed)
     workers = await switch(node, workers, [0, 1, None, None], [2, 0], micro_batch_size=4)
+    slow_down.unlink()
     await workers.ended()
     plain = spec_of("Points", max_iterations=200, hyperparameters={"learning_rate": 0.01})
     undisturbed = await run_to_the_end(node, plain)
     torch.testing.assert_close(weights_of(node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
-    assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
+    assert_each_sample_once_an_epoch(record, num_iterations=200)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -146,11 +146,16 @@ async def test_peers_continue_without_a_stopped_process(node, spec_of, undisturb
 
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("name", ["Wide", "WideAndFast"])
-async def test_a_wait_for_a_silent_peer_ends_when_its_loss_is_reported(node, spec_of, name, lost):
+async def test_a_wait_for_a_silent_peer_ends_when_its_loss_is_reported(node, spec_of, slow_down, name, lost):
     """As when a machine vanishes from the network: no connection breaks. A transfer that has partly arrived waits for
     the rest, so its thread is abandoned."""
-    spec = spec_of(name, max_iterations=30, hyperparameters={"learning_rate": 1e-7}, global_batch_size=15)
-    alone = await train(node, spec)
+
+    def job(**settings):
+        hyperparameters = {"learning_rate": 1e-7, **settings}
+        return spec_of(name, max_iterations=30, hyperparameters=hyperparameters, global_batch_size=15)
+
+    alone = await train(node, job())
+    spec = job(slow_down=str(slow_down), slow_down_s=0.02)
     before = await node.launch(spec, job_id=node.new_job_id(), num_workers=3)
     await before.first(Progressed)
     silent = before.workers[lost]
@@ -163,6 +168,7 @@ async def test_a_wait_for_a_silent_peer_ends_when_its_loss_is_reported(node, spe
     after = await node.switch_generation(before, [survivors[1], None, survivors[0]], lost=[lost])
     switched = await all_switched(after, [survivors[1], None, survivors[0]])
     assert switched.iteration == max(each.iteration for each in interrupted) > 0
+    slow_down.unlink()
     end = await end_of(node, after)
     silent.kill()
     if name == "Wide":
@@ -185,19 +191,21 @@ async def test_stopped_survivors_save_their_progress(node, spec_of):
     assert state["iteration"] == done
 
 
-async def test_the_fast_mode_switches_too_and_sees_each_sample_once_an_epoch(each_node, spec_of, tmp_path):
+async def test_the_fast_mode_switches_too_and_sees_each_sample_once_an_epoch(each_node, spec_of, tmp_path, slow_down):
     job_id = each_node.new_job_id()
-    settings = {"step_s": 0.02, "record": str(tmp_path)}
+    (record := tmp_path / "record").mkdir()
+    settings = {"slow_down": str(slow_down), "record": str(record)}
     spec = spec_of("Fast", max_iterations=200, hyperparameters=settings)
     workers = await each_node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Progressed)
     workers = await switch(each_node, workers, [0, 1, None], [2, 0])
+    slow_down.unlink()
     await workers.first(Finished)
     await workers.ended()
     undisturbed = await run_to_the_end(each_node, spec_of("Points", max_iterations=200))
     # over some hundred steps, rounding differences grow to up to 3e-4, depending on the time of the switch
     torch.testing.assert_close(weights_of(each_node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
-    assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
+    assert_each_sample_once_an_epoch(record, num_iterations=200)
 
 
 async def test_a_schedule_that_a_joining_worker_does_not_have_is_named(node, spec_of):

@@ -56,9 +56,12 @@ async def test_switches_between_counts_and_a_loss_do_not_change_the_bits(each_no
     assert await end_of(each_node, workers) == one_worker
 
 
-async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_epoch(node, spec_of, tmp_path):
+async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_epoch(
+    node, spec_of, tmp_path, slow_down
+):
     """Two workers with 13 and 3 of 16 samples, then 4 and 12; then three with 10, 2 and 4, in micro-batches."""
-    settings = {"step_s": 0.012, "learning_rate": 0.01, "record": str(tmp_path)}
+    (record := tmp_path / "record").mkdir()
+    settings = {"slow_down": str(slow_down), "learning_rate": 0.01, "record": str(record)}
     spec = spec_of("Fast", max_iterations=200, hyperparameters=settings)
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, num_workers=2, virtual_nodes_by_rank=(13, 3))
@@ -68,11 +71,12 @@ async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_
             workers, members, virtual_nodes_by_rank=counts, micro_batch_size=micro_batch_size
         )
         await all_switched(workers, members)
+    slow_down.unlink()
     await workers.ended()
     plain = spec_of("Points", max_iterations=200, hyperparameters={"learning_rate": 0.01})
     undisturbed = await run_to_the_end(node, plain)
     torch.testing.assert_close(weights_of(node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
-    assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
+    assert_each_sample_once_an_epoch(record, num_iterations=200)
 
 
 @pytest.mark.parametrize("counts", [(7, 3), (0, 8, 2), (1, 9)], ids=str)

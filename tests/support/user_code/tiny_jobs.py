@@ -7,6 +7,7 @@ share the clock.
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,9 +15,12 @@ from torch.utils.data import TensorDataset
 
 from elasticflow import ElasticJob, Scalar
 
+SLOW_DOWN_S = 0.2  # of each step
+
 
 class Steps(ElasticJob):
-    """hyperparameters: step_s: minimum duration of a step; sample_s (optional): of each sample, besides."""
+    """hyperparameters: step_s: minimum duration of a step. Optional: sample_s: of each sample, besides; slow_down: a
+    file; while it exists, steps are so slow that the job does not end before the test's events, on any machine."""
 
     hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "step_s": 0.02}
     max_iterations = 100
@@ -36,6 +40,8 @@ class Steps(ElasticJob):
         points, targets = batch
         print(f"step {self.iteration} of process {os.getpid()} begins at {time.monotonic():.6f}")
         time.sleep(self.hyperparameters["step_s"] + len(points) * self.hyperparameters.get("sample_s", 0.0))
+        if (file := self.hyperparameters.get("slow_down")) and Path(file).exists():
+            time.sleep(SLOW_DOWN_S)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(points), targets)
         loss.backward()

@@ -38,12 +38,20 @@ class Numbered(Dataset):
 
 
 class Points(ElasticJob):
-    """hyperparameters: step_s: minimum duration of a step; record: folder for the indices of the samples seen.
+    """hyperparameters: step_s: minimum duration of a step; record: folder for the indices of the samples seen;
+    slow_down: a file; while it exists, each step takes longer than the last, so that the job does not end before the
+    test's events, on any machine.
 
     It learns so slowly that its loss stays finite in a long run: some tests wait for the machine.
     """
 
-    hyperparameters: Mapping[str, Scalar] = {"learning_rate": 0.003, "step_s": 0.0, "record": ""}
+    hyperparameters: Mapping[str, Scalar] = {
+        "learning_rate": 0.003,
+        "step_s": 0.0,
+        "record": "",
+        "slow_down": "",
+        "slow_down_s": SLOW_DOWN_S,
+    }
 
     def init_model(self):
         return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -57,6 +65,7 @@ class Points(ElasticJob):
 
     def train(self, batch, model, optimizer):
         numbers, points, targets = batch
+        self.slow_down()
         if record := self.hyperparameters["record"]:
             with (Path(record) / str(os.getpid())).open("a") as file:
                 file.write(" ".join(map(str, [self.iteration, *numbers.tolist(), *self.more(points)])) + "\n")
@@ -66,6 +75,10 @@ class Points(ElasticJob):
         optimizer.step()
         time.sleep(self.hyperparameters["step_s"])
         return loss
+
+    def slow_down(self):
+        if (file := self.hyperparameters["slow_down"]) and Path(file).exists():
+            time.sleep(self.hyperparameters["slow_down_s"] * self.iteration)
 
     def more(self, points):
         """To the record folder."""
@@ -273,19 +286,12 @@ class Stateful(Points):
     """Everything that could distinguish one number of workers from another.
 
     Dropout, statistics, noise while loading and after the backward pass, clipping, a schedule, a layer that only some
-    batches use, uneven parts. hyperparameters: slow_down: a file; while it exists, each step takes longer than the
-    last, so that the job does not end before the test's events, on any machine.
+    batches use, uneven parts.
     """
 
     data_workers = 1
     evaluate_every = 10
-    hyperparameters: Mapping[str, Scalar] = {
-        "learning_rate": 0.05,
-        "dies_at": -1,
-        "record": "",
-        "slow_down": "",
-        "slow_down_s": SLOW_DOWN_S,
-    }
+    hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "learning_rate": 0.05, "dies_at": -1}
 
     def init_model(self):
         return Branching()
@@ -298,8 +304,7 @@ class Stateful(Points):
 
     def train(self, batch, model, optimizer):
         numbers, points, targets = batch
-        if (slow_down := self.hyperparameters["slow_down"]) and Path(slow_down).exists():
-            time.sleep(self.hyperparameters["slow_down_s"] * self.iteration)
+        self.slow_down()
         for group in optimizer.param_groups:
             group["lr"] = self.hyperparameters["learning_rate"] / (1 + 0.1 * self.iteration)
         optimizer.zero_grad()
@@ -352,8 +357,7 @@ class WithAdditionalState(Stateful):
 
     def train(self, batch, model, optimizer):
         _, points, targets = batch
-        if (slow_down := self.hyperparameters["slow_down"]) and Path(slow_down).exists():
-            time.sleep(SLOW_DOWN_S * self.iteration)
+        self.slow_down()
         self.steps_begun.count += 1
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(points), targets)

@@ -2,13 +2,11 @@
 
 import os
 import re
-import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import nn
-from training_functions import SLOW_DOWN_S, Points
+from training_functions import Points
 
 from elasticflow import Scalar
 from elasticflow.services.executor.worker.elastic import groups
@@ -32,18 +30,13 @@ class OtherLinear(nn.Linear):
 
 
 class HeldBack(Points):
-    """hyperparameters: slow_down: as for Stateful. compared_every: steps between comparisons of tensors."""
+    """hyperparameters: compared_every: steps between comparisons of tensors."""
 
-    hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "slow_down": "", "compared_every": 100}
+    hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "compared_every": 100}
 
     def init_optimizer(self, model):
         step_agreement.PARAMETERS_EVERY = int(self.hyperparameters["compared_every"])
         return super().init_optimizer(model)
-
-    def train(self, batch, model, optimizer):
-        if Path(self.hyperparameters["slow_down"]).exists():
-            time.sleep(SLOW_DOWN_S * self.iteration)
-        return super().train(batch, model, optimizer)
 
 
 class HeldBackAndFast(HeldBack):

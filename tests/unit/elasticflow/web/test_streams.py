@@ -1,0 +1,40 @@
+"""The changes of a source, as one browser is told of them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from elasticflow.web import streams
+from elasticflow.web.sources import RecordedSource
+from elasticflow.web.streams import PoolStream
+from tests.support.page_ledger import page_history, recorded
+
+LAST = 67  # messages of the ledger
+
+
+@asynccontextmanager
+async def told_so_far(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[RecordedSource, AsyncIterator[bytes]]]:
+    """A source, and the events of a browser that has had its first update and its first status."""
+    monkeypatch.setattr(streams, "_KEEP_ALIVE_S", 0.01)
+    source = RecordedSource("run", recorded(page_history()))
+    await source.fold_all()
+    events = PoolStream(source).events(0)
+    assert f"id: {LAST}\n".encode() in await anext(events)
+    assert (await anext(events)).startswith(b"event: status\n")
+    yield source, events
+    await events.aclose()
+
+
+async def test_without_a_change_the_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with told_so_far(monkeypatch) as (_, events):
+        assert await anext(events) == b": alive\n\n"
+
+
+async def test_a_connection_that_is_lost_before_the_stream_waits_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing wakes the stream then: it would be told with the next message only."""
+    async with told_so_far(monkeypatch) as (source, events):
+        source.stale_since_s = 1.0
+        assert b'"stale_since_s":1.0' in await anext(events)
