@@ -40,7 +40,7 @@ class JobView:
     expected_finish_s: float | None
     margin_s: float | None
     ended_at_s: float | None
-    at_risk: bool
+    at_risk: bool  # False once it has ended
     restarts: int
     metrics: Mapping[str, float]
     explanation: str
@@ -125,7 +125,7 @@ def job_view(
         expected_finish_s=finish_s,
         margin_s=job.deadline_s - finish_s if met and job.deadline_s and finish_s else None,
         ended_at_s=job.ended_at_s,
-        at_risk=job.at_risk,
+        at_risk=job.at_risk and job.live,
         restarts=job.restarts,
         metrics=dict(job.metrics),
         explanation=job.explanation,

@@ -60,6 +60,7 @@ def main(
         check=False,
     )
     terminal.print(f"GPUs over time: {out}/gpus.png   numbers: {out}/jobs.json   ledger: {out}/ledger.eflow")
+    terminal.print(f"look at it in a browser: .venv/bin/eflow ui {out}/ledger.eflow", highlight=False, soft_wrap=True)
     broken = [row.job_id for row in results if not row.kept]
     if broken:
         terminal.print(f"promises broken or jobs failed: {', '.join(broken)}", style="bold red")

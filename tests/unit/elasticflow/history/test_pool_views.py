@@ -70,6 +70,12 @@ def test_a_job_at_risk_is_listed_with_the_command_that_promises_anew() -> None:
     (line,) = risk_lines(job_views(history.state, NOW_S + 20.5), NOW_S + 20.5)
     assert line.endswith("eflow amend j1 --deadline 110s")
     assert risk_lines(job_views(history.state, risk), risk) == [], "too late to ask for it"
+    history.then(
+        events.JobFinished(job_id="j1", generation=1, iteration=100, condition="max_iterations", at_s=NOW_S + 90.0)
+    )
+    (ended,) = job_views(history.state, NOW_S + 90.0, ended=True)
+    assert not ended.at_risk, "it has ended, and an ended job cannot be amended"
+    assert risk_lines((ended,), NOW_S + 90.0) == []
 
 
 def test_a_broken_job_is_recovering() -> None:
