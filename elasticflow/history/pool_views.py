@@ -151,7 +151,7 @@ def activity(job: Job) -> str:
 
 
 def expected_finish_s(job: Job, now_s: float) -> float | None:
-    """When it ended; else by its speed now; else as promised; None if unknown."""
+    """When it ended; else by its speed now; else as promised, but not before now; None if unknown."""
     if job.ended_at_s is not None:
         return job.ended_at_s
     if job.phase is Phase.PROFILING or job.spec is None:
@@ -159,7 +159,8 @@ def expected_finish_s(job: Job, now_s: float) -> float | None:
     if job.training and job.iterations_per_s:
         remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
         return max(now_s, job.progressed_at_s + remaining_s)
-    return promised_finish_s(job)
+    promised_s = promised_finish_s(job)
+    return None if promised_s is None else max(now_s, promised_s)
 
 
 def promised_finish_s(job: Job) -> float | None:

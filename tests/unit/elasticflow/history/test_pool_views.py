@@ -41,6 +41,11 @@ def test_a_waiting_job_is_expected_when_its_promise_ends() -> None:
     assert (view.activity, view.expected_finish_s, view.margin_s) == ("waiting", NOW_S + 60.0, 40.0)
 
 
+def test_a_waiting_job_whose_promise_is_over_is_expected_now_at_the_earliest() -> None:
+    view = job_view(admitted(pool(4), "j1").state.live_jobs["j1"], NOW_S + 130.0)
+    assert (view.activity, view.expected_finish_s, view.margin_s) == ("waiting", NOW_S + 130.0, -30.0)
+
+
 def test_a_running_job_is_expected_by_its_speed() -> None:
     state = running(pool(4), iteration=20).state
     view = job_view(state.live_jobs["j1"], NOW_S + 12.0)
