@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 
 from elasticflow.local.up_plan import UpPlan
@@ -18,7 +19,7 @@ from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.runtime.process.terminal import console
 from examples.demo.cast import cast
 from examples.demo.performance import perform
-from examples.demo.report import as_json, draw, load_is_complete, load_line, rows, table
+from examples.demo.report import as_json, busy_line, draw, load_is_complete, load_line, rows, table
 
 
 def main(
@@ -41,6 +42,8 @@ def main(
         slots_per_node=slots,
         config=PoolConfig(throughput_margin=0.35, resize_cost_s=3.0, deadline_slack_s=2.0, stop_free=True),
     )
+    if busy := busy_line(psutil.getloadavg()[0], psutil.cpu_count() or 1):
+        terminal.print(busy, style="yellow", highlight=False, soft_wrap=True)
     terminal.print(f"Starting NATS, five services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ...")
     try:
         performance = asyncio.run(perform(cast(), plan, terminal, out / "ledger.eflow"))

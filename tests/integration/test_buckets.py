@@ -15,7 +15,7 @@ from elasticflow.errors import ArtifactNotReadable
 from elasticflow.sdk.fetching import fetch_with
 from elasticflow.shared.messages.job_spec import JobClass
 from tests.support.executor_process import ROOT
-from tests.support.real_pool import RunningPool, job, running_pool
+from tests.support.real_pool import POOL, RunningPool, job, running_pool
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
 moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
@@ -78,7 +78,7 @@ async def test_a_model_and_data_in_a_bucket(tmp_path: Path, monkeypatch: pytest.
         assert fetched.model is not None
         assert torch.load(fetched.model, weights_only=True)
         assert {path.name: path.stat().st_size for path in fetched.files}["large.bin"] == 20_000_000
-        loaded = await asyncio.to_thread(elasticflow.load, "with-data", nats_url=pool.url, tenant="lab")
+        loaded = await asyncio.to_thread(elasticflow.load, "with-data", nats_url=pool.url, pool=POOL, tenant="lab")
         assert set(loaded) == set(torch.load(fetched.model, weights_only=True))
         await can_be_fetched_as_safetensors(pool, "with-data", tmp_path / "safe", loaded)
         with monkeypatch.context() as elsewhere:
