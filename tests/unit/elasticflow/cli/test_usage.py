@@ -1,5 +1,6 @@
 """The command line without a pool: its help, its exit codes, and one line for each failure."""
 
+import asyncio
 import importlib
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from elasticflow.client.configure_pool import configure, read_config
 from elasticflow.local.run_file import RunFile
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.export import ExportWriter
 from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.terminal import console
+from tests.support.histories import NOW_S, spec
 
 COMMANDS = (
     ("up",),
@@ -385,6 +388,32 @@ def test_a_pool_in_another_folder_is_stopped_by_its_folder(
     run = RunFile(pid=1, nats_url="nats://t@127.0.0.1:4222", pool="default", data_dir=data_dir, started_at_s=0.0)
     show_pool(run, as_json=False, detached=True)
     assert capsys.readouterr().out.splitlines()[-1] == f"stop  eflow down{where.format(data_dir)}"
+
+
+def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pool:
+        def now_s(self) -> float:
+            return NOW_S
+
+        async def submit(self, *_: Any, **__: Any) -> JobAdmitted:
+            return JobAdmitted(
+                job_id="net-1",
+                tenant="lab",
+                spec=spec(),
+                deadline_s=NOW_S + 60.0,
+                minimum_satisfactory_share=(NOW_S, NOW_S + 30.0, 1),
+                gpu_seconds=30.0,
+                at_s=NOW_S,
+            )
+
+        async def wait(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("elasticflow.cli.submit.run", lambda call, **_: asyncio.run(call(Pool())))
+    (nowhere / "user_wait.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    status, shown = eflow("submit", "user_wait.py", "--deadline", "1h", "--wait")
+    assert status == 130
+    assert shown.splitlines()[-1] == "eflow: net-1 goes on; `eflow cancel net-1` stops it"
 
 
 def test_keys_of_secrets_are_made_once(nowhere: Path) -> None:

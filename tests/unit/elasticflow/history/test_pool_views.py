@@ -1,10 +1,14 @@
 """Rows of jobs and nodes, and the lines of `eflow watch`, follow from the folded pool."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from elasticflow.cli.jobs_and_nodes import lost_word, risk_lines
 from elasticflow.cli.watch import changes
 from elasticflow.history.event_text import event_text
+from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import job_view, job_views, node_views, present_nodes
 from elasticflow.shared.messages import events
 from tests.support.histories import NOW_S, History, gpus, pool, spec
@@ -162,3 +166,15 @@ def test_a_node_shows_its_end_and_that_it_is_drained() -> None:
     assert [(view.until_s, view.draining) for view in views] == [(None, False), (NOW_S + 7_200.0, False)]
     history.then(events.NodeDrainStarted(node_id="node-1", incarnation="first-1", at_s=NOW_S + 7_170.0))
     assert node_views(history.state)[1].draining
+
+
+def test_a_narrow_terminal_shows_names_and_headers_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr("elasticflow.history.tables.console", lambda: terminal)
+    name = "profile-spirals-ccdfb9"
+    with terminal.capture() as shown:
+        terminal.print(jobs_table(job_views(admitted(pool(4), name).state, NOW_S), NOW_S))
+    header, row = shown.get().splitlines()
+    assert "ITERATION" in header
+    assert name in row
+    assert "…" not in header + row
