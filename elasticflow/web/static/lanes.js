@@ -136,10 +136,11 @@ function drawDeadline(context, view, job, top, colour, xOf) {
     context.stroke();
     const text = marginS < 0 ? `${durationInWords(-marginS)} late` : durationInWords(marginS);
     const half = context.measureText(text).width / 2 + 6;
-    if (right - left > 2 * half) {
+    const middle = middleOf(left, right, half, xOf(view.nowS));
+    if (middle !== null) {
       context.fillStyle = gap;
       context.textAlign = "center";
-      context.fillText(text, besideNow(left, right, half, xOf(view.nowS)), top + LANE_PX / 2 - 8);
+      context.fillText(text, middle, top + LANE_PX / 2 - 8);
     }
   }
   context.fillStyle = tone;
@@ -151,13 +152,13 @@ function drawDeadline(context, view, job, top, colour, xOf) {
   context.fill();
 }
 
-/** The middle of a text between two ends; beside the line of the present where that would cross the text.
+/** The middle of a text between two ends, where the line of the present does not cross it; null if it has no room.
  * @param {number} left @param {number} right @param {number} half its width, halved @param {number} nowX */
-function besideNow(left, right, half, nowX) {
+function middleOf(left, right, half, nowX) {
   const middle = (left + right) / 2;
-  if (Math.abs(nowX - middle) >= half) return middle;
-  if (nowX + 2 * half <= right) return nowX + half;
-  return nowX - 2 * half >= left ? nowX - half : middle;
+  if (right - left > 2 * half && Math.abs(nowX - middle) >= half) return middle;
+  if (nowX >= left && nowX + 2 * half < right) return nowX + half;
+  return nowX <= right && nowX - 2 * half > left ? nowX - half : null;
 }
 
 /** @param {CanvasRenderingContext2D} context @param {View} view @param {any} job @param {number} top
