@@ -14,3 +14,7 @@ def main() -> None:
         app(prog_name="eflow")
     except KeyboardInterrupt:
         sys.exit(130)
+    except RuntimeError as error:  # Python 3.11 raises it instead, for Ctrl-C while a library defines a class
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        sys.exit(130)

@@ -1,8 +1,9 @@
 """Options of several commands, the options of a submission, and the connection to the pool that they name."""
 
 import asyncio
+import difflib
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -93,6 +94,17 @@ def where_words(context: typer.Context) -> tuple[str, ...]:
         if (source := context.get_parameter_source(parameter)) is not None and source.name == "COMMANDLINE"
         for word in (option, str(context.params[parameter]))
     )
+
+
+def undeclared(job: ElasticJob, settings: Iterable[str]) -> list[str]:
+    """A line for each of these hyperparameters that the class does not declare, although it declares others."""
+    declared = sorted(job.hyperparameters)
+    return [
+        f"--set {name}: {type(job).__name__} declares no such hyperparameter; the nearest one is "
+        f"{difflib.get_close_matches(name, declared, n=1, cutoff=0.0)[0]}"
+        for name in settings
+        if declared and name not in declared
+    ]
 
 
 def run(
@@ -209,6 +221,8 @@ class SubmissionOptions:
         if self.job_class is not None:
             job.set_job_class(self.job_class.value.replace("-", "_"))  # pyright: ignore[reportArgumentType]
         settings: dict[str, Any] = dict(map(parse_setting, self.settings))
+        for line in undeclared(job, settings):
+            note(f"eflow: {line}")
         if self.batch_per_worker is not None:
             settings["batch_per_worker"] = self.batch_per_worker
         if self.batch is not None:

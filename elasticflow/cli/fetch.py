@@ -52,9 +52,12 @@ def fetch(
       eflow fetch digits-3f9a1c --json | jq -r .model
     """
     longest = duration_of(timeout, "--timeout") or STORED_TIMEOUT_S
+    folder = to or Path(job_id)
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is a file; name another folder", param_hint="--to")
     kind: ModelFormat = model_format.value
     fetched = run(
-        lambda client: fetch_with(client, job_id, to or Path(job_id), kind, timeout=longest),
+        lambda client: fetch_with(client, job_id, folder, kind, timeout=longest),
         nats_url=nats_url,
         pool=pool,
         data_dir=data_dir,

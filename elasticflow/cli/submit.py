@@ -53,7 +53,7 @@ from elasticflow.history.formatting import undecided_in_words
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.job_validation import problems_of_names
 from elasticflow.sdk.submission import load, with_code
-from elasticflow.shared.messages.events import JobAdmitted
+from elasticflow.shared.messages.events import JobAdmitted, ProfileRequested
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Job
 
@@ -182,8 +182,10 @@ def submit(
             raise InvalidJob(*problems)
         members = members_of(job, code, parse_sweep(sweep), name=name, now_s=SystemClock().now_s())
         raise typer.Exit(submit_sweep(members, where, detach=detach, wait=wait, timeout_s=timeout_s, as_json=as_json))
-    if quote_id and not deadline:
-        job.set_deadline(run(lambda client: client.quote_reservation(quote_id), **where).deadline_s)
+    if quote_id:
+        reserved = run(lambda client: client.quote_reservation(quote_id), **where)
+        if not deadline:
+            job.set_deadline(reserved.deadline_s)
     try:
         ready = with_code(job, code)
     except InvalidJob as error:  # one error names all problems
@@ -193,13 +195,15 @@ def submit(
     async def post(client: Client) -> str:
         return await client.post(ready.spec, job_id=name, code=ready.code)
 
+    sent: list[str] = []  # the job's id, once admission knows it
+
+    def say_undecided(event: ProfileRequested) -> None:
+        sent.append(event.job_id)
+        note(f"{event.job_id}: {undecided_in_words(event)} ...")
+
     async def submit_and_wait(client: Client) -> tuple[Decision, Job | None]:
-        decision = await client.submit(
-            ready.spec,
-            job_id=name,
-            code=ready.code,
-            on_undecided=lambda event: note(f"{event.job_id}: {undecided_in_words(event)} ..."),
-        )
+        decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)
+        sent.append(decision.job_id)
         if not (wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
@@ -210,7 +214,12 @@ def submit(
         job_id = run(post, **where)
         print_json({"decision": "none yet", "job_id": job_id}) if as_json else say_line(f"submitted {job_id}")
         return
-    decision, ended = run(submit_and_wait, **where)
+    try:
+        decision, ended = run(submit_and_wait, **where)
+    except KeyboardInterrupt:
+        if sent:
+            note(f"eflow: {sent[0]} goes on; `eflow cancel {sent[0]}` stops it")
+        raise
     if as_json:
         print_json(decision_as_json(decision) | ({"end": end_as_json(ended)} if ended else {}))
     elif ended is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def up(
     )
     if detach:
         run = _start_detached(plan.data_dir)
-        _show(run, as_json, detached=True)
+        show_pool(run, as_json, detached=True)
         return
     raise typer.Exit(asyncio.run(_supervise(plan, as_json)))
 
@@ -161,7 +162,7 @@ async def _supervise(plan: UpPlan, as_json: bool) -> int:
     """The exit code: 0 after SIGTERM. Ctrl-C raises KeyboardInterrupt."""
     from elasticflow.local.supervisor import Supervisor  # here: it needs libraries of the extra `server`
 
-    supervising = asyncio.ensure_future(Supervisor(plan, note).run(lambda run: _show(run, as_json, detached=False)))
+    supervising = asyncio.ensure_future(Supervisor(plan, note).run(lambda run: show_pool(run, as_json, detached=False)))
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, supervising.cancel)
     try:
@@ -224,7 +225,7 @@ def _parse_replicas(text: str) -> tuple[str, int]:
     return service, int(count)
 
 
-def _show(run: RunFile, as_json: bool, *, detached: bool) -> None:
+def show_pool(run: RunFile, as_json: bool, *, detached: bool) -> None:
     if as_json:
         print_json({**plain(run), "nats_url": masked(run.nats_url)})
         return
@@ -235,5 +236,7 @@ def _show(run: RunFile, as_json: bool, *, detached: bool) -> None:
     say(table("PROCESS", "PID", "METRICS, HEALTH", right=("PID",), rows=rows))
     say_line("")
     say_line(f"pool {run.pool} is up; NATS at {masked(run.nats_url)}, data and logs in {run.data_dir}", "green")
-    say_line("try   eflow submit FILE.py --deadline 10m     eflow watch     eflow nodes")
-    say_line(f"stop  {'eflow down' if detached else 'Ctrl-C'}")
+    where = "" if Path(run.data_dir) == Path(DATA_DIR).absolute() else f" --data-dir {shlex.quote(str(run.data_dir))}"
+    tries = (f"eflow submit FILE.py --deadline 10m{where}", f"eflow watch{where}", f"eflow ui{where}")
+    say_line(f"try   {'     '.join(tries)}")
+    say_line(f"stop  {f'eflow down{where}' if detached else 'Ctrl-C'}")

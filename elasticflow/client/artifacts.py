@@ -25,6 +25,7 @@ from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.with_retry import with_retry
+from elasticflow.shared.runtime.missing_credentials import credential_variables, lacks_credentials
 from elasticflow.shared.state.job import Job
 
 STORED_TIMEOUT_S = 600.0  # a large checkpoint takes minutes, and so does its upload
@@ -151,6 +152,9 @@ def _copy(artifacts: StoredArtifacts, file: StoredFile, out: BinaryIO) -> None:
     except FileNotFoundError:
         raise ArtifactGone(stored.job_id, file.path, stored.node_id) from None
     except Exception as error:  # of a library, or that there is none
-        raise ArtifactNotReadable(stored.job_id, file.path, stored.uri, f"{type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        if lacks_credentials(error):
+            reason = f"this machine has no credentials ({reason}): {credential_variables(stored.uri)} is not set"
+        raise ArtifactNotReadable(stored.job_id, file.path, stored.uri, reason) from error
     if copy.digest.hexdigest() != file.digest:
         raise DamagedObject(stored.uri, file.path, "its bytes have another digest than the ledger says")

@@ -43,7 +43,7 @@ _COLUMNS: tuple[Column[JobView], ...] = (
     Column(name="CLASS", cell=lambda view, _: view.job_class.replace("_", "-"), in_narrow=False),
     Column(name="GPUS", cell=lambda view, _: _gpus(view), right=True),
     _TYPE_OF_JOB,
-    Column(name="PROGRESS", cell=lambda view, _: bar(view.progress)),
+    Column(name="PROGRESS", cell=lambda view, _: bar(view.progress), in_narrow=False),
     Column(
         name="ITERATION",
         cell=lambda view, _: f"{view.iteration}/{view.max_iterations}" if view.max_iterations else "-",

@@ -40,7 +40,7 @@ class JobView:
     expected_finish_s: float | None
     margin_s: float | None
     ended_at_s: float | None
-    at_risk: bool
+    at_risk: bool  # False once it has ended
     restarts: int
     metrics: Mapping[str, float]
     explanation: str
@@ -125,7 +125,7 @@ def job_view(
         expected_finish_s=finish_s,
         margin_s=job.deadline_s - finish_s if met and job.deadline_s and finish_s else None,
         ended_at_s=job.ended_at_s,
-        at_risk=job.at_risk,
+        at_risk=job.at_risk and job.live,
         restarts=job.restarts,
         metrics=dict(job.metrics),
         explanation=job.explanation,
@@ -151,7 +151,7 @@ def activity(job: Job) -> str:
 
 
 def expected_finish_s(job: Job, now_s: float) -> float | None:
-    """When it ended; else by its speed now; else as promised; None if unknown."""
+    """When it ended; else by its speed now; else as promised, but not before now; None if unknown."""
     if job.ended_at_s is not None:
         return job.ended_at_s
     if job.phase is Phase.PROFILING or job.spec is None:
@@ -159,7 +159,8 @@ def expected_finish_s(job: Job, now_s: float) -> float | None:
     if job.training and job.iterations_per_s:
         remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
         return max(now_s, job.progressed_at_s + remaining_s)
-    return promised_finish_s(job)
+    promised_s = promised_finish_s(job)
+    return None if promised_s is None else max(now_s, promised_s)
 
 
 def promised_finish_s(job: Job) -> float | None:

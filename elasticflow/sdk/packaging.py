@@ -85,11 +85,7 @@ def _what_to_run(file: Path) -> str:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (SyntaxError, ValueError) as error:
         raise PackagingFailed(f"{file} is no Python source: {error}") from error
-    family = ["ElasticJob"]
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(_last_name(base) in family for base in node.bases):
-            family.append(node.name)
-    names = [name for name in family[1:] if not name.startswith("_")]
+    names = [name for name in _job_classes(tree, file, {file}) if not name.startswith("_")]
     if not names and _calls_elastic(tree):
         return SCRIPT
     if len(names) != 1:
@@ -99,6 +95,44 @@ def _what_to_run(file: Path) -> str:
             "A script must call elasticflow.elastic, or the adapter of its library"
         )
     return names[0]
+
+
+def _job_classes(tree: ast.Module, file: Path, read: set[Path]) -> list[str]:
+    """Classes at the top of the file that derive from ElasticJob, directly or through classes of modules beside it.
+
+    read: files that were begun; added to here.
+    """
+    family, found = {"ElasticJob"}, list[str]()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(_last_name(base) in family for base in node.bases):
+            family.add(node.name)
+            found.append(node.name)
+        for module, names in _imported(node, file):
+            classes = _job_classes_of(module, read)
+            family.update({name.name: name.asname or name.name for name in names}.get(each, each) for each in classes)
+    return found
+
+
+def _job_classes_of(module: Path, read: set[Path]) -> list[str]:
+    """Of a module beside the user's file; [] if there is none, or if it is not valid."""
+    file = next((each for each in (module.with_suffix(".py"), module / "__init__.py") if each.is_file()), None)
+    if file is None or file in read:
+        return []
+    read.add(file)
+    try:
+        return _job_classes(ast.parse(file.read_bytes()), file, read)
+    except (SyntaxError, ValueError):
+        return []
+
+
+def _imported(node: ast.stmt, file: Path) -> Iterator[tuple[Path, list[ast.alias]]]:
+    """Modules that the statement imports, as a path without suffix, each with the names that it takes from it."""
+    root = _import_root(file)
+    if isinstance(node, ast.Import):
+        yield from ((root.joinpath(*alias.name.split(".")), []) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        folder = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else root
+        yield folder.joinpath(*(node.module or "").split(".")), node.names
 
 
 def _calls_elastic(tree: ast.Module) -> bool:

@@ -18,6 +18,7 @@ _FOLDER_OPTION = re.compile(r"(?:-f|--find-links)(?:\s+|=)(.+)")
 _CREDENTIALS = re.compile(r"https?://[^/\s@]+@")
 _LOCAL_OPTIONS = ("-e", "--editable", "-c", "--constraint")
 _MOST_INCLUDES = 20  # files within files
+_MOST_PROBLEMS = 3  # named, for example of a file that holds no requirements at all
 
 
 class _Line(NamedTuple):
@@ -44,7 +45,8 @@ def read_requirements(file: str | Path) -> tuple[str, ...]:
         raise InvalidJob(f"requirements: {file} cannot be read: {error}") from None
     problems = [line.problem(problem) for line in lines if (problem := _problem(line.text))]
     if problems:
-        raise InvalidJob(*problems)
+        more = len(problems) - _MOST_PROBLEMS
+        raise InvalidJob(*problems[:_MOST_PROBLEMS], *([f"and {more} more of its lines"] if more > 0 else ()))
     return tuple(line.text for line in lines)
 
 

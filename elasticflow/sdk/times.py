@@ -28,7 +28,7 @@ def parse_deadline(text: str) -> Deadline:
         return Deadline(deadline=datetime.fromisoformat(text))
     except ValueError:
         raise ValueError(
-            f"{text!r} is not a deadline; write a duration (90s, 15m, 2h30m, 1d) or a time (2026-05-01T18:00)"
+            f"{text!r} is not a time; write a duration (90s, 15m, 2h30m, 1d) or a time (2026-05-01T18:00)"
         ) from None
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 from elasticflow.shared.library_imports import ending_at_interrupt
 
 with ending_at_interrupt():
+    import psutil
     import typer
 
     from elasticflow.local.up_plan import UpPlan
@@ -21,7 +22,7 @@ with ending_at_interrupt():
     from elasticflow.shared.runtime.process.terminal import console
     from examples.demo.cast import cast
     from examples.demo.performance import perform
-    from examples.demo.report import as_json, draw, load_is_complete, load_line, rows, table
+    from examples.demo.report import as_json, busy_line, draw, load_is_complete, load_line, rows, table
 
 
 def main(
@@ -44,6 +45,8 @@ def main(
         slots_per_node=slots,
         config=PoolConfig(throughput_margin=0.35, resize_cost_s=3.0, deadline_slack_s=2.0, stop_free=True),
     )
+    if busy := busy_line(psutil.getloadavg()[0], psutil.cpu_count() or 1):
+        terminal.print(busy, style="yellow", highlight=False, soft_wrap=True)
     terminal.print(f"Starting NATS, five services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ...")
     try:
         performance = asyncio.run(perform(cast(), plan, terminal, out / "ledger.eflow"))
@@ -63,6 +66,7 @@ def main(
         check=False,
     )
     terminal.print(f"GPUs over time: {out}/gpus.png   numbers: {out}/jobs.json   ledger: {out}/ledger.eflow")
+    terminal.print(f"look at it in a browser: .venv/bin/eflow ui {out}/ledger.eflow", highlight=False, soft_wrap=True)
     broken = [row.job_id for row in results if not row.kept]
     if broken:
         terminal.print(f"promises broken or jobs failed: {', '.join(broken)}", style="bold red")

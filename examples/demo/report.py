@@ -91,6 +91,13 @@ def gpus_over_time(job_id: str, performance: Performance) -> list[tuple[float, i
     return points
 
 
+def busy_line(load: float, num_cores: int) -> str:
+    """What to say if other programs use the machine: promises rest on speeds that they change. "" if they do not."""
+    if load <= num_cores:
+        return ""
+    return f"this machine is busy (load {load:.1f} on {num_cores} cores): speeds may change, and promises be broken"
+
+
 def table(all_rows: tuple[Row, ...]) -> Table:
     result = Table(title="What was promised, and what became of it (seconds after the start)", box=SIMPLE_HEAD)
     for column in ("job", "class", "decision", "deadline", "finish", "margin", "GPUs over time", "result"):

@@ -1,19 +1,23 @@
 """A real pool with a real S3 client: models in a bucket, data from a bucket, and a bucket that is missing."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import elasticflow
+from elasticflow.errors import ArtifactNotReadable
 from elasticflow.sdk.fetching import fetch_with
 from elasticflow.shared.messages.job_spec import JobClass
 from tests.support.executor_process import ROOT
-from tests.support.real_pool import RunningPool, job, running_pool
+from tests.support.real_pool import POOL, RunningPool, job, running_pool
 
-pytest.importorskip("s3fs", reason="s3fs is not installed")
+s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
 moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of these libraries
 
@@ -52,6 +56,14 @@ async def trained(pool: RunningPool, job_id: str, **changes: object) -> str:
     return "\n".join(entry.text for entry in await pool.client.history(job_id))
 
 
+async def can_be_fetched_as_safetensors(pool: RunningPool, job_id: str, folder: Path, wanted: dict[str, Any]) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="the extra safetensors is not installed")
+    fetched = await fetch_with(pool.client, job_id, folder, "safetensors")
+    assert fetched.model == folder / "model.safetensors"
+    read = safetensors.load_file(fetched.model)
+    assert {name: value.tolist() for name, value in read.items()} == {n: v.tolist() for n, v in wanted.items()}
+
+
 async def test_a_model_and_data_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buckets: None) -> None:
     import boto3  # pyright: ignore[reportMissingImports]
 
@@ -66,6 +78,17 @@ async def test_a_model_and_data_in_a_bucket(tmp_path: Path, monkeypatch: pytest.
         assert fetched.model is not None
         assert torch.load(fetched.model, weights_only=True)
         assert {path.name: path.stat().st_size for path in fetched.files}["large.bin"] == 20_000_000
+        loaded = await asyncio.to_thread(elasticflow.load, "with-data", nats_url=pool.url, pool=POOL, tenant="lab")
+        assert set(loaded) == set(torch.load(fetched.model, weights_only=True))
+        await can_be_fetched_as_safetensors(pool, "with-data", tmp_path / "safe", loaded)
+        with monkeypatch.context() as elsewhere:
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+                elsewhere.delenv(name)
+            elsewhere.setenv("AWS_EC2_METADATA_DISABLED", "true")
+            s3fs.S3FileSystem.clear_instance_cache()
+            with pytest.raises(ArtifactNotReadable, match=r"no credentials .*: AWS_ACCESS_KEY_ID and AWS_SECRET"):
+                await fetch_with(pool.client, "with-data", tmp_path / "denied", "torch")
+        s3fs.S3FileSystem.clear_instance_cache()
         keys = [each["Key"] for each in boto3.client("s3").list_objects_v2(Bucket="pool", Prefix="models/")["Contents"]]
         assert all(len(key.removeprefix("models/lab/")) == 64 for key in keys), keys
         absent = await trained(pool, "absent", data={"words": "s3://absent/set"})

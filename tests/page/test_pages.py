@@ -47,6 +47,42 @@ def test_all_pages_fit_a_narrow_screen(viewer: Viewer) -> None:
         assert viewer.page.evaluate("document.documentElement.scrollWidth") <= 390, address
 
 
+WATCH_LABELS = """
+  const { rect, restore, fillText } = CanvasRenderingContext2D.prototype;
+  window.labels = {};
+  window.margins = {};
+  CanvasRenderingContext2D.prototype.rect = function (x, y, width, height) {
+    this.clippedAt = x === 0 ? width : Infinity;
+    return rect.call(this, x, y, width, height);
+  };
+  CanvasRenderingContext2D.prototype.restore = function () {
+    this.clippedAt = Infinity;
+    return restore.call(this);
+  };
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    if (this.textAlign === "left") window.labels[text] = x + this.measureText(text).width <= this.clippedAt;
+    const half = this.measureText(text).width / 2;
+    if (this.textAlign === "center" && y > 26) window.margins[text] = [x - half, x + half];
+    if (text === "now") window.nowX = this.textAlign === "left" ? x - 4 : x + 4;
+    return fillText.call(this, text, x, y);
+  };
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_label_of_a_lane_is_cut(viewer: Viewer, width: int) -> None:
+    viewer.page.set_viewport_size({"width": width, "height": 844})
+    viewer.page.add_init_script(WATCH_LABELS)
+    viewer.page.reload()
+    while "rejected" not in (labels := viewer.page.evaluate("window.labels")):
+        viewer.page.wait_for_timeout(50)
+    assert labels["running · 4 GPUs"]
+    assert [text for text, fits in labels.items() if not fits] == []
+    now_x, margins = viewer.page.evaluate("[window.nowX, window.margins]")
+    assert len(margins) >= 2
+    assert [text for text, (left, right) in margins.items() if left < now_x < right] == []
+
+
 def test_the_pool_shows_its_promises(viewer: Viewer) -> None:
     viewer.page.wait_for_selector("text=Promise lanes")
     numbers = dict(

@@ -85,6 +85,7 @@ function options(width, title, unit, colour, steps, zeroLine, cursor) {
   return {
     width,
     height: HEIGHT_PX,
+    padding: [null, 30, null, null], // half of the last time below the axis
     cursor: { sync: { key: cursor }, y: false },
     legend: { live: true },
     scales: {

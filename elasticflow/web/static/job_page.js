@@ -77,7 +77,7 @@ function Facts({ row, detail, nowS }) {
     ["State", row.activity],
     ["GPUs", row.num_gpus ? row.gpus_in_words : "none"],
     ["Iteration", row.max_iterations ? `${row.iteration} of ${row.max_iterations}` : "–"],
-    ["Iterations per second", shortNumber(row.iterations_per_s)],
+    ["Iterations/s", shortNumber(row.iterations_per_s)],
     [row.live ? "Expected finish" : "Ended", finishS === null ? "–" : clockTime(finishS, nowS)],
     ["Deadline", row.deadline_s === null ? "none" : clockTime(row.deadline_s, nowS)],
     ["Margin", marginS === null ? "–" : durationInWords(marginS)],

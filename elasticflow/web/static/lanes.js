@@ -1,11 +1,12 @@
 // Draws promise lanes on a canvas: one lane a job. The height of a lane's bar is its number of GPUs.
 
-import { clockTime, colourOf, durationInWords, finishOf, marginOf, PROMISES, promiseOf } from "./words.js";
+import { clockTime, colourOf, counted, durationInWords, finishOf, marginOf, PROMISES, promiseOf } from "./words.js";
 
 export const LANE_PX = 48;
 export const AXIS_PX = 26;
 const BAR_PX = LANE_PX - 10;
 const LEAST_BAR_PX = 5;
+const LABEL_PX = 24; // where names begin: the symbol of the promise is before them
 
 /** @typedef {{fromS: number, toS: number}} Span */
 /** @typedef {{jobs: any[], nowS: number, span: Span, first: number, selected: string, width: number, height: number,
@@ -134,10 +135,12 @@ function drawDeadline(context, view, job, top, colour, xOf) {
     context.lineTo(xOf(finishS), top + LANE_PX / 2 + 4);
     context.stroke();
     const text = marginS < 0 ? `${durationInWords(-marginS)} late` : durationInWords(marginS);
-    if (right - left > context.measureText(text).width + 12) {
+    const half = context.measureText(text).width / 2 + 6;
+    const middle = middleOf(left, right, half, xOf(view.nowS));
+    if (middle !== null) {
       context.fillStyle = gap;
       context.textAlign = "center";
-      context.fillText(text, (left + right) / 2, top + LANE_PX / 2 - 8);
+      context.fillText(text, middle, top + LANE_PX / 2 - 8);
     }
   }
   context.fillStyle = tone;
@@ -147,6 +150,15 @@ function drawDeadline(context, view, job, top, colour, xOf) {
   context.lineTo(x + 5, top + 4);
   context.lineTo(x, top + 10);
   context.fill();
+}
+
+/** The middle of a text between two ends, where the line of the present does not cross it; null if it has no room.
+ * @param {number} left @param {number} right @param {number} half its width, halved @param {number} nowX */
+function middleOf(left, right, half, nowX) {
+  const middle = (left + right) / 2;
+  if (right - left > 2 * half && Math.abs(nowX - middle) >= half) return middle;
+  if (nowX >= left && nowX + 2 * half < right) return nowX + half;
+  return nowX <= right && nowX - 2 * half > left ? nowX - half : null;
 }
 
 /** @param {CanvasRenderingContext2D} context @param {View} view @param {any} job @param {number} top
@@ -162,10 +174,22 @@ function drawLabel(context, view, job, top, colour) {
   context.fillText(promise.symbol, 8, top + 17);
   context.fillStyle = colour("--text");
   context.font = `600 13px ${FONT}`;
-  context.fillText(job.job_id, 24, top + 17);
+  const widthPx = view.labelPx - 8 - LABEL_PX;
+  context.fillText(shortened(context, job.job_id, widthPx), LABEL_PX, top + 17);
   context.font = `12px ${FONT}`;
   context.fillStyle = colour("--muted");
-  const gpus = job.num_gpus ? ` · ${job.num_gpus} GPU${job.num_gpus === 1 ? "" : "s"}` : "";
-  context.fillText(`${job.activity}${gpus}`, 24, top + 33);
+  const gpus = job.num_gpus ? counted(job.num_gpus, "GPU") : "";
+  const both = gpus ? `${job.activity} · ${gpus}` : job.activity;
+  const state = context.measureText(both).width <= widthPx ? both : gpus || job.activity;
+  context.fillText(shortened(context, state, widthPx), LABEL_PX, top + 33);
   context.restore();
+}
+
+/** As much of the text as fits, with an ellipsis.
+ * @param {CanvasRenderingContext2D} context @param {string} text @param {number} widthPx */
+function shortened(context, text, widthPx) {
+  if (context.measureText(text).width <= widthPx) return text;
+  let length = text.length;
+  while (length > 1 && context.measureText(`${text.slice(0, length)}…`).width > widthPx) length -= 1;
+  return `${text.slice(0, length)}…`;
 }

@@ -49,7 +49,7 @@ function LaneCanvas({ view, onSelect, onSpan }) {
   const numFit = Math.floor((height - AXIS_PX) / LANE_PX);
   const mostFirst = Math.max(0, jobs.length - numFit);
   const first = Math.min(wantedFirst, mostFirst);
-  const labelPx = width < 560 ? 118 : 190;
+  const labelPx = width < 560 ? 140 : 190;
   useEffect(() => draw(canvas.current, { ...view, first, width, height, labelPx }));
 
   const index = jobs.findIndex((job) => job.job_id === selected);

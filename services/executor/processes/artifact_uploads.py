@@ -23,6 +23,7 @@ from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDE
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.missing_credentials import credential_variables, lacks_credentials
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.regular_file import open_regular_file
 
@@ -149,12 +150,19 @@ class ArtifactUploads:
         except Exception as error:
             if self._folder is None or isinstance(error, NotStored):
                 raise
-            raise NotStored(f"{type(error).__name__}: {error}"[:1_000]) from error  # of a library
+            raise NotStored(self._in_words(error)) from error  # of a library
         finally:
             os.close(file)
         if num_bytes and again.hexdigest() != digest:
             raise NotStored("it changed while it was read")
         return StoredFile(path=path.partition("/")[2], num_bytes=num_bytes, digest=digest)
+
+    def _in_words(self, error: Exception) -> str:
+        words = f"{type(error).__name__}: {error}"[:1_000]
+        if not lacks_credentials(error):
+            return words
+        variables = credential_variables(self._uri)
+        return f"the executor has no credentials for {self._uri} ({words}): its operator sets {variables} for it"
 
     async def _put(self, name: str, piece: bytes) -> None:
         while True:

@@ -208,7 +208,8 @@ def validated(adapter: TypeAdapter[Any], payload: Fields) -> Any:
 def problem_in(details: Any) -> str:
     """One of pydantic's errors as a line: "spec.seed: must be ..., not ..."."""
     place = ".".join(str(part) for part in details["loc"])
-    given = "" if details["type"] == "missing" else f", not {_shown(details['input'])}"
+    is_shown = details["type"] != "missing" and "secrets" not in details["loc"]
+    given = f", not {_shown(details['input'])}" if is_shown else ""
     if details["type"] == "string_pattern_mismatch":
         rule = PATTERNS_IN_WORDS[details["ctx"]["pattern"]]
     else:

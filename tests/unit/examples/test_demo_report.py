@@ -9,6 +9,7 @@ from elasticflow.shared.messages.load_spec import LoadSpec
 from examples.demo.padding import LOAD_ID, NUM_TASKS
 from examples.demo.performance import Performance
 from examples.demo.report import (
+    busy_line,
     draw,
     load_is_complete,
     load_line,
@@ -83,3 +84,8 @@ def test_the_tasks_estimate_pi_and_a_repeated_one_returns_the_same() -> None:
     assert counts[0] != counts[1]
     assert points_in_circle(1) == counts[0]
     assert estimate(counts) == pytest.approx(3.1416, abs=0.003)
+
+
+def test_a_busy_machine_is_said_before_anything_is_promised() -> None:
+    assert busy_line(load=1.9, num_cores=2) == ""
+    assert busy_line(load=14.64, num_cores=2).startswith("this machine is busy (load 14.6 on 2 cores)")

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from elasticflow.shared.messages.worker_protocol.frames import encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.preparing import RESULT, FetchData, FromPreparer, NotPrepared, Prepared
+from elasticflow.shared.runtime.missing_credentials import credential_variables, lacks_credentials
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 
 _NICENESS = 10  # workers come first
@@ -32,7 +33,7 @@ def _reply(order: FetchData) -> FromPreparer:
         fetch(order.uri, Path(order.folder) / RESULT)
     except Exception as error:  # libraries of many makers raise what they like
         traceback.print_exc()
-        return NotPrepared(error=_in_words(error)[:_MAX_TEXT])
+        return NotPrepared(error=_in_words(error, order.uri)[:_MAX_TEXT])
     return Prepared()
 
 
@@ -60,9 +61,11 @@ def _opened(url_to_fs: Any, uri: str) -> tuple[Any, str]:
         raise ImportError(f"{error}; install it beside the executor of each node") from error
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: Exception, uri: str) -> str:
     if isinstance(error, FileNotFoundError):
         return f"it does not exist: {error}"
+    if lacks_credentials(error):
+        return f"the job has no credentials for it ({error}): pass {credential_variables(uri)} with --secret"
     if isinstance(error, PermissionError):
         return f"permission denied: {error}; pass the credentials of its storage as variables, with --secret"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -216,7 +216,7 @@ def test_one_error_names_all_wrong_keys() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('deadline = "soon"', "job.toml: line 3: deadline: 'soon' is not a deadline; write a duration"),
+        ('deadline = "soon"', "job.toml: line 3: deadline: 'soon' is not a time; write a duration"),
         ('class = "gold"', "job.toml: line 3: class: 'gold' is not one of 'slo', 'soft', 'best-effort', 'padding'"),
         ('gpus = "many"', "job.toml: line 3: gpus: 'many' is not like 4, 2..8"),
         ('name = "-x"', "job.toml: line 3: name: other commands would read '-x' as an option"),

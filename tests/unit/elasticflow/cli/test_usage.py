@@ -1,5 +1,6 @@
 """The command line without a pool: its help, its exit codes, and one line for each failure."""
 
+import asyncio
 import importlib
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,22 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from elasticflow.cli import main
 from elasticflow.cli.app import app
 from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.cli.option_values import parse_data, read_secret
+from elasticflow.cli.up import show_pool
 from elasticflow.client.configure_pool import configure, read_config
+from elasticflow.local.run_file import RunFile
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.export import ExportWriter
 from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.terminal import console
+from tests.support.histories import NOW_S, spec
 
 COMMANDS = (
     ("up",),
@@ -344,6 +350,70 @@ def test_data_on_the_command_line_replaces_that_of_the_same_name_in_a_file(nowhe
     (nowhere / "job.toml").write_text('target = "user_set.py"\ndeadline = "1h"\n[data]\ntrain = "a"\nDIR = "b"\n')
     _, shown = eflow("submit", "job.toml", "--data", "train=s3://bucket/other")
     assert "must be without DIR" in " ".join(shown.replace("│", "").split()), "train is named once"
+
+
+def test_a_hyperparameter_that_the_class_does_not_declare_is_named_with_the_nearest_one(nowhere: Path) -> None:
+    (nowhere / "user_typo.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    status, shown = eflow("submit", "user_typo.py", "--deadline", "1h", "--set", "global_batch=16")
+    first, second = shown.splitlines()
+    assert status == 2
+    assert first == (
+        "eflow: --set global_batch: Net declares no such hyperparameter; the nearest one is global_batch_size"
+    )
+    assert "no running pool found" in second
+
+
+def test_a_model_is_not_fetched_into_a_file(nowhere: Path) -> None:
+    (nowhere / "j1").write_text("mine")
+    status, shown = eflow("fetch", "j1")
+    assert status == 2
+    assert "j1 is a file; name another folder" in shown
+
+
+def test_ctrl_c_while_a_library_defines_a_class_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(prog_name: str) -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("elasticflow.cli.app.app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+
+
+@pytest.mark.parametrize(("folder", "where"), [(".eflow", ""), ("other", " --data-dir {}")])
+def test_a_pool_in_another_folder_is_stopped_by_its_folder(
+    nowhere: Path, folder: str, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data_dir = str(nowhere / folder)
+    run = RunFile(pid=1, nats_url="nats://t@127.0.0.1:4222", pool="default", data_dir=data_dir, started_at_s=0.0)
+    show_pool(run, as_json=False, detached=True)
+    assert capsys.readouterr().out.splitlines()[-1] == f"stop  eflow down{where.format(data_dir)}"
+
+
+def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pool:
+        def now_s(self) -> float:
+            return NOW_S
+
+        async def submit(self, *_: Any, **__: Any) -> JobAdmitted:
+            return JobAdmitted(
+                job_id="net-1",
+                tenant="lab",
+                spec=spec(),
+                deadline_s=NOW_S + 60.0,
+                minimum_satisfactory_share=(NOW_S, NOW_S + 30.0, 1),
+                gpu_seconds=30.0,
+                at_s=NOW_S,
+            )
+
+        async def wait(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("elasticflow.cli.submit.run", lambda call, **_: asyncio.run(call(Pool())))
+    (nowhere / "user_wait.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    status, shown = eflow("submit", "user_wait.py", "--deadline", "1h", "--wait")
+    assert status == 130
+    assert shown.splitlines()[-1] == "eflow: net-1 goes on; `eflow cancel net-1` stops it"
 
 
 def test_keys_of_secrets_are_made_once(nowhere: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_time_with_a_zone_is_absolute() -> None:
 
 @pytest.mark.parametrize("text", ["soon", "90", "s", "-5s", "1h 30m", ""])
 def test_what_is_no_deadline_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a deadline; write a duration \(90s"):
+    with pytest.raises(ValueError, match=r"is not a time; write a duration \(90s"):
         parse_deadline(text)
 
 

@@ -1,10 +1,14 @@
 """Rows of jobs and nodes, and the lines of `eflow watch`, follow from the folded pool."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from elasticflow.cli.jobs_and_nodes import lost_word, risk_lines
 from elasticflow.cli.watch import changes
 from elasticflow.history.event_text import event_text
+from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import job_view, job_views, node_views, present_nodes
 from elasticflow.shared.messages import events
 from tests.support.histories import NOW_S, History, gpus, pool, spec
@@ -41,6 +45,11 @@ def test_a_waiting_job_is_expected_when_its_promise_ends() -> None:
     assert (view.activity, view.expected_finish_s, view.margin_s) == ("waiting", NOW_S + 60.0, 40.0)
 
 
+def test_a_waiting_job_whose_promise_is_over_is_expected_now_at_the_earliest() -> None:
+    view = job_view(admitted(pool(4), "j1").state.live_jobs["j1"], NOW_S + 130.0)
+    assert (view.activity, view.expected_finish_s, view.margin_s) == ("waiting", NOW_S + 130.0, -30.0)
+
+
 def test_a_running_job_is_expected_by_its_speed() -> None:
     state = running(pool(4), iteration=20).state
     view = job_view(state.live_jobs["j1"], NOW_S + 12.0)
@@ -70,6 +79,12 @@ def test_a_job_at_risk_is_listed_with_the_command_that_promises_anew() -> None:
     (line,) = risk_lines(job_views(history.state, NOW_S + 20.5), NOW_S + 20.5)
     assert line.endswith("eflow amend j1 --deadline 110s")
     assert risk_lines(job_views(history.state, risk), risk) == [], "too late to ask for it"
+    history.then(
+        events.JobFinished(job_id="j1", generation=1, iteration=100, condition="max_iterations", at_s=NOW_S + 90.0)
+    )
+    (ended,) = job_views(history.state, NOW_S + 90.0, ended=True)
+    assert not ended.at_risk, "it has ended, and an ended job cannot be amended"
+    assert risk_lines((ended,), NOW_S + 90.0) == []
 
 
 def test_a_broken_job_is_recovering() -> None:
@@ -151,3 +166,15 @@ def test_a_node_shows_its_end_and_that_it_is_drained() -> None:
     assert [(view.until_s, view.draining) for view in views] == [(None, False), (NOW_S + 7_200.0, False)]
     history.then(events.NodeDrainStarted(node_id="node-1", incarnation="first-1", at_s=NOW_S + 7_170.0))
     assert node_views(history.state)[1].draining
+
+
+def test_a_narrow_terminal_shows_names_and_headers_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr("elasticflow.history.tables.console", lambda: terminal)
+    name = "profile-spirals-ccdfb9"
+    with terminal.capture() as shown:
+        terminal.print(jobs_table(job_views(admitted(pool(4), name).state, NOW_S), NOW_S))
+    header, row = shown.get().splitlines()
+    assert "ITERATION" in header
+    assert name in row
+    assert "…" not in header + row

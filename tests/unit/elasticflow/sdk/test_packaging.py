@@ -35,6 +35,34 @@ def test_a_file_is_sent_alone(tmp_path):
     assert package(f"{tmp_path}/mine.py:Other").training_function == "mine:Other"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from train import Mine\nclass Late(Mine): pass\n",
+        "from train import Mine as Base\nclass Late(Base): pass\n",
+        "import train\nclass Late(train.Mine): pass\n",
+        "from package.jobs import Other\nclass Late(Other): pass\n",
+        "from late import Unknown\nfrom broken import Nothing\nfrom train import Mine\nclass Late(Mine): pass\n",
+    ],
+)
+def test_a_class_may_derive_from_one_of_a_module_beside_it(tmp_path, source):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "jobs.py").write_text("from .base import Mine\nclass Other(Mine): pass\n")
+    (tmp_path / "package" / "base.py").write_text(SOURCE)
+    (tmp_path / "train.py").write_text(SOURCE)
+    (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "late.py").write_text(source)
+    assert package(tmp_path / "late.py").training_function == "late:Late"
+
+
+def test_a_class_of_a_module_beside_it_is_no_job_of_the_file(tmp_path):
+    (tmp_path / "train.py").write_text(SOURCE)
+    (tmp_path / "late.py").write_text("from train import Mine\nclass Plain: pass\n")
+    with pytest.raises(PackagingFailed, match="found: none"):
+        package(tmp_path / "late.py")
+
+
 def test_a_package_is_sent_whole_without_caches_and_hidden_files(tmp_path):
     inner = tmp_path / "project" / "jobs"
     inner.mkdir(parents=True)

@@ -13,6 +13,13 @@ def written(folder: Path, text: str, name: str = "requirements.txt") -> Path:
     return folder / name
 
 
+def test_of_a_file_that_holds_no_requirements_some_lines_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob) as raised:
+        read_requirements(written(tmp_path, "import torch\n" * 9))
+    assert len(raised.value.problems) == 4
+    assert raised.value.problems[-1] == "and 6 more of its lines"
+
+
 def test_lines_are_read_without_comments_and_with_included_files(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     written(tmp_path / "more", "tqdm # progress\n", "base.txt")

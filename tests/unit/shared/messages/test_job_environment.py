@@ -8,7 +8,13 @@ import pytest
 
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.envelope.codec import decode, encode, validate
-from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, MAX_VARIABLES, is_ours, local_path
+from elasticflow.shared.messages.job_environment import (
+    DATA_NAMES_OF_OURS,
+    MAX_VARIABLES,
+    SealedSecret,
+    is_ours,
+    local_path,
+)
 from elasticflow.shared.messages.job_spec import JobSpec
 from tests.support.histories import spec
 
@@ -26,6 +32,11 @@ def problems(changed: JobSpec) -> tuple[str, ...]:
 def test_a_variable_of_the_pool_is_refused_by_name(name: str) -> None:
     (problem,) = problems(spec(environment={"MINE": "1", name: "2"}))
     assert problem.startswith(f"spec.environment: must be without {name}, which the pool sets for its workers")
+
+
+def test_a_refused_secret_is_named_and_not_shown() -> None:
+    (problem,) = problems(spec(secrets=(SealedSecret(name="EF_POOL", sealed="AAAA" * 30),)))
+    assert problem == "spec.secrets: must be without EF_POOL, which the pool sets for its workers"
 
 
 @pytest.mark.parametrize("name", ["TORCH_HOME", "HF_HOME", "RANKS", "MY_RANK", "PATH", "WANDB_MODE"])

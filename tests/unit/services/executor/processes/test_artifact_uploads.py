@@ -245,6 +245,41 @@ async def test_what_a_folder_for_artifacts_does_not_take_stays_on_its_node(
     assert reasons(await uploads.upload(order()), tmp_path) == {"artifacts/plot": "RuntimeError: 403: no"}
 
 
+class NoCredentialsError(Exception):
+    """As botocore raises it."""
+
+
+class Locked:
+    """A file system of S3 that finds no credentials."""
+
+    protocol = ("s3", "s3a")
+
+    def open(self, path: str, mode: str) -> None:
+        raise NoCredentialsError("Unable to locate credentials")
+
+    def rm_file(self, path: str) -> None:
+        raise FileNotFoundError(path)
+
+
+async def test_who_lacks_credentials_for_a_bucket_is_told_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda uri: (Locked(), uri))
+    (folder_of(tmp_path) / "artifacts" / "plot").write_bytes(b"plot")
+    uri = "s3://bucket/models"
+    uploads = ArtifactUploads(MemoryBus(), POOL, tmp_path, NODE, note=lambda _: None, log=SilentLog(), uri=uri)
+    variables = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    assert reasons(await uploads.upload(order()), tmp_path) == {
+        "artifacts/plot": f"the executor has no credentials for {uri} (NoCredentialsError: Unable to locate "
+        f"credentials): its operator sets {variables} for it"
+    }
+    stored = ArtifactsStored(job_id="a", due=5, node_id=NODE, uri=uri, at_s=1.0)
+    with pytest.raises(ArtifactNotReadable) as raised:
+        _copy(StoredArtifacts(stored, "lab"), StoredFile(path="plot", num_bytes=1, digest="a" * 64), io.BytesIO())
+    assert "this machine has no credentials (NoCredentialsError: Unable to" in str(raised.value)
+    assert f"{variables} is not set; set the credentials of that storage" in str(raised.value)
+
+
 async def test_a_file_that_changes_while_it_is_written_to_a_folder_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,11 @@ def test_what_cannot_be_fetched_is_explained(tmp_path: Path, monkeypatch: pytest
             "ImportError: Install s3fs to access S3; install it beside the executor",
         ),
         (RuntimeError("503"), "RuntimeError: 503"),
+        (
+            PermissionError("Unable to locate credentials"),
+            "the job has no credentials for it (Unable to locate credentials): pass AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE with --secret",
+        ),
     ],
 )
 def test_errors_of_libraries_are_put_in_words(
