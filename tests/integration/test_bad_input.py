@@ -125,6 +125,15 @@ async def test_a_deadline_in_the_past(user: User) -> None:
     assert "in the past; choose a later one" in answer["explanation"]
 
 
+async def test_a_quote_that_is_not_reserved(user: User) -> None:
+    for deadline in ((), ("--deadline", "10m")):
+        ran = await user.eflow("submit", "light.py", "--quote", "nope", *deadline)
+        assert ran.status != 0
+        assert "no quote 'nope' is reserved now" in ran.err
+    jobs = (await user.eflow("jobs", "--all", "--json")).value
+    assert "nope" not in [job["job_id"] for job in jobs]
+
+
 async def test_a_batch_of_nothing(user: User) -> None:
     shown = await user.eflow("submit", "light.py", "--deadline", "10m", "--batch", "0")
     as_json = await user.eflow("submit", "light.py", "--deadline", "10m", "--batch", "-1", "--json")
