@@ -99,12 +99,12 @@ def where_words(context: typer.Context) -> tuple[str, ...]:
 def undeclared(job: ElasticJob, settings: Iterable[str]) -> list[str]:
     """A line for each of these hyperparameters that the class does not declare, although it declares others."""
     declared = sorted(job.hyperparameters)
-    return [
-        f"--set {name}: {type(job).__name__} declares no such hyperparameter; the nearest one is "
-        f"{difflib.get_close_matches(name, declared, n=1, cutoff=0.0)[0]}"
-        for name in settings
-        if declared and name not in declared
-    ]
+    lines = list[str]()
+    for name in settings:
+        if declared and name not in declared:
+            nearest = "".join(f"; did you mean {near}?" for near in difflib.get_close_matches(name, declared, n=1))
+            lines.append(f"--set {name}: {type(job).__name__} declares no such hyperparameter{nearest}")
+    return lines
 
 
 def run(

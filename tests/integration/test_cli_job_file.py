@@ -94,7 +94,10 @@ async def test_each_job_of_a_sweep_is_admitted_or_rejected_on_its_own(cli: Comma
 async def test_a_sweep_over_an_unknown_hyperparameter_submits_nothing(cli: CommandLinePool) -> None:
     ran = await cli.eflow("submit", "line.py", "--deadline", "1h", "--set", "learning_rate=1", "--sweep", "lr=0.1,0.2")
     assert ran.status == 1
-    assert ran.err == "eflow: sweep: Line has no hyperparameter lr; the nearest is learning_rate\n"
+    assert ran.err.splitlines() == [
+        "eflow: --set learning_rate: Line declares no such hyperparameter",
+        "eflow: sweep: Line has no hyperparameter lr; the nearest is learning_rate",
+    ]
     many = await cli.eflow(
         "submit", "line.py", "--deadline", "1h", "--set", "x=1", "--sweep", f"x={','.join(map(str, range(1001)))}"
     )

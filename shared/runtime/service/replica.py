@@ -6,6 +6,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic
 
 from elasticflow.shared.runtime.bus.contract import Bus
@@ -14,6 +15,7 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.leader_lease import Lease
+from elasticflow.shared.runtime.service.until_available import until_available
 from elasticflow.shared.state.policy import Policy, State
 
 
@@ -53,7 +55,7 @@ async def open_replica(
     leads_by_lease: the lease only saves work; compare-and-set keeps two leaders from harm.
     instance: differs from that of any other process.
     """
-    snapshot = await snapshot_store.load(bus, pool, log)
+    snapshot = await until_available(partial(snapshot_store.load, bus, pool, log), log, "snapshot")
     lease: Lease | None = None
 
     def leads() -> bool:

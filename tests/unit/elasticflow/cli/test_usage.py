@@ -357,9 +357,7 @@ def test_a_hyperparameter_that_the_class_does_not_declare_is_named_with_the_near
     status, shown = eflow("submit", "user_typo.py", "--deadline", "1h", "--set", "global_batch=16")
     first, second = shown.splitlines()
     assert status == 2
-    assert first == (
-        "eflow: --set global_batch: Net declares no such hyperparameter; the nearest one is global_batch_size"
-    )
+    assert first == "eflow: --set global_batch: Net declares no such hyperparameter; did you mean global_batch_size?"
     assert "no running pool found" in second
 
 
