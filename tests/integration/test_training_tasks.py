@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -157,12 +158,15 @@ async def test_a_load_that_does_not_pay_is_rejected(pool: RunningPool, tmp_path:
 
 
 async def command(pool: RunningPool, folder: Path, *more: str) -> asyncio.subprocess.Process:
-    """`eflow train` in a process of its own."""
+    """`eflow train` in a process of its own. What a killed one leaves of its unpacked code is beside its folder."""
     target = f"{USER_CODE}/training_functions.py:Stateful"
     options = ["--batch", "21", "--iterations", f"{ITERATIONS}", "--json", *more]
     where = ["--nats-url", pool.url, "--pool", POOL, "--tenant", "lab", "--checkpoint", str(folder)]
     arguments = ("-m", "elasticflow", "train", target, *options, *where)
-    return await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    environment = {**os.environ, "TMPDIR": str(folder.parent)}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, env=environment
+    )
 
 
 async def test_a_command_that_is_interrupted_or_killed_continues(
