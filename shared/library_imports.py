@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Generator
 
-_INTERRUPTED = 130  # exit code, as shells report Ctrl-C
+INTERRUPTED = 130  # exit code, as shells report Ctrl-C
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def ending_at_interrupt() -> Generator[None]:
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         yield
     finally:

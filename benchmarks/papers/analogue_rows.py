@@ -31,10 +31,9 @@ class AnalogueSection:
     @property
     def conditions(self) -> str:
         """When it was measured: how long it took, and beside which load."""
-        if not self.is_whole and not self.analogue.recorded:
-            return f"{len(self.results)} of {len(self.analogue.parts)} parts measured; {self.analogue.missing}"
         if not self.is_whole:
-            return self.analogue.missing
+            parts = f"{len(self.results)} of {len(self.analogue.parts)} parts measured; "
+            return f"{'' if self.analogue.recorded else parts}{self.analogue.missing}"
         loads = [load for result in self.results for load in result["load_average"]]
         if self.analogue.recorded:
             load = f"load average {loads[0]:.1f} before and {loads[-1]:.1f} after" if loads else "load not recorded"

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.papers.analogue_rows import analogue_counts, analogue_section
+from benchmarks.papers.analogue_rows import AnalogueSection, analogue_counts, analogue_section
 from benchmarks.papers.analogues import Analogue, chosen_analogues
 from benchmarks.papers.analogues_file import read_analogues
 from benchmarks.papers.claims import chosen
@@ -26,8 +26,8 @@ from benchmarks.papers.rows import counts, sections
 from benchmarks.papers.runs import Run, all_runs
 from benchmarks.papers.store import Store
 from benchmarks.scheduling.workers import new_workers
+from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.runtime.process.logs import configure_logs
-from elasticflow.simulator.engine.interruptible import INTERRUPTED
 from elasticflow.simulator.trace.command_inputs import make_folder, note, reporting_errors
 from elasticflow.simulator.trace.plots import require_matplotlib
 
@@ -86,17 +86,9 @@ def main(
         "CPU time of all runs": f"{store.cpu_s:,.0f} s",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
     }
-    shows_live = live or resume
+    shown_store = live_store if live or resume else None
     with reporting_errors():
-        live_shown = [
-            analogue_section(
-                analogue,
-                [recorded_result(analogue, results)]
-                if analogue.recorded
-                else [live_store.result(analogue, part) if shows_live else None for part in range(len(analogue.parts))],
-            )
-            for analogue in analogues
-        ]
+        live_shown = [_analogue_section(analogue, results, shown_store) for analogue in analogues]
     print(write_report(out, shown, live_shown, about))
     note(", ".join(f"{count} {name}" for name, count in counts(shown).items()))
     if live_shown:
@@ -140,6 +132,14 @@ def _measure_all(store: LiveStore, analogues: Sequence[Analogue]) -> bool:
     except KeyboardInterrupt:
         return False
     return True
+
+
+def _analogue_section(analogue: Analogue, results: Path, store: LiveStore | None) -> AnalogueSection:
+    """store: None without live parts."""
+    if analogue.recorded:
+        return analogue_section(analogue, [recorded_result(analogue, results)])
+    parts = range(len(analogue.parts))
+    return analogue_section(analogue, [None if store is None else store.result(analogue, part) for part in parts])
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

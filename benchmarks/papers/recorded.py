@@ -14,7 +14,7 @@ from benchmarks.papers.analogues import Analogue
 from elasticflow.shared.errors import BadSettings
 
 RESULTS = Path(__file__).parents[1] / "results"
-_NUM_SLOTS_OF_WHOLE_LOADS = 2
+_GROUPS_BY_MEAN_S = {"2.5": (0, 3), "5": (1, 4), "10": (2, 5)}  # of windows with this mean length that was asked for
 _LIKE_H3 = (2, 8)  # fast and slow slots, as VirtualFlow's H3 has V100 and P100
 
 
@@ -45,22 +45,16 @@ def runners(part: Mapping[str, Any]) -> Mapping[str, float]:
 def useful_shares(part: Mapping[str, Any]) -> Mapping[str, float]:
     """The GPU time paid for a second of tasks, over that of windows that never end; by windows of nearly one length."""
     limit = TASK_S / (TASK_S + OVERHEAD_S)
-    shares = {
-        "2.5": (0, 3),
-        "5": (1, 4),
-        "10": (2, 5),
-    }  # the groups with this mean length, in seconds, that was asked for
     groups = part["groups"]
     return {
         f"cost-{length}-s": fmean(limit / groups[number]["useful_share"] for number in numbers)
-        for length, numbers in shares.items()
+        for length, numbers in _GROUPS_BY_MEAN_S.items()
     }
 
 
 def whole_loads(part: Mapping[str, Any]) -> Mapping[str, float]:
     """Seconds of a slot besides the work of each task."""
-    slot_s = _NUM_SLOTS_OF_WHOLE_LOADS * part["tasks_took_s"] / part["tasks"]
-    return {"besides-a-task": slot_s - part["task_s"]}
+    return {"besides-a-task": part["task_s"] / part["useful_share"] - part["task_s"]}
 
 
 READERS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, float]]] = {

@@ -18,8 +18,8 @@ from benchmarks.scheduling.report import sheets
 from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation, two_months
 from benchmarks.scheduling.workloads import Case, generated_cases, tables, trace_cases
+from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
-from elasticflow.simulator.engine.interruptible import INTERRUPTED
 from elasticflow.simulator.trace.command_inputs import reporting_errors
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from elasticflow.shared.library_imports import ending_at_interrupt, without_gc
+from elasticflow.shared.library_imports import INTERRUPTED, ending_at_interrupt, without_gc
 
 
 def main() -> None:
@@ -13,8 +13,8 @@ def main() -> None:
 
         app(prog_name="eflow")
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except RuntimeError as error:  # Python 3.11 raises it instead, for Ctrl-C while a library defines a class
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
-        sys.exit(130)
+        sys.exit(INTERRUPTED)

@@ -56,6 +56,7 @@ from elasticflow.errors import (
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import PackagingFailed
 from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.export import BadExport
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -63,7 +64,6 @@ from elasticflow.shared.runtime.process.terminal import forget_stdout
 
 NEGATIVE = 1  # a rejection, or the answer is no
 CANNOT = 2  # wrong usage, or no connection
-INTERRUPTED = 130  # as shells report Ctrl-C
 
 _NEGATIVE_ERRORS = (
     *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad, UnknownNode),

@@ -102,14 +102,14 @@ def _job_classes(tree: ast.Module, file: Path, read: set[Path]) -> list[str]:
 
     read: files that were begun; added to here.
     """
-    family, found = {"ElasticJob"}, list[str]()
+    family, found, root = {"ElasticJob"}, list[str](), _import_root(file)
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and any(_last_name(base) in family for base in node.bases):
             family.add(node.name)
             found.append(node.name)
-        for module, names in _imported(node, file):
-            classes = _job_classes_of(module, read)
-            family.update({name.name: name.asname or name.name for name in names}.get(each, each) for each in classes)
+        for module, names in _imported(node, file, root):
+            called = {name.name: name.asname or name.name for name in names}
+            family.update(called.get(each, each) for each in _job_classes_of(module, read))
     return found
 
 
@@ -119,15 +119,19 @@ def _job_classes_of(module: Path, read: set[Path]) -> list[str]:
     if file is None or file in read:
         return []
     read.add(file)
+    return _job_classes(_parsed(file), file, read)
+
+
+def _parsed(file: Path) -> ast.Module:
+    """Without a statement if it is not valid: only the job's own file has to be."""
     try:
-        return _job_classes(ast.parse(file.read_bytes()), file, read)
+        return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
-        return []
+        return ast.Module(body=[], type_ignores=[])
 
 
-def _imported(node: ast.stmt, file: Path) -> Iterator[tuple[Path, list[ast.alias]]]:
+def _imported(node: ast.stmt, file: Path, root: Path) -> Iterator[tuple[Path, list[ast.alias]]]:
     """Modules that the statement imports, as a path without suffix, each with the names that it takes from it."""
-    root = _import_root(file)
     if isinstance(node, ast.Import):
         yield from ((root.joinpath(*alias.name.split(".")), []) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -196,12 +200,8 @@ def _is_installed(name: str) -> bool:
 
 def _imports_of(file: Path) -> set[str]:
     """Top-level names that the file imports by absolute name."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # only the job's own file has to be valid
-        return set()
     names = set[str]()
-    for node in ast.walk(tree):
+    for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.Import):
             names.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from elasticflow.shared.library_imports import ending_at_interrupt
+from elasticflow.shared.library_imports import INTERRUPTED, ending_at_interrupt
 
 with ending_at_interrupt():
     import psutil
@@ -54,7 +54,7 @@ def main(
         terminal.print(str(error), style="red")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     results = rows(performance)
     (out / "jobs.json").write_text(json.dumps(as_json(results), indent=2) + "\n")
     draw(performance, results, out / "gpus.png")

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED = 130  # exit code, as shells report Ctrl-C
-
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:

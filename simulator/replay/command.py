@@ -27,9 +27,9 @@ from elasticflow.cli.replay_options import (
     Until,
     Verify,
 )
+from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages.export import BadExport, LedgerRecord, read_export, records_in
 from elasticflow.shared.runtime.process.terminal import console, forget_stdout
-from elasticflow.simulator.engine.interruptible import INTERRUPTED
 
 if TYPE_CHECKING:
     from elasticflow.simulator.replay.recorded_ledger import Entry

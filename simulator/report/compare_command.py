@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.simulator.baselines.policy_catalogue import OURS, POLICY_NAMES, policies_named
-from elasticflow.simulator.engine.interruptible import INTERRUPTED
 from elasticflow.simulator.report.run_matrix import NotRun, RunMatrix, Runner
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.timing.overhead import overhead_model

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
-from elasticflow.simulator.engine.interruptible import INTERRUPTED, interruptible
+from elasticflow.simulator.engine.interruptible import interruptible
 from elasticflow.simulator.padding.command import loads
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.cli.app import INTERRUPTED
+from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages import events
 from tests.support.command_line import POOL, WAIT_S, CommandLinePool
 

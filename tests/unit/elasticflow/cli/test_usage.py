@@ -24,7 +24,8 @@ from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.terminal import console
-from tests.support.histories import NOW_S, spec
+from tests.support.histories import NOW_S
+from tests.support.worker_events import admitted
 
 COMMANDS = (
     ("up",),
@@ -394,15 +395,7 @@ def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypat
             return NOW_S
 
         async def submit(self, *_: Any, **__: Any) -> JobAdmitted:
-            return JobAdmitted(
-                job_id="net-1",
-                tenant="lab",
-                spec=spec(),
-                deadline_s=NOW_S + 60.0,
-                minimum_satisfactory_share=(NOW_S, NOW_S + 30.0, 1),
-                gpu_seconds=30.0,
-                at_s=NOW_S,
-            )
+            return admitted("net-1", minimum_satisfactory_share=(NOW_S, NOW_S + 30.0, 1))
 
         async def wait(self, *_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
