@@ -55,7 +55,7 @@ def decide(
             progressed = True
             if is_due(job, progress, now_s, timeout_s):
                 emitted.append(progress_of(job, progress))
-                emitted.extend(corrections(state.pool, job, progress, now_s))
+                emitted.extend(corrections(state, job, progress, now_s))
     if progressed or lost_a_node(state.pool, now_s) or prepares_promises(state, now_s):
         for gpu_type, part in parts(state.pool).items():
             emitted.extend(at_risk(part, now_s, None if cache is None else cache.of_type(gpu_type)))

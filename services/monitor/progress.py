@@ -1,7 +1,9 @@
 """The progress of jobs as the monitor reports it, and the corrections of their scaling curves. Pure."""
 # pyright: strict
 
-from elasticflow.services.monitor.model import Progress
+from statistics import fmean
+
+from elasticflow.services.monitor.model import Progress, State
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
@@ -60,26 +62,27 @@ def progress_of(job: Job, progress: Progress) -> JobProgressed:
     )
 
 
-def corrections(pool: PoolState, job: Job, progress: Progress, now_s: float) -> list[ThroughputMeasured]:
+def corrections(state: State, job: Job, progress: Progress, now_s: float) -> list[ThroughputMeasured]:
     """The point of the curve at which the job trains, if its measured speed differs or was unknown.
 
     None while its virtual nodes are divided unequally: the curve is that of even divisions.
     """
-    curve = pool.curves.get(spec_of(job).profile_key)
-    measured, num_gpus = progress.mean_iterations_per_s, len(job.gpus)
-    if curve is None or not curve.complete or not measured or not job.trains_as_profiled:
-        return []
-    if now_s - progress.since_s < SETTLED_S:
+    curve, num_gpus = state.pool.curves.get(spec_of(job).profile_key), len(job.gpus)
+    measured = settled_speed(job, progress, now_s)
+    if curve is None or not curve.complete or not measured:
         return []
     is_probe = num_gpus == curve.probed_to and num_gpus not in curve.iterations_per_s
-    rate = measured if is_probe else _corrected(pool, curve, num_gpus, measured, now_s)
-    if rate is None:
-        return []
+    if not is_probe:
+        if not _may_correct(state.pool, curve, num_gpus, now_s):
+            return []
+        measured = _mean_speed(state, job, now_s)
+        if abs(measured - curve.iterations_per_s[num_gpus]) <= SPEED_CHANGE * curve.iterations_per_s[num_gpus]:
+            return []
     return [
         ThroughputMeasured(
             profile_key=spec_of(job).measured_key,
             num_gpus=num_gpus,
-            iterations_per_s=rate,
+            iterations_per_s=measured,
             job_id=job.job_id,
             generation=job.generation,
             source="training",
@@ -88,13 +91,26 @@ def corrections(pool: PoolState, job: Job, progress: Progress, now_s: float) -> 
     ]
 
 
-def _corrected(pool: PoolState, curve: MeasuredCurve, num_gpus: int, measured: float, now_s: float) -> float | None:
-    """Half-way to the measured speed, so that two jobs that share a profile do not make it oscillate.
-
-    None where the pool has a confidence: then the spread of the speeds is kept beside the curve instead.
-    """
-    expected = curve.iterations_per_s.get(num_gpus)
-    fresh = now_s - curve.measured_at_s.get(num_gpus, 0.0) < CORRECT_EVERY_S
-    if pool.config.confidence is not None or not expected or fresh:
+def settled_speed(job: Job, progress: Progress | None, now_s: float) -> float | None:
+    """Iterations/s of the generation that trains, once it has settled; None while the curve does not describe it."""
+    if progress is None or progress.generation != job.training_generation or not job.trains_as_profiled:
         return None
-    return (measured + expected) / 2 if abs(measured - expected) > SPEED_CHANGE * expected else None
+    return progress.mean_iterations_per_s if now_s - progress.since_s >= SETTLED_S else None
+
+
+def _may_correct(pool: PoolState, curve: MeasuredCurve, num_gpus: int, now_s: float) -> bool:
+    """Not where the pool has a confidence: then the spread of the speeds is kept beside the curve instead."""
+    is_fresh = now_s - curve.measured_at_s.get(num_gpus, 0.0) < CORRECT_EVERY_S
+    return pool.config.confidence is None and num_gpus in curve.iterations_per_s and not is_fresh
+
+
+def _mean_speed(state: State, job: Job, now_s: float) -> float:
+    """Of all jobs of this profile that train on as many GPUs, so that they agree on one point of the curve."""
+    key, num_gpus = spec_of(job).measured_key, len(job.gpus)
+    return fmean(
+        speed
+        for other in state.pool.live_jobs.values()
+        if len(other.gpus) == num_gpus
+        and spec_of(other).measured_key == key
+        and (speed := settled_speed(other, state.progress.get(other.job_id), now_s))
+    )

@@ -294,13 +294,31 @@ def test_a_speed_like_the_curve_corrects_nothing() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 2.0])
-def test_another_speed_moves_the_curve_until_it_fits(rate: float) -> None:
+def test_another_speed_replaces_the_point_of_the_curve(rate: float) -> None:
     monitor = Monitor(running("a"))
-    facts = told(monitor.trains(NOW_S, NOW_S + 60.0, rate, "a"), events.ThroughputMeasured)
-    assert all(fact.source == "training" and fact.num_gpus == 1 for fact in facts)
-    assert facts[0].at_s >= NOW_S + 5.0
-    assert all(late.at_s - early.at_s >= 10.0 for early, late in pairwise(facts))
-    assert monitor.state.pool.curves["linear/b64"].iterations_per_s[1] == pytest.approx(rate, rel=0.1)
+    (fact,) = told(monitor.trains(NOW_S, NOW_S + 60.0, rate, "a"), events.ThroughputMeasured)
+    assert (fact.source, fact.num_gpus, fact.iterations_per_s) == ("training", 1, pytest.approx(rate))
+    assert fact.at_s >= NOW_S + 5.0
+
+
+def test_a_speed_that_changes_again_corrects_the_point_after_ten_seconds() -> None:
+    monitor = Monitor(running("a"))
+    facts = monitor.trains(NOW_S, NOW_S + 9.0, 0.5, "a")
+    facts += monitor.trains(NOW_S + 9.5, NOW_S + 60.0, 2.0, "a", first=5.0)
+    measured = told(facts, events.ThroughputMeasured)
+    assert all(late.at_s - early.at_s >= 10.0 for early, late in pairwise(measured))
+    assert monitor.state.pool.curves["linear/b64"].iterations_per_s[1] == pytest.approx(2.0, rel=0.1)
+
+
+def test_jobs_of_one_profile_with_unequal_speeds_agree_on_their_mean() -> None:
+    monitor, facts = Monitor(running("a", "b")), list[Any]()
+    for second in range(61):
+        slow, fast = report("a", second // 2, rate=0.5), report("b", 3 * second, rate=3.0)
+        facts += monitor.hears(NOW_S + second, beat(slow, fast))
+    measured = told(facts, events.ThroughputMeasured)
+    assert measured
+    assert all(fact.iterations_per_s == pytest.approx(1.75) for fact in measured)
+    assert len({fact.at_s for fact in measured}) == 1
 
 
 def test_the_speed_of_an_uneven_division_corrects_nothing() -> None:
