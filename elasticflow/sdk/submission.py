@@ -129,17 +129,21 @@ def _found(target: str, code: Package | None, kind: Literal["class", "function"]
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        reason = f"importing {module_name} failed: {_in_a_line(error)}{_missing_init(target, error)}"
+        reason = f"importing {module_name} failed: {_in_a_line(error)}{_advice(target, error)}"
         raise NotLoadable(target, reason) from error
     if not hasattr(module, name):
         raise NotLoadable(target, f"{module_name} has no {kind} {name}")
     return getattr(module, name)
 
 
-def _missing_init(target: str, error: Exception) -> str:
-    """The advice if the missing module is above a folder that lacks __init__.py."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name or ".py" not in target:
+def _advice(target: str, error: Exception) -> str:
+    """What to do where the missing module is a file here, or above a folder that lacks __init__.py."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
+    if ".py" not in target:
+        module_name, _, name = target.partition(":")
+        file = Path(*module_name.split(".")).with_suffix(".py")
+        return f"; to send the file with the job, name it: {file}:{name}" if file.is_file() else ""
     name = error.name.partition(".")[0]
     inner = Path(target.rpartition(".py")[0]).resolve().parent
     while (inner / "__init__.py").is_file():

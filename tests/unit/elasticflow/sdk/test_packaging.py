@@ -122,6 +122,14 @@ def test_the_command_line_names_a_project_whose_elasticflow_hides_the_library(tm
         load(str(tmp_path / "mine.py"))
 
 
+def test_a_module_that_is_a_file_here_is_named_as_a_file(tmp_path, monkeypatch):
+    (tmp_path / "mine_here").mkdir()
+    (tmp_path / "mine_here" / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotLoadable, match=r"to send the file with the job, name it: mine_here/train\.py:Mine$"):
+        load("mine_here.train:Mine")
+
+
 def test_a_folder_that_lacks_init_is_named_where_its_module_imports_from_above(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "jobs").mkdir()
