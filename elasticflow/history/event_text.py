@@ -16,13 +16,13 @@ from elasticflow.history.formatting import (
     speeds_in_words,
     undecided_in_words,
 )
-from elasticflow.history.pool_views import promised_finish_s
 from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_in_words
 from elasticflow.shared.messages.events import Event
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.state.expected_finish import promised_finish_s
 from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration
 from elasticflow.shared.state.pool import PoolState

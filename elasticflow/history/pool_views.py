@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from elasticflow.history.load_views import padding_gpus
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.rejection import Offer
-from elasticflow.shared.messages.share_schedule import GpuId, segments
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.expected_finish import expected_finish_s, margin_s
 from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.node_speeds import slower_nodes
@@ -101,7 +102,6 @@ class NodeView:
 def job_view(
     job: Job, now_s: float, bound: GpuLimits | None = None, gpu_type: str = "", added: Mapping[str, int] | None = None
 ) -> JobView:
-    finish_s = expected_finish_s(job, now_s)
     met = job.phase in (Phase.PROFILING, Phase.ADMITTED, Phase.FINISHED)
     spec = job.spec
     return JobView(
@@ -122,8 +122,8 @@ def job_view(
         iterations_per_s=job.iterations_per_s,
         decided_at_s=job.decided_at_s,
         deadline_s=job.deadline_s,
-        expected_finish_s=finish_s,
-        margin_s=job.deadline_s - finish_s if met and job.deadline_s and finish_s else None,
+        expected_finish_s=expected_finish_s(job, now_s),
+        margin_s=margin_s(job, now_s) if met else None,
         ended_at_s=job.ended_at_s,
         at_risk=job.at_risk and job.live,
         restarts=job.restarts,
@@ -148,24 +148,6 @@ def activity(job: Job) -> str:
     if not job.gpus:
         return "waiting"
     return "starting" if job.training_generation is None else "running"
-
-
-def expected_finish_s(job: Job, now_s: float) -> float | None:
-    """When it ended; else by its speed now; else as promised, but not before now; None if unknown."""
-    if job.ended_at_s is not None:
-        return job.ended_at_s
-    if job.phase is Phase.PROFILING or job.spec is None:
-        return None
-    if job.training and job.iterations_per_s:
-        remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
-        return max(now_s, job.progressed_at_s + remaining_s)
-    promised_s = promised_finish_s(job)
-    return None if promised_s is None else max(now_s, promised_s)
-
-
-def promised_finish_s(job: Job) -> float | None:
-    """The end of the schedule that admission promised on; None if it promised none."""
-    return max((s.end_s for s in segments(job.minimum_satisfactory_share) if s.num_gpus), default=None)
 
 
 def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[JobView, ...]:

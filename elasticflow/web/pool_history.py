@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
 from elasticflow.history.names_concerned import names_changed
-from elasticflow.history.pool_views import expected_finish_s
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
+from elasticflow.shared.state.expected_finish import margin_s
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
@@ -164,7 +164,6 @@ def _add_step(track: JobTrack, job: Job, sequence: int, at_s: float) -> None:
 
 
 def _add_report(track: JobTrack, job: Job, event: JobProgressed, sequence: int) -> None:
-    finish_s = expected_finish_s(job, event.at_s)
     if len(track.reports) >= MAX_REPORTS:
         del track.reports[::2]
     track.reports.append(
@@ -174,7 +173,7 @@ def _add_report(track: JobTrack, job: Job, event: JobProgressed, sequence: int) 
             iteration=event.iteration,
             num_gpus=len(job.gpus),
             iterations_per_s=event.iterations_per_s,
-            margin_s=job.deadline_s - finish_s if job.deadline_s and finish_s else None,
+            margin_s=margin_s(job, event.at_s),
             metrics=event.metrics,
         )
     )

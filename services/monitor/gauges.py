@@ -4,6 +4,7 @@ from collections import Counter
 
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.scheduling.allocation.idle_gpus import IdleCause, idle_gpus
+from elasticflow.shared.state.expected_finish import margin_s
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type, slow_gpus_at
 
 MAX_JOBS = 500  # with time series of their own, so that Prometheus keeps a limited number
@@ -34,6 +35,7 @@ class PoolGauges:
         self._num_gpus = metrics.gauge_by("ef_job_gpus", "GPUs of a live job", "job_id")
         self._rate = metrics.gauge_by("ef_job_iterations_per_second", "Measured speed of a live job", "job_id")
         self._margin = metrics.gauge_by("ef_job_margin_seconds", "Deadline less expected finish", "job_id")
+        self._at_risk = metrics.gauge_by("ef_job_at_risk", "1 for a live job that may miss its deadline", "job_id")
 
     def update(self, pool: PoolState, now_s: float) -> None:
         """Set all gauges from the state."""
@@ -44,17 +46,18 @@ class PoolGauges:
         self._update_types(pool)
         self._gpus_slow.set(len(slow_gpus_at(pool, now_s)))
         self._update_idle(pool, now_s)
-        for gauge in (self._jobs, self._num_gpus, self._rate, self._margin):
+        for gauge in (self._jobs, self._num_gpus, self._rate, self._margin, self._at_risk):
             gauge.clear()
         for phase, count in Counter(job.phase for job in (*live, *pool.ended_jobs.values())).items():
             self._jobs.set(phase.value, count)
         for job in sorted(live, key=lambda job: job.job_id)[:MAX_JOBS]:
             self._num_gpus.set(job.job_id, len(job.gpus))
-            if job.iterations_per_s and job.spec is not None:
+            if job.iterations_per_s is not None:
                 self._rate.set(job.job_id, job.iterations_per_s)
-                remaining_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
-                if job.deadline_s is not None:
-                    self._margin.set(job.job_id, job.deadline_s - now_s - remaining_s)
+            if (left_s := margin_s(job, now_s)) is not None:
+                self._margin.set(job.job_id, left_s)
+            if job.at_risk:
+                self._at_risk.set(job.job_id, 1)
 
     def _update_types(self, pool: PoolState) -> None:
         by_type = num_gpus_by_type(pool)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state import expected_finish
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 
@@ -59,7 +60,7 @@ def _is_promised(job: Job) -> bool:
 
 
 def _notice(job: Job, what: Happened, at_s: float, now_s: float) -> Notice:
-    margin_s = _margin_s(job, now_s)
+    margin_s = expected_finish.margin_s(job, now_s)
     return Notice(
         id=f"{job.job_id}/{what}/{at_s:.3f}",
         job_id=job.job_id,
@@ -70,17 +71,6 @@ def _notice(job: Job, what: Happened, at_s: float, now_s: float) -> Notice:
         margin_s=margin_s,
         at_s=at_s,
     )
-
-
-def _margin_s(job: Job, now_s: float) -> float | None:
-    if job.deadline_s is None:
-        return None
-    if job.ended_at_s is not None:
-        return job.deadline_s - job.ended_at_s
-    if job.spec is None or not job.training or not job.iterations_per_s:
-        return None
-    left_s = (job.spec.max_iterations - job.iteration) / job.iterations_per_s
-    return job.deadline_s - max(now_s, job.progressed_at_s + left_s)
 
 
 def _text(job: Job, what: Happened, margin_s: float | None) -> str:

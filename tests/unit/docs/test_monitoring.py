@@ -51,6 +51,13 @@ def test_grafana_finds_the_board_where_compose_mounts_it() -> None:
     assert f"GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH: {folder}/pool.json" in compose
 
 
+def test_the_alert_of_a_missing_service_names_it() -> None:
+    """`absent` of a comparison has no labels."""
+    absent = re.findall(r'absent\(up\{service="(\w+)"\} == 1\)(.*)$', ALERTS, re.MULTILINE)
+    assert len(absent) == 5
+    assert all(label == f', "service", "{service}", "", "")' for service, label in absent)
+
+
 def test_prometheus_loads_the_alerts_and_the_page_lists_each() -> None:
     assert "rule_files: [alerts.yml]" in (ROOT / "deploy/prometheus/prometheus.yml").read_text()
     page = (ROOT / "docs/how-to/watch-with-grafana.md").read_text()

@@ -4,8 +4,10 @@ from prometheus_client import generate_latest
 
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.services.monitor.gauges import PoolGauges
+from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.state.expected_finish import promised_finish_s
 from tests.support.histories import NOW_S, pool, submit
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, placed
@@ -33,6 +35,28 @@ def test_the_series_of_a_job_end_with_it() -> None:
     gauges.update(history.state, NOW_S)
     assert series(metrics, "ef_job_gpus") == {}
     assert series(metrics, "ef_jobs") == {f'{{phase="cancelled",{WHERE}}}': 1.0}
+
+
+def test_the_margin_of_a_waiting_job_is_that_of_its_promise_and_falls_once_that_is_over() -> None:
+    metrics, history = Metrics("monitor", "lab"), pool(4)
+    history.decided(POLICY, submit("a", deadline_s=NOW_S + 300.0))
+    job = history.state.live_jobs["a"]
+    finish_s = promised_finish_s(job)
+    assert finish_s is not None
+    for now_s, expected_s in ((NOW_S, finish_s), (NOW_S + 400.0, NOW_S + 400.0)):
+        PoolGauges(metrics).update(history.state, now_s)
+        assert series(metrics, "ef_job_margin_seconds") == {f'{{job_id="a",{WHERE}}}': NOW_S + 300.0 - expected_s}
+        metrics = Metrics("monitor", "lab")
+
+
+def test_a_waiting_job_at_risk_has_no_margin_but_is_named() -> None:
+    risk = events.JobAtRisk(
+        job_id="a", generation=0, projected_finish_s=NOW_S + 130.0, deadline_s=NOW_S + 100.0, at_s=NOW_S + 20.0
+    )
+    metrics, history = Metrics("monitor", "lab"), pool(4).then(admitted(), risk)
+    PoolGauges(metrics).update(history.state, NOW_S + 30.0)
+    assert series(metrics, "ef_job_margin_seconds") == {}
+    assert series(metrics, "ef_job_at_risk") == {f'{{job_id="a",{WHERE}}}': 1.0}
 
 
 def test_idle_time_counts_by_cause_from_update_to_update_and_windows_when_they_end() -> None:
