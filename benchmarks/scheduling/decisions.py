@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.scheduling.loaded_pool import (
     all_reported,
     arriving_jobs,
+    ends_announced,
     loaded_simulation,
     plain_pass,
     submitted,
@@ -31,6 +32,12 @@ from elasticflow.simulator.workload.generator import Arrivals, Recipe
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 LOOSE, TIGHT = (4.0, 12.0), (0.5, 1.5)  # deadlines over durations: a pool with free GPUs, and a saturated one
+POOLS = {  # deadlines, and how many nodes have announced their end
+    "with_room": (LOOSE, 0),
+    "with_room_and_node_ends": (LOOSE, 8),
+    "saturated": (TIGHT, 0),
+    "saturated_and_node_ends": (TIGHT, 8),
+}
 APART_S = 0.001  # between two arriving jobs: the pool stays as it is, and no planned change falls due
 DECISIONS = (
     "decision, all a little behind",
@@ -53,13 +60,12 @@ def recipe_of(num_gpus: int, num_live: int, tightness: tuple[float, float]) -> R
 
 
 def measure_decisions(known: Throughputs, *, num_gpus: int, num_live: int, count: int) -> dict[str, Any]:
-    """One request and one quote at a time, in a pool with free GPUs and in a saturated one."""
+    """One request and one quote at a time, in pools with free GPUs and in saturated ones."""
     warm_up()
     keep_what_is_loaded()
-    return {
-        "num_gpus": num_gpus,
-        "with_room": _asked(known, recipe_of(num_gpus, num_live, LOOSE), num_live, count),
-        "saturated": _asked(known, recipe_of(num_gpus, num_live, TIGHT), num_live, count),
+    return {"num_gpus": num_gpus} | {
+        name: _asked(known, recipe_of(num_gpus, num_live, tightness), num_live, count, num_ends)
+        for name, (tightness, num_ends) in POOLS.items()
     }
 
 
@@ -92,9 +98,10 @@ def _answered(known: Throughputs, recipe: Recipe, num_live: int, count: int) -> 
     }
 
 
-def _asked(known: Throughputs, recipe: Recipe, num_live: int, count: int) -> dict[str, Any]:
+def _asked(known: Throughputs, recipe: Recipe, num_live: int, count: int, num_ends: int) -> dict[str, Any]:
     simulation = loaded_simulation(recipe, known, num_live)
-    state, now_s = simulation.state, simulation.now_s
+    now_s = simulation.now_s
+    state = ends_announced(simulation.state, num_ends, now_s)
     cache = PlanningCache()
     times: dict[str, list[Took]] = {what: [] for what in (*DECISIONS, "quote", "plain pass")}
     admitted = 0
@@ -113,6 +120,7 @@ def _asked(known: Throughputs, recipe: Recipe, num_live: int, count: int) -> dic
         times["plain pass"].append(timed(partial(plain_pass, state))[1])
     return {
         "live_jobs": len(state.live_jobs),
+        "nodes_with_an_end": num_ends,
         "promised_next_hour": utilization(state, now_s),
         "arriving_jobs": count,
         "admitted": admitted,

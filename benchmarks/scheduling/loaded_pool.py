@@ -6,7 +6,7 @@ from math import inf
 from typing import cast
 
 from benchmarks.scheduling.workloads import cluster_of
-from elasticflow.shared.messages.events import JobFinished, JobProgressed, PlanDecided, PlanEvent
+from elasticflow.shared.messages.events import JobFinished, JobProgressed, NodeEndAnnounced, PlanDecided, PlanEvent
 from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves, iteration_at, known_curve
 from elasticflow.shared.state.fold.ledger_fold import evolve
 from elasticflow.shared.state.job import Job
@@ -97,6 +97,17 @@ def decided(state: PoolState, service: str, events: tuple[PlanEvent, ...], now_s
     if not events:
         return state
     return fold(state, PlanDecided(service=service, based_on=state.sequence, now_s=now_s, events=events))
+
+
+def ends_announced(state: PoolState, num_nodes: int, now_s: float) -> PoolState:
+    """After the first of these nodes has announced its end in one hour, the second in two, and so on."""
+    ends = [
+        NodeEndAnnounced(
+            node_id=node.node_id, incarnation=node.incarnation, until_s=now_s + HOUR_S * (number + 1), at_s=now_s
+        )
+        for number, node in enumerate(list(state.nodes.values())[:num_nodes])
+    ]
+    return decided(state, "admission", tuple(ends), now_s)
 
 
 def plain_pass(state: PoolState) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from benchmarks.scheduling.decisions import POOLS
 from benchmarks.scheduling.quality import gap_of
 from benchmarks.scheduling.sheet import Sheet
 
@@ -148,7 +149,7 @@ def _simulations(runs: list[dict[str, Any]], machine: str) -> Sheet:
 
 def _decisions(decisions: dict[str, Any], machine: str) -> Sheet:
     rows = list[tuple[str, ...]]()
-    for name in ("with_room", "saturated"):
+    for name in (name for name in POOLS if name in decisions):
         asked = decisions[name]
         pool = f"{asked['live_jobs']:,} jobs on {decisions['num_gpus']:,} GPUs, {name.replace('_', ' ')}"
         rows += _timed(asked, pool)

@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.simulator_fidelity.workload import CLUSTER, CONFIG, NUM_NODES, Arrival
 from elasticflow.client.ledger import write_ledger
 from elasticflow.shared.messages.export import read_export
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.simulator.replay.recorded_ledger import read_entries
 from tests.support.real_pool import RunningPool, running_pool
@@ -14,10 +15,10 @@ from tests.support.real_pool import RunningPool, running_pool
 _WARM_UP_S = 10.0  # the nodes make warm workers, as in a pool that runs for long
 
 
-async def record(jobs: tuple[Arrival, ...], ledger: Path) -> None:
+async def record(jobs: tuple[Arrival, ...], ledger: Path, config: PoolConfig = CONFIG) -> None:
     """Run the jobs until all have ended. The ledger appears whole, or not at all."""
     with tempfile.TemporaryDirectory(prefix="ef-fidelity-") as folder:
-        async with running_pool(Path(folder), num_nodes=NUM_NODES, replicas={}, config=CONFIG) as pool:
+        async with running_pool(Path(folder), num_nodes=NUM_NODES, replicas={}, config=config) as pool:
             await pool.when(lambda state: state.num_gpus == CLUSTER.num_gpus, "all nodes have joined")
             await asyncio.sleep(_WARM_UP_S)
             async with asyncio.TaskGroup() as tasks:

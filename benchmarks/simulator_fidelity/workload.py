@@ -5,7 +5,7 @@ and switches more than steps.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ _MARGIN = 0.35
 _BEST_EFFORT_SHARE = 0.3
 _ALONE_S = (6.0, 24.0)  # on one slot
 _TIGHTNESS = (1.2, 3.0)  # of deadlines, over the time that a plan counts on with one slot
+_TIGHT = (0.6, 2.0)  # the same for jobs that compete, over the time on one slot
 _MEAN_GAP_S = 3.0
 _START_S = 4.0  # of each deadline, for starts
 _LEVEL_S = 6.0  # of a job that shows the speed of its model on a number of slots
@@ -109,6 +110,18 @@ def arrivals(seed: int, num_jobs: int, scale: float = 1.0) -> tuple[Arrival, ...
     )
     at_s = np.cumsum(chance.exponential(scale * _MEAN_GAP_S, num_jobs))
     return (control, *(_arrival(chance, f"job-{number}", float(at), scale) for number, at in enumerate(at_s)))
+
+
+def tight_arrivals(seed: int, num_jobs: int) -> tuple[Arrival, ...]:
+    """The same jobs in a sixth of the time, so that more is asked than fits. Deadlines leave 1 s for starts."""
+    control, *jobs = arrivals(seed, num_jobs)
+    chance = np.random.default_rng((seed, num_jobs))
+    return (control, *(_tight(job, float(chance.uniform(*_TIGHT))) for job in jobs))
+
+
+def _tight(job: Arrival, tightness: float) -> Arrival:
+    alone_s = job.num_iterations / nominal_rates(job.model_name)[1]
+    return replace(job, at_s=job.at_s / 6, deadline_in_s=1.0 + tightness * alone_s)
 
 
 def _arrival(chance: np.random.Generator, job_id: str, at_s: float, scale: float) -> Arrival:

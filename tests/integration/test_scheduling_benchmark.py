@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scheduling.cycle import measure_cycle
-from benchmarks.scheduling.decisions import LOOSE, measure_answers, measure_decisions, recipe_of
+from benchmarks.scheduling.decisions import LOOSE, POOLS, measure_answers, measure_decisions, recipe_of
 from benchmarks.scheduling.failures import measure_failures
 from benchmarks.scheduling.laid_out_pool import laid_out_pool
 from benchmarks.scheduling.prices_over_a_day import LOOK, draw, observed
@@ -102,7 +102,8 @@ def test_a_simulation_is_the_same_with_and_without_checks(small: Case) -> None:
 
 def test_decisions_are_measured_on_pools_of_the_stated_load(known: Throughputs) -> None:
     decisions = measure_decisions(known, num_gpus=32, num_live=10, count=4)
-    for load in ("with_room", "saturated"):
+    for load, (_, num_ends) in POOLS.items():
+        assert decisions[load]["nodes_with_an_end"] == num_ends
         assert decisions[load]["live_jobs"] >= 8
         assert decisions[load]["arriving_jobs"] == 4
     assert decisions["with_room"]["promised_next_hour"] < decisions["saturated"]["promised_next_hour"]

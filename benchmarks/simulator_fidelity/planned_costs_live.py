@@ -1,0 +1,88 @@
+"""`python -m benchmarks.simulator_fidelity.planned_costs_live`: promises of a live pool, by the budget for a change.
+
+The live side of `planned_costs`: the same jobs, on pools that differ in nothing but the budget for a change of GPUs.
+Deadlines leave little more than the work, so that the budget decides who is admitted.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.report import Measured, Row, report, where_and_when
+from benchmarks.simulator_fidelity.live_run import read_messages, record
+from benchmarks.simulator_fidelity.outcomes import recorded_run
+from benchmarks.simulator_fidelity.workload import CONFIG, Arrival, tight_arrivals
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.process.logs import configure_logs
+
+_STOP_S = 0.15  # of a switch
+_CONFIG = replace(CONFIG, throughput_margin=PoolConfig().throughput_margin)
+BUDGETS: Mapping[str, PoolConfig] = {
+    "the stop of a switch": replace(_CONFIG, resize_cost_s_by_num_gpus={1: _STOP_S}),
+    "a start as learned": replace(_CONFIG, resize_cost_s=_STOP_S),
+    "a start, at least 2 s": _CONFIG,
+}
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder of the ledgers and of planned_costs_live.json.")] = Path("budgets"),
+    jobs: Annotated[int, typer.Option(min=1, help="Jobs of a run, beside the control job.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Workloads, each with every budget.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first workload.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the ledgers that --out has.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
+) -> None:
+    """Run each workload on a live pool of CPU slots with each budget."""
+    os.environ.pop("NATS_URL", None)  # each run has a pool of its own
+    configure_logs(level="error")
+    before = os.getloadavg()[0]
+    out.mkdir(parents=True, exist_ok=True)
+    measured = [
+        {
+            "seed": each,
+            "budget": name,
+            **_run(tight_arrivals(each, jobs), config, out / f"{each}-{number}.eflow", resume),
+        }
+        for each in range(seed, seed + repeats)
+        for number, (name, config) in enumerate(BUDGETS.items())
+    ]
+    result = {**where_and_when(before), "jobs": jobs, "planned_costs_live": measured}
+    report(
+        "Budgets for a change of GPUs, live",
+        result,
+        {"planned_costs_live": rows},
+        as_json=as_json,
+        out=out / "planned_costs_live.json",
+    )
+
+
+def _run(jobs: tuple[Arrival, ...], config: PoolConfig, ledger: Path, resume: bool) -> Measured:
+    """Of the jobs with a deadline: how many were admitted, and how many of these were late."""
+    if not resume or not ledger.exists():
+        Console(stderr=True).print(f"running {ledger.stem}")
+        asyncio.run(record(jobs, ledger, config))
+    outcomes = recorded_run(read_messages(ledger)).outcomes.values()
+    promised = [outcome for outcome in outcomes if outcome.deadline_s is not None]
+    return {
+        "asked": sum(job.deadline_in_s is not None for job in jobs),
+        "admitted": len(promised),
+        "late": sum(not outcome.met for outcome in promised),
+    }
+
+
+def rows(measured: list[Measured]) -> Iterator[Row]:
+    for name in BUDGETS:
+        runs = [run for run in measured if run["budget"] == name]
+        admitted, late, asked = (sum(run[what] for run in runs) for what in ("admitted", "late", "asked"))
+        each = ", ".join(f"{run['admitted']} ({run['late']})" for run in runs)
+        yield Row(f"budget {name}: admitted, late", f"{admitted}, {late}", "none late", f"of {asked}; runs: {each}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
