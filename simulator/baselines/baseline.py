@@ -24,6 +24,18 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserRequest:
+    """What a trace says of a job and only baselines read.
+
+    num_gpus: 0: no request, so the fewest GPUs that meet the deadline alone, or else the fewest on which the job runs.
+    priority: None: that of its class.
+    """
+
+    num_gpus: int = 0
+    priority: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineJob:
     """A live job as a baseline sees it at one instant; each baseline reads what its paper assumes to be known.
 

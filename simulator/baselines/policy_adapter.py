@@ -37,29 +37,28 @@ from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState, spec_of
-from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob
+from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, UserRequest
 from elasticflow.simulator.baselines.pool_view import JobAccounting, PoolView, evolve
 
 SHORTEST_PLAN_S = 0.05
-NO_REQUESTS: Mapping[str, int] = {}
+NO_REQUESTS: Mapping[str, UserRequest] = {}
 
 
 def baseline_policies(
-    baseline: Baseline, requested_num_gpus: Mapping[str, int] = NO_REQUESTS
+    baseline: Baseline, requests: Mapping[str, UserRequest] = NO_REQUESTS
 ) -> tuple[Policy[JobAccounting], Policy[JobAccounting]]:
     """Admission and allocator that decide as this baseline does.
 
-    requested_num_gpus: by job id, as a trace says. Where it is missing or 0, the request is the fewest GPUs that meet
-    the deadline alone, or else the fewest on which the job runs.
+    requests: by job id, as a trace says.
     """
-    adapter = _Adapter(baseline, requested_num_gpus)
+    adapter = _Adapter(baseline, requests)
     return _policy("admission", adapter.admission, _never), _policy("allocator", adapter.allocation, _due_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
     baseline: Baseline
-    requested_num_gpus: Mapping[str, int]
+    requests: Mapping[str, UserRequest]
 
     def admission(
         self, accounting: JobAccounting, commands: tuple[Command, ...], now_s: float
@@ -69,7 +68,7 @@ class _Adapter:
         profiling = [job for job in pool.live_jobs.values() if job.phase is Phase.PROFILING]
         if not commands and not profiling:
             return ()
-        view = PoolView(accounting, self.requested_num_gpus, now_s)
+        view = PoolView(accounting, self.requests, now_s)
         jobs = {job.job_id: job for job in view.jobs()}
 
         def emit(event: AdmissionEvent) -> None:
@@ -108,7 +107,7 @@ class _Adapter:
         pool, due_s = accounting.pool, _due_s(accounting)
         if not (due_s is not None and now_s >= due_s) and (pool.scheduling_event_sequence <= pool.allocation_based_on):
             return ()
-        view = PoolView(accounting, self.requested_num_gpus, now_s)
+        view = PoolView(accounting, self.requests, now_s)
         shares = self.baseline.shares(view.jobs(), view.num_gpus, now_s)
         until_s = max(shares.valid_until_s, now_s + SHORTEST_PLAN_S)
         return (

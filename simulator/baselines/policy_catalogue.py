@@ -11,7 +11,7 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.baselines.baseline import Baseline
+from elasticflow.simulator.baselines.baseline import Baseline, UserRequest
 from elasticflow.simulator.baselines.edf import (
     EarliestDeadlineFirst,
     EarliestDeadlineFirstElastic,
@@ -69,10 +69,10 @@ class NamedPolicies:
     admission: AdmissionPolicy = "selective"
 
 
-def policies_named(name: str, requested_num_gpus: Mapping[str, int] = NO_REQUESTS) -> NamedPolicies:
+def policies_named(name: str, requests: Mapping[str, UserRequest] = NO_REQUESTS) -> NamedPolicies:
     """The policies of this name. BadSettings for an unknown name.
 
-    requested_num_gpus: by job id; baselines may read them.
+    requests: by job id; baselines may read them.
     """
     for admission in OURS:
         if name == admission:
@@ -80,5 +80,5 @@ def policies_named(name: str, requested_num_gpus: Mapping[str, int] = NO_REQUEST
     baseline = BASELINES.get(name)
     if baseline is None:
         raise BadSettings((f"policy {name!r} must be one of {', '.join(POLICY_NAMES)}",))
-    admission, allocator = baseline_policies(baseline, requested_num_gpus)
+    admission, allocator = baseline_policies(baseline, requests)
     return NamedPolicies(name=name, policies={**planners(), "admission": admission, "allocator": allocator})

@@ -18,7 +18,7 @@ from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.shared.state.pool import PoolState, spec_of
-from elasticflow.simulator.baselines.baseline import BaselineJob, Wait
+from elasticflow.simulator.baselines.baseline import BaselineJob, UserRequest, Wait
 
 WEIGHTS: Mapping[JobClass, float] = {
     JobClass.SLO: 10.0,
@@ -86,10 +86,10 @@ def _allocated(accounting: JobAccounting, now_s: float) -> JobAccounting:
 
 
 class PoolView:
-    """The pool at one decision. requested_num_gpus: by job id; 0 or missing: no request."""
+    """The pool at one decision. requests: by job id."""
 
-    def __init__(self, accounting: JobAccounting, requested_num_gpus: Mapping[str, int], now_s: float) -> None:
-        self._accounting, self._requested_num_gpus, self._now_s = accounting, requested_num_gpus, now_s
+    def __init__(self, accounting: JobAccounting, requests: Mapping[str, UserRequest], now_s: float) -> None:
+        self._accounting, self._requests, self._now_s = accounting, requests, now_s
         self._cost = resize_cost(accounting.pool)
         self._curves: dict[str, ScalingCurve | None] = {}  # by profile
         self.num_gpus = accounting.pool.num_gpus
@@ -107,6 +107,7 @@ class PoolView:
         curve = self._curve(spec)
         if curve is None:
             return None
+        request = self._requests.get(job.job_id, UserRequest())
         planned_s = planned_deadline_s(self._accounting.pool, job.deadline_s)
         done = iteration_at(job, curve, self._now_s, config.progress_timeout_s)
         view = BaselineJob(
@@ -117,13 +118,13 @@ class PoolView:
             curve=curve,
             remaining_iterations=max(spec.max_iterations - done, 0.0),
             num_iterations=float(spec.max_iterations),
-            requested_num_gpus=self._requested_num_gpus.get(job.job_id, 0),
+            requested_num_gpus=request.num_gpus,
             attained_gpu_seconds=tenure.until(self._now_s),
             current_num_gpus=tenure.num_gpus,
             held_since_s=tenure.held_since_s,
             num_resizes=tenure.num_resizes,
             waits=tenure.waits,
-            weight=WEIGHTS[spec.job_class],
+            weight=WEIGHTS[spec.job_class] if request.priority is None else request.priority,
             resize_cost=self._cost,
         )
         return view if view.requested_num_gpus else replace(view, requested_num_gpus=_fewest_in_time(view))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
 from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
@@ -68,7 +69,9 @@ class SimulatedRun:
 
     def simulation(self, *observers: Observer | None, measures_idle_time: bool = False) -> Simulation:
         """The simulation, with these observers. To measure idle time takes one pass over all jobs at each instant."""
-        chosen = policies_named(self.policy, {job.job_id: job.num_gpus for job in self.workload.jobs})
+        jobs = self.workload.jobs
+        requests = {job.job_id: UserRequest(num_gpus=job.num_gpus, priority=job.priority) for job in jobs}
+        chosen = policies_named(self.policy, requests)
         return Simulation(
             self.workload,
             self.cluster,

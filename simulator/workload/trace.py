@@ -6,7 +6,8 @@
 Times are seconds on the clock of the trace; deadlines are absolute. Without a job_id column, ids are line numbers.
 In the first form num_gpu and duration may be empty or absent (only rigid baselines read them); min_gpus and max_gpus
 limit the numbers of GPUs; state_bytes is the size of the state that a resize moves (for measured overheads, see
-overhead.py). In both forms one of three more columns may say 1: `best_effort` (its deadline is ignored),
+overhead.py); priority is the weight of the job for the baselines `static-priority` and `weighted-fair-sharing` (without
+it, that of its class). In both forms one of three more columns may say 1: `best_effort` (its deadline is ignored),
 `soft_deadline` and `padding`. Other columns are ignored.
 """
 
@@ -49,6 +50,7 @@ COLUMNS = (
     "min_gpus",
     "max_gpus",
     "state_bytes",
+    "priority",
 )
 REQUIRED = ("submission_time", "num_iteration", "model_name", "deadline", "batch_size")
 REQUIRED_RAW = ("submission_time", "num_gpu", "duration")
@@ -61,6 +63,7 @@ SPELLINGS = {name: name for name in COLUMNS} | {
 }
 MAX_ID_CHARS = 200
 MAX_STATE_BYTES = 1 << 50
+PRIORITIES = (1e-3, 1e6)  # the least and the greatest
 ADVICE = "correct these rows, or skip them with --skip-bad"
 
 
@@ -115,6 +118,7 @@ def write_trace(workload: Workload, file: Path) -> None:
                     job.min_gpus if job.min_gpus > 1 else "",
                     job.max_gpus or "",
                     job.state_bytes or "",
+                    "" if job.priority is None else _plain(job.priority),
                 )
             )
 
@@ -154,6 +158,7 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
         job_class=job_class,
         num_gpus=row.whole("num_gpu", 1, MAX_GPUS) if row.has("num_gpu") else 0,
         duration_s=row.number("duration", 0, MAX_DURATION_S) if row.has("duration") else 0.0,
+        priority=row.number("priority", *PRIORITIES) if row.has("priority") else None,
         state_bytes=row.whole("state_bytes", 0, MAX_STATE_BYTES) if row.has("state_bytes") else 0,
         curve=curve,
         min_gpus=min_gpus,

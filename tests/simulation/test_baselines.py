@@ -1,6 +1,8 @@
 """Every baseline through a whole small workload, on the engine that runs the services' own policies."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -8,15 +10,18 @@ import pytest
 from elasticflow.shared.messages.events import AllocationDecided, PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_adapter import baseline_policies
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, planners
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace
+from tests.support.trace_jobs import job as trace_job
 
 CLUSTER = ClusterShape(num_nodes=2, gpus_per_node=8)  # half of what the trace was made for: GPUs are scarce
 RIGID = (
@@ -54,7 +59,7 @@ def small() -> Workload:
 @lru_cache
 def simulated(name: str) -> tuple[Result, Watch]:
     workload, watch = small(), Watch()
-    requested = {job.job_id: job.num_gpus for job in workload.jobs}
+    requested = {job.job_id: UserRequest(num_gpus=job.num_gpus) for job in workload.jobs}
     admission, allocator = baseline_policies(BASELINES[name], requested)
     simulation = Simulation(
         workload,
@@ -109,3 +114,16 @@ def test_the_same_workload_twice_is_decided_the_same() -> None:
     first = simulated("pollux-fixed-batch")[1].allocations
     simulated.cache_clear()
     assert simulated("pollux-fixed-batch")[1].allocations == first
+
+
+def test_the_priority_of_a_trace_decides_who_runs_first() -> None:
+    """Three rigid jobs that arrive together on one GPU: the greatest priority of the trace runs first."""
+    jobs = [
+        replace(trace_job(name, 100, 0.0, None, job_class=JobClass.BEST_EFFORT), num_gpus=1, priority=priority)
+        for name, priority in (("low", 1.0), ("high", 9.0), ("middle", 3.0))
+    ]
+    workload = Workload.of("priorities", jobs)
+    run = SimulatedRun(workload=workload, cluster=ClusterShape(num_nodes=1, gpus_per_node=1), policy="static-priority")
+    result = run.simulation().run()
+    finished = sorted(result.fates, key=lambda fate: fate.finished_at_s or math.inf)
+    assert [fate.job.job_id for fate in finished] == ["high", "middle", "low"]

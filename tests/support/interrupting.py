@@ -9,6 +9,7 @@ import pytest
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import NamedPolicies, policies_named
 from elasticflow.simulator.trace import simulated_run
 
@@ -17,8 +18,8 @@ def interrupt_at(num_decisions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt the allocator's decision of this number, counted over all simulations."""
     count = 0
 
-    def interrupted(name: str, requested_num_gpus: Mapping[str, int]) -> NamedPolicies:
-        chosen = policies_named(name, requested_num_gpus)
+    def interrupted(name: str, requests: Mapping[str, UserRequest]) -> NamedPolicies:
+        chosen = policies_named(name, requests)
         allocator = chosen.policies["allocator"]
 
         def decide(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[PlanEvent, ...]:

@@ -11,7 +11,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Shares, Wait
+from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Shares, UserRequest, Wait
 from elasticflow.simulator.baselines.policy_adapter import baseline_policies
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
 from elasticflow.simulator.baselines.pool_view import JobAccounting, Tenure
@@ -40,7 +40,8 @@ class Table:
     """A ledger on which a baseline decides."""
 
     def __init__(self, baseline: Baseline, state: PoolState, **requested: int) -> None:
-        policies = baseline_policies(baseline, requested)
+        requests = {job_id: UserRequest(num_gpus=num_gpus) for job_id, num_gpus in requested.items()}
+        policies = baseline_policies(baseline, requests)
         self.policies: dict[str, Policy[JobAccounting]] = {policy.service: policy for policy in policies}
         self.books = policies[1].start(state)
 

@@ -6,7 +6,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
-from elasticflow.simulator.workload.trace import read_trace
+from elasticflow.simulator.workload.trace import read_trace, write_trace
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace, bundled_traces
 
 CURVE = ScalingCurve((1, 2), (1.0, 1.5))
@@ -208,6 +208,16 @@ def test_a_trace_may_give_the_bytes_of_a_jobs_state(tmp_path: Path) -> None:
     rows = ("a,10,500,bert,900,64,2,300,880000000", "b,10,500,bert,900,64,2,300,")
     jobs = read_trace(trace_of(tmp_path, f"{HEADER},state_bytes", *rows), TABLES).jobs
     assert [job.state_bytes for job in jobs] == [880_000_000, 0]
+
+
+def test_a_trace_may_give_priorities(tmp_path: Path) -> None:
+    rows = ("a,10,500,bert,900,64,2,300,2.5", "b,10,500,bert,900,64,2,300,")
+    workload = read_trace(trace_of(tmp_path, f"{HEADER},priority", *rows), TABLES)
+    assert [job.priority for job in workload.jobs] == [2.5, None]
+    write_trace(workload, tmp_path / "written.csv")
+    assert read_trace(tmp_path / "written.csv", TABLES).jobs == workload.jobs
+    with pytest.raises(BadInput, match=r"priority.*must be 0\.001 to 1e\+06"):
+        read_trace(trace_of(tmp_path, f"{HEADER},priority", "a,10,500,bert,900,64,2,300,0"), TABLES)
 
 
 def test_a_range_of_gpus_is_the_part_of_the_curve_where_the_job_may_run(tmp_path: Path) -> None:
