@@ -1,7 +1,10 @@
 """Whether a library found no credentials for a storage, and which variables it reads. Pure."""
 
 _NAMES = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")  # botocore, google.auth
-_TEXTS = ("Unable to locate credentials", "Anonymous caller does not have")  # botocore; Google, which gcsfs asks even so
+_TEXTS = (
+    "Unable to locate credentials",
+    "Anonymous caller does not have",
+)  # botocore; Google, which gcsfs asks even so
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",

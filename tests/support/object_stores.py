@@ -64,7 +64,9 @@ def _s3() -> Iterator[dict[str, str]]:
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
-    urllib.request.urlopen(f"{url}/moto-api/reset", data=b"").close()  # all its servers of a process share their buckets
+    urllib.request.urlopen(
+        f"{url}/moto-api/reset", data=b""
+    ).close()  # all its servers of a process share their buckets
     yield {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "key",
