@@ -4,7 +4,7 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -88,9 +88,12 @@ def _google(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 class _Denies(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self.send_response(401)
-        self.end_headers()
-        self.wfile.write(json.dumps({"error": {"code": 401, "message": _ANONYMOUS}}).encode())
+        body = json.dumps({"error": {"code": 401, "message": _ANONYMOUS}}).encode()
+        with suppress(ConnectionError):  # the client has read the status
+            self.send_response(401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

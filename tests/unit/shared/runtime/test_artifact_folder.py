@@ -90,7 +90,7 @@ class Upload(AbstractBufferedFile):
         if final:
             if "mistyped" in self.path:
                 raise FileNotFoundError("The specified bucket does not exist")
-            self.fs.pipe_file(self.path, self.buffer.getvalue())
+            MemoryFileSystem._open(self.fs, self.path, "wb", data=self.buffer.getvalue())
         return not final
 
     def discard(self) -> None:
