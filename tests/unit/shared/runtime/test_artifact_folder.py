@@ -4,7 +4,7 @@ import gc
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import pytest
@@ -71,22 +71,20 @@ class Bucket(MemoryFileSystem):
     """As s3fs and gcsfs: a file appears under its name once it is closed, also by the end of its life."""
 
     protocol = ("s3", "s3a")
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
     num_discarded = 0
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         raise AssertionError("s3fs makes the bucket of this folder")
 
-    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+    def mv(self, path1: str, path2: str, *args: Any, **kwargs: Any) -> None:
         raise AssertionError("s3fs copies the file")
 
-    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
-        return Upload(self, path, mode) if mode == "wb" else super()._open(path, mode, **kwargs)
+    def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
+        return Upload(self, path, mode) if mode == "wb" else super()._open(path, mode, *args, **kwargs)
 
 
 class Upload(AbstractBufferedFile):
-    def _upload_chunk(self, final: bool = False) -> bool:
+    def _upload_chunk(self, final: bool = False) -> Any:
         if final:
             if "mistyped" in self.path:
                 raise FileNotFoundError("The specified bucket does not exist")
@@ -99,8 +97,9 @@ class Upload(AbstractBufferedFile):
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> ArtifactFolder:
-    Bucket.store.clear()
-    Bucket.num_discarded = 0
+    monkeypatch.setattr(Bucket, "store", {})
+    monkeypatch.setattr(Bucket, "pseudo_dirs", [""])
+    monkeypatch.setattr(Bucket, "num_discarded", 0)
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda uri: (Bucket(), uri.removeprefix("s3://")))
     return ArtifactFolder("s3://bucket/models")
 
