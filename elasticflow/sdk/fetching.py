@@ -92,11 +92,10 @@ async def fetch_with(
     model = None
     if stored.model is not None:
         model = folder / _MODEL_NAMES[model_format]
-        torch_file = folder / _MODEL_NAMES["torch"]
-        await _save_model(client, artifacts, torch_file)
         if model_format == "safetensors":
-            _write_safetensors(_read_model(torch_file), model)
-            torch_file.unlink()
+            await _save_safetensors(client, artifacts, model)
+        else:
+            await _save_model(client, artifacts, model)
     targets = [_below(folder / "artifacts", file.path) for file in stored.files]
     for file, target in zip(stored.files, targets, strict=True):
         await client.save(artifacts, file, target)
@@ -117,6 +116,16 @@ async def _save_model(client: Client, artifacts: StoredArtifacts, target: Path) 
         why = next((f"{file.path} on node {stored.node_id}: {file.reason}" for file in stored.unstored), "")
         raise NoModel(stored.job_id, why or "it wrote none")
     await client.save(artifacts, artifacts.stored.model, target)
+
+
+async def _save_safetensors(client: Client, artifacts: StoredArtifacts, target: Path) -> None:
+    """Raises NotConvertible. Ctrl-C leaves no file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as unfinished:
+        torch_file, converted = Path(unfinished) / _MODEL_NAMES["torch"], Path(unfinished) / target.name
+        await _save_model(client, artifacts, torch_file)
+        _write_safetensors(_read_model(torch_file), converted)
+        converted.replace(target)
 
 
 def _below(folder: Path, path: str) -> Path:
@@ -143,6 +152,4 @@ def _write_safetensors(model: dict[str, Any], target: Path) -> None:
         raise NotConvertible(", ".join(sorted(others)[:5]))
     # each with memory of its own: the format knows no shared weights
     tensors = {name: value.detach().contiguous().clone() for name, value in model.items()}
-    unfinished = target.with_name(f".{target.name}.part")
-    save_file(tensors, unfinished, metadata={"format": "pt"})
-    unfinished.replace(target)
+    save_file(tensors, target, metadata={"format": "pt"})

@@ -11,7 +11,7 @@ from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.clock import fresh_id
 
 _PIECE_BYTES = 8 << 20
-_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "az"}  # protocols; making a folder would make its missing bucket
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "az"}  # protocols: a file appears once it is closed
 
 
 class ArtifactFolder:
@@ -23,16 +23,36 @@ class ArtifactFolder:
 
         system: Any
         system, self._root = url_to_fs(uri.rstrip("/"))
-        self._system = system
+        self._uri, self._system = uri, system
         protocols = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
-        self._has_folders = _WITHOUT_FOLDERS.isdisjoint(protocols)
+        self._is_object_store = not _OBJECT_STORES.isdisjoint(protocols)
 
     def write(self, tenant: str, digest: str, pieces: Iterable[bytes]) -> None:
         """The file appears whole or not at all: `pieces` may raise."""
-        folder = f"{self._root}/{tenant}"
-        unfinished = f"{folder}/{digest}.{fresh_id()}"
-        if self._has_folders:
-            self._system.makedirs(folder, exist_ok=True)
+        target = f"{self._root}/{tenant}/{digest}"
+        if self._is_object_store:
+            self._put(target, pieces)
+        else:
+            self._rename(target, pieces)
+
+    def _put(self, target: str, pieces: Iterable[bytes]) -> None:
+        """Make no folder: its missing bucket would be made. Rename nothing: the store would copy the file."""
+        out = self._system.open(target, "wb")
+        try:
+            for piece in pieces:
+                out.write(piece)
+            out.close()
+        except BaseException as error:
+            with suppress(Exception):  # the first error counts
+                out.discard()
+            out.closed = True  # or the file, when it is collected, would store what it has
+            if isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(f"{self._uri}: its bucket does not exist: {error}") from error
+            raise
+
+    def _rename(self, target: str, pieces: Iterable[bytes]) -> None:
+        self._system.makedirs(target.rpartition("/")[0], exist_ok=True)
+        unfinished = f"{target}.{fresh_id()}"
         try:
             with self._system.open(unfinished, "wb") as out:
                 for piece in pieces:
@@ -41,7 +61,7 @@ class ArtifactFolder:
             with suppress(FileNotFoundError):
                 self._system.rm_file(unfinished)
             raise
-        self._system.mv(unfinished, f"{folder}/{digest}")
+        self._system.mv(unfinished, target)
 
     def read(self, tenant: str, digest: str, out: BinaryIO) -> None:
         """Raises FileNotFoundError."""

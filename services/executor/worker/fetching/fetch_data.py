@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from elasticflow.shared.messages.worker_protocol.frames import encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.preparing import RESULT, FetchData, FromPreparer, NotPrepared, Prepared
-from elasticflow.shared.runtime.missing_credentials import credential_variables, lacks_credentials
+from elasticflow.shared.runtime.missing_credentials import credential_secrets, lacks_credentials
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 
 _NICENESS = 10  # workers come first
@@ -65,7 +65,7 @@ def _in_words(error: Exception, uri: str) -> str:
     if isinstance(error, FileNotFoundError):
         return f"it does not exist: {error}"
     if lacks_credentials(error):
-        return f"the job has no credentials for it ({error}): pass {credential_variables(uri)} with --secret"
+        return f"the job has no credentials for it ({error}): pass {credential_secrets(uri)} with --secret"
     if isinstance(error, PermissionError):
         return f"permission denied: {error}; pass the credentials of its storage as variables, with --secret"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,13 +1,15 @@
 """Artifacts in a folder that fsspec reaches: whole or not at all, and deleted by age."""
 
+import gc
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 
@@ -65,18 +67,61 @@ def test_a_protocol_without_its_library_is_named() -> None:
         ArtifactFolder("s3://bucket/store")
 
 
-def test_a_bucket_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Bucket(MemoryFileSystem):
-        protocol = ("s3", "s3a")
-        store: ClassVar[dict[str, Any]] = {}
-        pseudo_dirs: ClassVar[list[str]] = [""]
+class Bucket(MemoryFileSystem):
+    """As s3fs and gcsfs: a file appears under its name once it is closed, also by the end of its life."""
 
-        def makedirs(self, path: str, exist_ok: bool = False) -> None:
-            raise AssertionError("s3fs makes the bucket of this folder")
+    protocol = ("s3", "s3a")
+    num_discarded = 0
 
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda _: (Bucket(), "bucket/models"))
-    folder = ArtifactFolder("s3://bucket/models")
-    folder.write("lab", "digest", [b"model"])
-    out = io.BytesIO()
-    folder.read("lab", "digest", out)
-    assert out.getvalue() == b"model"
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        raise AssertionError("s3fs makes the bucket of this folder")
+
+    def mv(self, path1: str, path2: str, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("s3fs copies the file")
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
+        return Upload(self, path, mode) if mode == "wb" else super()._open(path, mode, *args, **kwargs)
+
+
+class Upload(AbstractBufferedFile):
+    def _upload_chunk(self, final: bool = False) -> Any:
+        if final:
+            if "mistyped" in self.path:
+                raise FileNotFoundError("The specified bucket does not exist")
+            MemoryFileSystem._open(self.fs, self.path, "wb", data=self.buffer.getvalue())
+        return not final
+
+    def discard(self) -> None:
+        Bucket.num_discarded += 1
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> ArtifactFolder:
+    monkeypatch.setattr(Bucket, "store", {})
+    monkeypatch.setattr(Bucket, "pseudo_dirs", [""])
+    monkeypatch.setattr(Bucket, "num_discarded", 0)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda uri: (Bucket(), uri.removeprefix("s3://")))
+    return ArtifactFolder("s3://bucket/models")
+
+
+def test_in_a_bucket_no_folder_is_made_and_nothing_is_renamed(bucket: ArtifactFolder) -> None:
+    bucket.write("lab", DIGEST, [b"model"])
+    assert read(bucket, DIGEST) == b"model"
+    assert list(Bucket.store) == [f"/bucket/models/lab/{DIGEST}"]
+
+
+def test_in_a_bucket_an_unfinished_file_is_discarded(bucket: ArtifactFolder) -> None:
+    def changed() -> Iterator[bytes]:
+        yield b"one"
+        raise ValueError("it changed")
+
+    with pytest.raises(ValueError, match="it changed"):
+        bucket.write("lab", DIGEST, changed())
+    gc.collect()
+    assert (Bucket.num_discarded, Bucket.store) == (1, {})
+
+
+def test_a_bucket_that_does_not_exist_is_named(bucket: ArtifactFolder) -> None:
+    with pytest.raises(FileNotFoundError, match="s3://mistyped/models: its bucket does not exist: The specified"):
+        ArtifactFolder("s3://mistyped/models").write("lab", DIGEST, [b"model"])
+    assert Bucket.num_discarded == 1

@@ -67,7 +67,7 @@ def test_what_cannot_be_fetched_is_explained(tmp_path: Path, monkeypatch: pytest
         (
             PermissionError("Unable to locate credentials"),
             "the job has no credentials for it (Unable to locate credentials): pass AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE with --secret",
+            "AWS_SECRET_ACCESS_KEY with --secret",
         ),
     ],
 )
