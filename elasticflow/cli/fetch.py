@@ -9,6 +9,7 @@ import typer
 from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
 from elasticflow.cli.option_values import duration_of
+from elasticflow.cli.progress import progress_bar
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.artifacts import STORED_TIMEOUT_S
 from elasticflow.history.formatting import bytes_in_words
@@ -56,13 +57,14 @@ def fetch(
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(f"{folder} is a file; name another folder", param_hint="--to")
     kind: ModelFormat = model_format.value
-    fetched = run(
-        lambda client: fetch_with(client, job_id, folder, kind, timeout=longest),
-        nats_url=nats_url,
-        pool=pool,
-        data_dir=data_dir,
-        tenant=tenant,
-    )
+    with progress_bar("bytes") as advance:
+        fetched = run(
+            lambda client: fetch_with(client, job_id, folder, kind, timeout=longest, on_bytes=advance),
+            nats_url=nats_url,
+            pool=pool,
+            data_dir=data_dir,
+            tenant=tenant,
+        )
     if as_json:
         print_json(plain(fetched))
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 T = TypeVar("T")
 
@@ -16,12 +16,16 @@ _UPDATE_EVERY_S = 0.1  # a ledger has a million messages
 
 @contextlib.contextmanager
 def progress_bar(of_what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how many are done, until the block ends. Yields a function that takes their number and that of all."""
+    """Show how many are done, until the block ends. Yields a function that takes their number and that of all.
+
+    of_what: "bytes" are shown in a unit that fits.
+    """
     terminal = Console(file=sys.stderr)
     if not terminal.is_terminal:
         yield lambda completed, total: None
         return
-    columns = BarColumn(), MofNCompleteColumn(), TextColumn(of_what), TimeRemainingColumn()
+    counted = (DownloadColumn(),) if of_what == "bytes" else (MofNCompleteColumn(), TextColumn(of_what))
+    columns = BarColumn(), *counted, TimeRemainingColumn()
     with Progress(*columns, console=terminal, transient=True) as bar:
         shown, updated_at_s = bar.add_task("", total=None), 0.0
 

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import hashlib
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast, get_args
 
@@ -122,16 +123,37 @@ class ArtifactReader(CommandRequests):
                 await asyncio.sleep(_RETRY_S)
         raise gone
 
-    async def save(self, artifacts: StoredArtifacts, file: StoredFile, target: Path) -> None:
-        """Download into this file, which appears whole or not at all. Raises as `download`."""
+    async def save(
+        self,
+        artifacts: StoredArtifacts,
+        file: StoredFile,
+        target: Path,
+        on_written: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
+        """Download into this file, which appears whole or not at all. Raises as `download`.
+
+        on_written: gets the bytes of each piece, also in another thread.
+        """
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f".{target.name}.part")
         try:
             with unfinished.open("wb") as out:
-                await self.download(artifacts, file, out)
+                await self.download(artifacts, file, cast(BinaryIO, _Counting(out, on_written)))
             unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+class _Counting(io.RawIOBase):
+    """Writes on, and says how many bytes."""
+
+    def __init__(self, out: BinaryIO, on_written: Callable[[int], None]) -> None:
+        self._out, self._on_written = out, on_written
+
+    def write(self, data: Any) -> int:
+        written = self._out.write(data)
+        self._on_written(written)
+        return written
 
 
 class _Digesting(io.RawIOBase):

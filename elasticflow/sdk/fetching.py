@@ -1,6 +1,7 @@
 """The model and the files of a job, on the machine of its user."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,23 +83,37 @@ def fetch(
 
 
 async def fetch_with(
-    client: Client, job_id: str, folder: Path, model_format: ModelFormat, *, timeout: Duration = STORED_TIMEOUT_S
+    client: Client,
+    job_id: str,
+    folder: Path,
+    model_format: ModelFormat,
+    *,
+    timeout: Duration = STORED_TIMEOUT_S,
+    on_bytes: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fetched:
-    """As `fetch`, over a connection."""
+    """As `fetch`, over a connection. on_bytes: gets how many bytes are written, and of how many."""
     if model_format == "safetensors":
         require_extra("safetensors", "a model as safetensors")
     artifacts = await client.artifacts(job_id, timeout=timeout)
     stored = artifacts.stored
+    total = sum(file.num_bytes for file in (*stored.files, *((stored.model,) if stored.model else ())))
+    done = 0
+
+    def on_written(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        on_bytes(done, total)
+
     model = None
     if stored.model is not None:
         model = folder / _MODEL_NAMES[model_format]
         if model_format == "safetensors":
-            await _save_safetensors(client, artifacts, model)
+            await _save_safetensors(client, artifacts, model, on_written)
         else:
-            await _save_model(client, artifacts, model)
+            await _save_model(client, artifacts, model, on_written)
     targets = [_below(folder / "artifacts", file.path) for file in stored.files]
     for file, target in zip(stored.files, targets, strict=True):
-        await client.save(artifacts, file, target)
+        await client.save(artifacts, file, target, on_written)
     return Fetched(
         job_id=job_id,
         folder=folder,
@@ -110,20 +125,24 @@ async def fetch_with(
     )
 
 
-async def _save_model(client: Client, artifacts: StoredArtifacts, target: Path) -> None:
+async def _save_model(
+    client: Client, artifacts: StoredArtifacts, target: Path, on_written: Callable[[int], None] = lambda num_bytes: None
+) -> None:
     if artifacts.stored.model is None:
         stored = artifacts.stored
         why = next((f"{file.path} on node {stored.node_id}: {file.reason}" for file in stored.unstored), "")
         raise NoModel(stored.job_id, why or "it wrote none")
-    await client.save(artifacts, artifacts.stored.model, target)
+    await client.save(artifacts, artifacts.stored.model, target, on_written)
 
 
-async def _save_safetensors(client: Client, artifacts: StoredArtifacts, target: Path) -> None:
+async def _save_safetensors(
+    client: Client, artifacts: StoredArtifacts, target: Path, on_written: Callable[[int], None]
+) -> None:
     """Raises NotConvertible. Ctrl-C leaves no file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as unfinished:
         torch_file, converted = Path(unfinished) / _MODEL_NAMES["torch"], Path(unfinished) / target.name
-        await _save_model(client, artifacts, torch_file)
+        await _save_model(client, artifacts, torch_file, on_written)
         _write_safetensors(_read_model(torch_file), converted)
         converted.replace(target)
 

@@ -65,7 +65,12 @@ async def test_the_model_and_the_files_of_a_finished_job_are_fetched(
         await pool.acknowledged(too_large, "large")
         await once_stored(pool, "large")
 
-        fetched = await fetch_with(pool.client, "small", tmp_path / "here", "torch")
+        shown = list[tuple[int, int]]()
+        fetched = await fetch_with(
+            pool.client, "small", tmp_path / "here", "torch", on_bytes=lambda done, total: shown.append((done, total))
+        )
+        assert shown[-1][0] == shown[-1][1] > 0
+        assert shown == sorted(shown)
         assert small.phase is Phase.FINISHED
         assert small.artifacts.model_iteration == fetched.iteration == 60
         assert fetched.model is not None

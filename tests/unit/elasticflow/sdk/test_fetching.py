@@ -1,6 +1,7 @@
 """A fetched model as safetensors."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -39,7 +40,9 @@ class Stores:
         model = StoredFile(path="i1.pt", num_bytes=1, digest="a" * 64)
         return StoredArtifacts(ArtifactsStored(job_id=job_id, due=1, node_id="n", model=model, at_s=1.0), "lab")
 
-    async def save(self, artifacts: StoredArtifacts, file: StoredFile, target: Path) -> None:
+    async def save(
+        self, artifacts: StoredArtifacts, file: StoredFile, target: Path, on_written: Callable[[int], None]
+    ) -> None:
         torch.save({}, target)
 
 
