@@ -9,8 +9,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from elasticflow.history.pool_views import padding_gpus, promised_finish_s
+from elasticflow.history.load_views import padding_gpus
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.expected_finish import promised_finish_s
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import LoadPhase
 from examples.demo.padding import LOAD_ID, NUM_TASKS
