@@ -22,11 +22,10 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 _STOP_S = 0.15  # of a switch
-_CONFIG = replace(CONFIG, throughput_margin=PoolConfig().throughput_margin)
 BUDGETS: Mapping[str, PoolConfig] = {
-    "the stop of a switch": replace(_CONFIG, resize_cost_s_by_num_gpus={1: _STOP_S}),
-    "a start as learned": replace(_CONFIG, resize_cost_s=_STOP_S),
-    "a start, at least 2 s": _CONFIG,
+    "the stop of a switch": replace(CONFIG, resize_cost_s_by_num_gpus={1: _STOP_S}),
+    "a start as learned": replace(CONFIG, resize_cost_s=_STOP_S),
+    "a start, at least 2 s": CONFIG,
 }
 
 
