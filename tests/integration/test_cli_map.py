@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -224,10 +225,13 @@ async def test_a_detached_load_has_at_most_the_results_that_may_be_stored(user: 
     lines = "line\n" * (FIRST_TASKS + 50)
     sent = await user.eflow("map", "functions.py:large", "--detach", "--task", "0.01s", "--name", "much", lines=lines)
     assert (sent.status, sent.out) == (1, "much\n")
-    assert f"only the first {FIRST_TASKS} inputs were sent" in sent.err
+    said = re.search(r"only the first (\d+) inputs were sent", sent.err)
+    assert said is not None, sent.err
+    num_sent = int(said[1])  # fewer where the first results were there before the last of these inputs was sent
+    assert 0 < num_sent <= FIRST_TASKS
     read = await user.eflow("results", "much", "--out", "much.jsonl")
     assert read.status == 0
-    assert len((user.folder / "much.jsonl").read_text().splitlines()) == FIRST_TASKS
+    assert len((user.folder / "much.jsonl").read_text().splitlines()) == num_sent
 
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])

@@ -20,6 +20,7 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES, policies_named
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.timing.training_time import DONE_WITHIN_S
@@ -134,7 +135,7 @@ def small(num_jobs: int = 100) -> Workload:
 @cache
 def run_of_small(policy: str = "selective", failures: Failures | None = None) -> Result:
     workload = small()
-    chosen = policies_named(policy, {job.job_id: job.num_gpus for job in workload.jobs})
+    chosen = policies_named(policy, {job.job_id: UserRequest(num_gpus=job.num_gpus) for job in workload.jobs})
     return Simulation(
         workload,
         SIXTEEN,
