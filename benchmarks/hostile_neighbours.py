@@ -1,6 +1,6 @@
 """`python -m benchmarks.hostile_neighbours`: the step time of a job beside a job that attacks its node.
 
-Two isolated workers take steps of at least 50 ms, as long as a worker waits for its GPU. Meanwhile a job attacks and
+Two isolated workers take steps of which each part waits 50 ms, as for a GPU. Meanwhile a job attacks and
 fails, again and again until the steps are over. Beside it in each round: the steps alone, and beside a job that starts
 and fails as often and attacks nothing. Needs Linux namespaces.
 """
