@@ -36,7 +36,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     StopAtBoundary,
 )
 
-TIMEOUT_S = 60.0  # for expected events; far above the usual time
+_TIMEOUT_S = 120.0  # without any event; far above the usual time, also of a compilation
 _SETTLE_S = 1.0  # after a loss: other workers may have switched or left, and their events are under way
 
 
@@ -120,15 +120,15 @@ class Crew:
         return state
 
     async def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Raises AssertionError on a timeout, or if a worker reports that the job has failed."""
+        """Raises AssertionError if no event comes for long, or if a worker reports that the job has failed."""
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                while not holds():
-                    assert not self.failure, f"{self.job_id}: {self.failure}"
-                    self._changed.clear()
-                    await self._changed.wait()
+            while not holds():
+                assert not self.failure, f"{self.job_id}: {self.failure}"
+                self._changed.clear()
+                await asyncio.wait_for(self._changed.wait(), _TIMEOUT_S)
         except TimeoutError:
-            raise AssertionError(f"{self.job_id}: timed out waiting until {what}: {self._describe()}") from None
+            what = f"no event for {_TIMEOUT_S:.0f} s while waiting until {what}"
+            raise AssertionError(f"{self.job_id}: {what}: {self._describe()}") from None
 
     def note(self, handle: WorkerHandle, event: WorkerEvent) -> None:
         """From the launcher: any event of a worker of this job."""

@@ -32,6 +32,7 @@ NUM_ROWS = {  # of the table; all others have one
 }
 
 
+@pytest.mark.timeout(2400)  # of compilations, on a machine whose CPUs others use as well
 @pytest.mark.parametrize("name", [name for name in PartName if name != PartName.KILLS])
 def test_each_row_can_be_measured_on_cpus(name: PartName) -> None:
     """With little work, and gloo in NCCL's place, so that the one run on a rented GPU meets no error of the script."""
