@@ -1,6 +1,5 @@
 """`python -m benchmarks.simulator_fidelity`: an unseen workload on a live pool, and simulated after one calibration."""
 
-import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from benchmarks.report import Measured, Row, report, where_and_when
 from benchmarks.simulator_fidelity.calibration import MAX_CONTROL_CHANGE, Calibration, is_void
-from benchmarks.simulator_fidelity.live_run import read_messages, record
+from benchmarks.simulator_fidelity.live_run import read_messages, run_unless_kept
 from benchmarks.simulator_fidelity.outcomes import Comparison, compared, recorded_run
 from benchmarks.simulator_fidelity.workload import CONFIG, Arrival, arrivals, calibration_arrivals
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -52,9 +50,7 @@ def main(
         **{out / f"test-{seed + 1}-{jobs}-{scale:g}-{number}.eflow": test for number in range(repeats)},
     }
     for ledger, workload in wanted.items():
-        if not resume or not ledger.exists():
-            Console(stderr=True).print(f"running {ledger.stem}")
-            asyncio.run(record(workload, ledger))
+        run_unless_kept(workload, ledger, resume=resume)
     first, *others = wanted
     measured = measure(first, tuple(others), test)
     result = {**where_and_when(before), "seed": seed, "jobs": jobs, "scale": scale, "fidelity": measured}

@@ -4,6 +4,8 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+from rich.console import Console
+
 from benchmarks.simulator_fidelity.workload import CLUSTER, CONFIG, NUM_NODES, Arrival
 from elasticflow.client.ledger import write_ledger
 from elasticflow.shared.messages.export import read_export
@@ -13,6 +15,13 @@ from elasticflow.simulator.replay.recorded_ledger import read_entries
 from tests.support.real_pool import RunningPool, running_pool
 
 _WARM_UP_S = 10.0  # the nodes make warm workers, as in a pool that runs for long
+
+
+def run_unless_kept(jobs: tuple[Arrival, ...], ledger: Path, *, resume: bool, config: PoolConfig = CONFIG) -> None:
+    """resume: a ledger that is there is kept."""
+    if not resume or not ledger.exists():
+        Console(stderr=True).print(f"running {ledger.stem}")
+        asyncio.run(record(jobs, ledger, config))
 
 
 async def record(jobs: tuple[Arrival, ...], ledger: Path, config: PoolConfig = CONFIG) -> None:

@@ -4,7 +4,6 @@ The live side of `planned_costs`: the same jobs, on pools that differ in nothing
 Deadlines leave little more than the work, so that the budget decides who is admitted.
 """
 
-import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks.report import Measured, Row, report, where_and_when
-from benchmarks.simulator_fidelity.live_run import read_messages, record
+from benchmarks.simulator_fidelity.live_run import read_messages, run_unless_kept
 from benchmarks.simulator_fidelity.outcomes import recorded_run
 from benchmarks.simulator_fidelity.workload import CONFIG, Arrival, tight_arrivals
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -63,9 +61,7 @@ def main(
 
 def _run(jobs: tuple[Arrival, ...], config: PoolConfig, ledger: Path, resume: bool) -> Measured:
     """Of the jobs with a deadline: how many were admitted, and how many of these were late."""
-    if not resume or not ledger.exists():
-        Console(stderr=True).print(f"running {ledger.stem}")
-        asyncio.run(record(jobs, ledger, config))
+    run_unless_kept(jobs, ledger, resume=resume, config=config)
     outcomes = recorded_run(read_messages(ledger)).outcomes.values()
     promised = [outcome for outcome in outcomes if outcome.deadline_s is not None]
     return {
