@@ -33,6 +33,7 @@ from elasticflow.simulator.trace.failures_and_speed_noise import (
     starved_after_s,
 )
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
+from elasticflow.simulator.trace.monitor_reports import MonitorReports
 from elasticflow.simulator.trace.node_ends import EndsOfNodes, NodeEnds
 from elasticflow.simulator.trace.result import JobLog, Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, single_gpu_profiles, submission
@@ -51,7 +52,8 @@ class Simulation:
 
     mix_efficiency: of GPUs of several types in one job; None: jobs have no step times, so that no policy mixes types.
     changes: times of each kind of change, so that jobs switch without a stop; None: each change stops its job for the
-    whole resize_cost. config: settings of a live pool; None: policies know the true curves and costs.
+    whole resize_cost. config: settings of a live pool, whose monitor corrects the curves; None: policies know the true
+    curves and costs.
     """
 
     def __init__(
@@ -84,10 +86,7 @@ class Simulation:
         self._fold, self._soon = self._driver.fold, self._driver.soon
         speeds = noise.speeds(workload) if noise else NO_SPEEDS
         self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency, changes)
-        unknown_speeds = noise is not None or config is not None
-        self._reports = ThroughputReports(
-            self._engine, self.cluster_state, fold=self._fold, soon=self._soon, of_all=unknown_speeds
-        )
+        self._reports = self._reports_of(config, noise)
         self._commands: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
         self._starved_s = starved_after_s(failures) + max(resize_cost.seconds_C)
@@ -163,6 +162,12 @@ class Simulation:
             return True
         last_trained_s = max(self.cluster_state.last_trained_s(self.now_s), self.workload.jobs[-1].submitted_at_s)
         return self.now_s - last_trained_s > self._starved_s
+
+    def _reports_of(self, config: PoolConfig | None, noise: SpeedNoise | None) -> MonitorReports | ThroughputReports:
+        engine, cluster_state, fold, soon = self._engine, self.cluster_state, self._fold, self._soon
+        if config is not None:
+            return MonitorReports(engine, cluster_state, fold=fold, soon=soon, pool=lambda: self.state)
+        return ThroughputReports(engine, cluster_state, fold=fold, soon=soon, of_all=noise is not None)
 
     # -- events ------------------------------------------------------------------------------------------
 

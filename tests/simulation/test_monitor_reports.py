@@ -1,0 +1,51 @@
+"""A simulation under the settings of a live pool learns the true speeds as the monitor of that pool does."""
+
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+SETTINGS = {1: 1.0, 2: 2.0, 4: 4.0}
+TRUE = {1: 0.95, 2: 1.3, 4: 1.4}  # iterations/s; that of one GPU is close to the settings
+
+
+def simulated(jobs: dict[str, tuple[float, int]]) -> Simulation:
+    """jobs: the time of arrival and the iterations, by id."""
+    workload = Workload.of(
+        "test",
+        (
+            TraceJob(
+                job_id=job_id,
+                submitted_at_s=at_s,
+                num_iterations=num_iterations,
+                model_name="m",
+                global_batch_size=8,
+                deadline_s=None,
+                job_class=JobClass.BEST_EFFORT,
+                curve=ScalingCurve(tuple(TRUE), tuple(TRUE.values())),
+            )
+            for job_id, (at_s, num_iterations) in jobs.items()
+        ),
+    )
+    config = PoolConfig(curves={"m/b8": SETTINGS}, resize_cost_s=1.0)
+    return Simulation(
+        workload, ClusterShape(num_nodes=1, gpus_per_node=4), resize_cost=ResizeCost.flat(1.0), config=config
+    )
+
+
+def test_a_speed_unlike_the_settings_corrects_the_curve_where_a_job_trained() -> None:
+    """On four GPUs first. By the settings two are better then, until they are measured too. One is close to them."""
+    simulation = simulated({"a": (0.0, 100)})
+    simulation.run()
+    (curve,) = simulation.state.curves.values()
+    assert curve.iterations_per_s == {1: SETTINGS[1], 2: TRUE[2], 4: TRUE[4]}
+
+
+def test_a_generation_that_ends_before_its_speed_has_settled_corrects_nothing() -> None:
+    simulation = simulated({"a": (0.0, 5)})
+    simulation.run()
+    (curve,) = simulation.state.curves.values()
+    assert curve.iterations_per_s == SETTINGS
