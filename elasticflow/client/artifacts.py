@@ -138,39 +138,29 @@ class ArtifactReader(CommandRequests):
         unfinished = target.with_name(f".{target.name}.part")
         try:
             with unfinished.open("wb") as out:
-                await self.download(artifacts, file, cast(BinaryIO, _Counting(out, on_written)))
+                shown = _Shown(out, lambda piece: on_written(len(piece)))
+                await self.download(artifacts, file, cast(BinaryIO, shown))
             unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
 
 
-class _Counting(io.RawIOBase):
-    """Writes on, and says how many bytes."""
+class _Shown(io.RawIOBase):
+    """Writes on, and shows each piece to a function."""
 
-    def __init__(self, out: BinaryIO, on_written: Callable[[int], None]) -> None:
-        self._out, self._on_written = out, on_written
+    def __init__(self, out: BinaryIO, show: Callable[[bytes], object]) -> None:
+        self._out, self._show = out, show
 
     def write(self, data: Any) -> int:
         written = self._out.write(data)
-        self._on_written(written)
+        self._show(data)
         return written
 
 
-class _Digesting(io.RawIOBase):
-    """Writes on, and knows the digest of what it has written."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        self._out, self.digest = out, hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        return self._out.write(data)
-
-
 def _copy(artifacts: StoredArtifacts, file: StoredFile, out: BinaryIO) -> None:
-    stored, copy = artifacts.stored, _Digesting(out)
+    stored, digest = artifacts.stored, hashlib.sha256()
     try:
-        ArtifactFolder(stored.uri).read(artifacts.tenant, file.digest, cast(BinaryIO, copy))
+        ArtifactFolder(stored.uri).read(artifacts.tenant, file.digest, cast(BinaryIO, _Shown(out, digest.update)))
     except FileNotFoundError:
         raise ArtifactGone(stored.job_id, file.path, stored.node_id) from None
     except Exception as error:  # of a library, or that there is none
@@ -178,5 +168,5 @@ def _copy(artifacts: StoredArtifacts, file: StoredFile, out: BinaryIO) -> None:
         if lacks_credentials(error):
             reason = f"this machine has no credentials ({reason}): {credential_variables(stored.uri)} is not set"
         raise ArtifactNotReadable(stored.job_id, file.path, stored.uri, reason) from error
-    if copy.digest.hexdigest() != file.digest:
+    if digest.hexdigest() != file.digest:
         raise DamagedObject(stored.uri, file.path, "its bytes have another digest than the ledger says")
