@@ -12,6 +12,7 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.shared.state import snapshot_encoding
 from tests.faults.test_hostile_messages import JOB, NODE, PLAN, QUOTE, SUBMIT, TELEMETRY, hostile_bytes
 from tests.support.real_pool import POOL, RunningPool, job
 
@@ -48,6 +49,11 @@ def senders(pool: RunningPool) -> dict[str, Send]:
     def append(subject: str) -> Send:
         return lambda data, number: bus.append(subject, data, message_id=f"hostile-{number}")
 
+    async def replace_snapshot(data: bytes, _: int) -> None:
+        saved = await snapshot_store.newest_saved(bus, POOL)
+        name = snapshot_store.saved_object("none" if saved is None else saved.snapshot)
+        await bus.put_object(streams.snapshot_bucket(POOL), name, data)
+
     return {
         "commands": append(SUBMIT),
         "quotes": lambda data, _: bus.request(QUOTE, data, 10.0),
@@ -65,7 +71,8 @@ def senders(pool: RunningPool) -> dict[str, Send]:
         "artifacts": lambda data, number: bus.put_object(
             streams.artifact_bucket(POOL), streams.artifact_name("lab", "intruder", f"{number % 50}", 0), data
         ),
-        "snapshots": lambda data, _: bus.put_object(streams.snapshot_bucket(POOL), snapshot_store.NAME, data),
+        "snapshots": replace_snapshot,
+        "names of snapshots": append(subjects.snapshot(POOL, snapshot_encoding.SHAPE)),
         "leases": lambda data, number: bus.put_value(streams.state_bucket(POOL), f"lease.intruder-{number % 50}", data),
         "attempts": lambda data, number: bus.put_value(streams.state_bucket(POOL), f"attempts.{number}-0", data),
         "dead letters": append(subjects.dead_letter(POOL, "admission")),

@@ -31,7 +31,7 @@ async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any
     started = loop.time()
     folded = await rebuild(cluster, pool, None)
     from_events_s = loop.time() - started
-    await snapshot_store.save(cluster.bus, pool, folded)
+    await snapshot_store.save(cluster.bus, pool, folded, CLOCK.now_s())
     started = loop.time()
     restored = await rebuild(cluster, pool, await snapshot_store.load(cluster.bus, pool, get_log("benchmark")))
     from_snapshot_s = loop.time() - started

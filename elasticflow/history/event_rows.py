@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticflow.shared.messages.event_summary import summary
-from elasticflow.shared.messages.events import EpochBegan, Event, PlanDecided
+from elasticflow.shared.messages.events import EpochBegan, Event, PlanDecided, SnapshotSaved
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 
@@ -16,6 +16,7 @@ def event_rows(stored: LedgerRecord, message: LedgerMessage, job_id: str = "") -
         parts = message.events if isinstance(message, PlanDecided) else (message,)
     source = message.service if isinstance(message, PlanDecided) else stored.subject.rsplit(".", 2)[-2]
     source = "operator" if isinstance(message, EpochBegan) else source
+    source = "monitor" if isinstance(message, SnapshotSaved) else source
     if isinstance(message, Unreadable) and not job_id:
         yield {"sequence": stored.sequence, "at_s": stored.stored_at_s, "from": source, "type": "unreadable"}
     for event in parts:

@@ -40,8 +40,10 @@ class OldObjects:
             num_deleted += await self._delete(streams.code_bucket(self._pool), now_s - kept_s, self._is_code_in_use)
             snapshots = streams.snapshot_bucket(self._pool)
             epoch = await snapshot_store.newest_epoch(self._bus, self._pool)
+            saved = await snapshot_store.newest_saved(self._bus, self._pool)
             of_epoch = () if epoch is None else (snapshot_store.epoch_object(epoch.began.snapshot),)
-            needed = {snapshot_store.NAME, TOLD, *of_epoch}
+            newest = () if saved is None else (snapshot_store.saved_object(saved.snapshot),)
+            needed = {TOLD, *newest, *of_epoch}
             num_deleted += await self._delete(snapshots, now_s - kept_s, needed.__contains__)
         if (kept_s := config.artifacts_kept_s) is not None:
             num_deleted += await self._delete(streams.artifact_bucket(self._pool), now_s - kept_s, lambda _: False)

@@ -109,7 +109,7 @@ class _Upkeep:
             return
         try:
             async with asyncio.timeout(SAVE_TIMEOUT_S):
-                await snapshot_store.save(self._process.bus, self._pool, snapshot)
+                await snapshot_store.save(self._process.bus, self._pool, snapshot, self._process.clock.now_s())
         except (ElasticFlowError, TimeoutError) as error:
             self._process.log.warning("snapshot not saved", error=str(error))
             return

@@ -67,6 +67,11 @@ def epoch(pool: str) -> str:
     return f"ef.ledger.{pool}.epoch"
 
 
+def snapshot(pool: str, shape: str) -> str:
+    """Where the monitor names its snapshots of one shape."""
+    return f"ef.ledger.{pool}.snapshot.{shape}"
+
+
 def telemetry(pool: str, node_id: str) -> str:
     """Heartbeats with step times, as NATS has stored them: see `put_value` of the bus."""
     return f"ef.telemetry.{pool}.{node_id}"

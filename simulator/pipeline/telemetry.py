@@ -42,7 +42,7 @@ class MonitorTasks:
             if snapshot is not None and snapshot.state.sequence - saved_at >= SNAPSHOT_EVERY:
                 saved_at = snapshot.state.sequence
                 try:
-                    await snapshot_store.save(bus, self._pool, snapshot)
+                    await snapshot_store.save(bus, self._pool, snapshot, self._clock.now_s())
                 except Retry:
                     continue
 

@@ -189,7 +189,7 @@ async def test_a_newer_snapshot_of_the_monitor_is_preferred(pool: Pool) -> None:
     await pool.archive()
     await pool.decide()
     state, chain = await pool.ledger.state_and_chain()
-    await snapshot_store.save(pool.bus, POOL, snapshot_store.Snapshot(state=state, chain=chain.digest))
+    await snapshot_store.save(pool.bus, POOL, snapshot_store.Snapshot(state=state, chain=chain.digest), 1.0)
     snapshot = await snapshot_store.load(pool.bus, POOL, LOG)
     assert snapshot is not None
     assert snapshot.state == state

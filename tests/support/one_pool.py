@@ -52,13 +52,15 @@ class FaultyBus(MemoryBus):
 
 
 class RecordingLog(SilentLog):
-    """A logger that keeps the names of the lines."""
+    """A logger that keeps the names of the lines, and the errors in them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.errors: list[str] = []
 
     def _keep(self, event: str, **keys: Any) -> None:
         self.lines.append(event)
+        self.errors += [keys["error"]] if "error" in keys else []
 
     debug = info = warning = error = _keep
 

@@ -139,7 +139,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
         return state
     state = replace(state, pool=ledger_fold.evolve(state.pool, message, sequence))
     for event in message.events if isinstance(message, PlanDecided) else (message,):
-        if isinstance(event, events.LoadEvent | events.EpochBegan):
+        if isinstance(event, events.LoadEvent | events.EpochBegan | events.SnapshotSaved):
             continue
         match event:
             case events.NodeJoined() | events.NodeLost():

@@ -10,7 +10,7 @@ from elasticflow.shared.messages.events.admission import *  # noqa: F403
 from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.events.artifacts import *  # noqa: F403
 from elasticflow.shared.messages.events.epochs import *  # noqa: F403
-from elasticflow.shared.messages.events.epochs import EpochBegan
+from elasticflow.shared.messages.events.epochs import EpochBegan, SnapshotSaved
 from elasticflow.shared.messages.events.job_changes import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import JobEvent
@@ -24,6 +24,6 @@ from elasticflow.shared.messages.events.planning import *  # noqa: F403
 from elasticflow.shared.messages.events.planning import PlanEvent
 from elasticflow.shared.messages.events.profiles import *  # noqa: F403
 
-Event = PlanEvent | NodeEvent | JobEvent | LoadReport | EpochBegan
+Event = PlanEvent | NodeEvent | JobEvent | LoadReport | EpochBegan | SnapshotSaved
 Reply = AdmissionEvent | DeadlineQuoted | MessageRejected  # to the sender of a command
 Telemetry = NodeReported | NodeFenced  # never in the ledger

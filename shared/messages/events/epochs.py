@@ -1,9 +1,9 @@
-"""Epochs of a ledger (docs/adr/0061)."""
+"""What the ledger says about its snapshots: those of its epochs, and the monitor's own (docs/adr/0061, 0078)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from elasticflow.shared.messages.limits import ChainDigest, Digest, Sequence, TimeS
+from elasticflow.shared.messages.limits import ChainDigest, Digest, Sequence, TimeS, Token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,4 +20,19 @@ class EpochBegan:
     chain: ChainDigest
     snapshot: Digest
     fold: Sequence
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSaved:
+    """A service may start from the state after message based_on. From the monitor.
+
+    snapshot: the SHA-256 of the state, as it is stored. shape: of fold and state, for readers of the same one.
+    It says what others have decided, so it changes no state.
+    """
+
+    VERSION: ClassVar[int] = 1
+    based_on: Sequence
+    snapshot: Digest
+    shape: Token
     at_s: TimeS

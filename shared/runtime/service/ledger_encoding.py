@@ -17,6 +17,7 @@ from elasticflow.shared.messages.events import (
     NodeLost,
     PlanDecided,
     PlanEvent,
+    SnapshotSaved,
 )
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
@@ -28,7 +29,7 @@ MAX_HEADER_BYTES = 4096  # of an envelope: its id, and that of its cause
 PLAN_EVENTS = get_args(PlanEvent)
 JOB_EVENTS = get_args(JobEvent)
 LOAD_REPORTS = get_args(LoadReport)
-REPORTED_EVENTS = (*get_args(NodeEvent), *JOB_EVENTS, *LOAD_REPORTS, EpochBegan)
+REPORTED_EVENTS = (*get_args(NodeEvent), *JOB_EVENTS, *LOAD_REPORTS, EpochBegan, SnapshotSaved)
 
 
 def ledger_message(subject: str, data: bytes) -> Event | PlanDecided:
@@ -62,6 +63,8 @@ def subject_of(pool: str, event: Event) -> str:
         return subjects.load(pool, cast(LoadReport, event).load_id)
     if isinstance(event, EpochBegan):
         return subjects.epoch(pool)
+    if isinstance(event, SnapshotSaved):
+        return subjects.snapshot(pool, event.shape)
     assert isinstance(event, JOB_EVENTS), type(event)
     return subjects.job(pool, cast(JobEvent, event).job_id, getattr(event, "node_id", None) or "")
 

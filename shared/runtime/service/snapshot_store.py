@@ -1,27 +1,30 @@
-"""Where snapshots are stored: one object for each pool, which the monitor replaces, and one for each of its epochs.
+"""Where snapshots are stored: the newest that the monitor has saved, and one for each epoch of the ledger.
 
-The message with which an epoch begins names the digest of its snapshot (docs/adr/0061).
+A message of the ledger names the digest of each of them, so that no other state is read (docs/adr/0061, 0078).
 """
 
 import asyncio
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from elasticflow.shared.errors import DamagedObject, ElasticFlowError, EpochUnusable, NotFound, UnknownStream
 from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import Undecodable
-from elasticflow.shared.messages.events import EpochBegan
+from elasticflow.shared.messages.events import EpochBegan, SnapshotSaved
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.with_retry import with_retry
-from elasticflow.shared.runtime.service.ledger_encoding import read_message
+from elasticflow.shared.runtime.service.ledger_encoding import event_id, read_message, subject_of
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import PoolState
 
 MAX_BYTES = 1 << 30
-NAME = f"chained-{snapshot_encoding.SHAPE}"
+_READS = 3  # of the newest snapshot; each time the monitor has replaced it meanwhile
 _CHAIN_LENGTH = 32  # characters, before the state
 
 
@@ -90,10 +93,7 @@ async def beginning(bus: Bus, pool: str) -> PoolState:
 
 async def newest_epoch(bus: Bus, pool: str) -> Epoch | None:
     """None in the first one."""
-    try:
-        record = await with_retry(bus.last_record, subjects.epoch(pool))
-    except UnknownStream:
-        return None
+    record = await _last_record(bus, subjects.epoch(pool))
     if record is None or not isinstance(began := read_message(record), EpochBegan):
         return None
     return Epoch(sequence=record.sequence, began=began)
@@ -103,10 +103,7 @@ async def of_epoch(bus: Bus, pool: str, began: EpochBegan) -> Snapshot:
     """The snapshot with which an epoch began. Raises EpochUnusable, Unavailable."""
     bucket, name = streams.snapshot_bucket(pool), epoch_object(began.snapshot)
     try:
-        data = await with_retry(bus.get_object, bucket, name, max_bytes=MAX_BYTES)
-        if hashlib.sha256(data).hexdigest() != began.snapshot:
-            raise Undecodable("it is not the one that the ledger names")
-        return decode(data, of_any_shape=True)
+        return decode(await _object(bus, bucket, name, began.snapshot), of_any_shape=True)
     except (NotFound, DamagedObject, Undecodable) as error:
         raise EpochUnusable(pool, began.based_on, bucket, name, str(error)) from error
 
@@ -116,28 +113,76 @@ def epoch_object(digest: str) -> str:
     return f"epoch-{digest}"
 
 
-async def save(bus: Bus, pool: str, snapshot: Snapshot) -> None:
-    """Store it for the next start. Raises what the bus raises; without a snapshot nothing is lost."""
+async def newest_saved(bus: Bus, pool: str) -> SnapshotSaved | None:
+    """What the ledger says of the newest snapshot that this version can read. Raises Unavailable."""
+    record = await _last_record(bus, subjects.snapshot(pool, snapshot_encoding.SHAPE))
+    saved = read_message(record) if record is not None else None
+    return saved if isinstance(saved, SnapshotSaved) else None
+
+
+def saved_object(digest: str) -> str:
+    """The name of a snapshot that the monitor has saved."""
+    return f"saved-{digest}"
+
+
+async def save(bus: Bus, pool: str, snapshot: Snapshot, now_s: float) -> None:
+    """Store it for the next start, and name it in the ledger; then delete the one before.
+
+    Raises what the bus raises; without a snapshot nothing is lost.
+    """
+    before = await newest_saved(bus, pool)
     data = await asyncio.to_thread(encode, snapshot)  # a large one takes seconds, and heartbeats go on
-    await bus.put_object(streams.snapshot_bucket(pool), NAME, data)
+    digest, bucket = hashlib.sha256(data).hexdigest(), streams.snapshot_bucket(pool)
+    await bus.put_object(bucket, saved_object(digest), data)
+    saved = SnapshotSaved(based_on=snapshot.state.sequence, snapshot=digest, shape=snapshot_encoding.SHAPE, at_s=now_s)
+    message = codec.encode(saved, id=event_id(saved), recorded_at_s=now_s)
+    await bus.append(subject_of(pool, saved), message, message_id=event_id(saved))
+    if before is not None and before.snapshot != digest:
+        replaced = saved_object(before.snapshot)
+        await bus.delete_old_objects(bucket, before_s=math.inf, is_needed=lambda name: name != replaced)
 
 
 async def _newest_own(bus: Bus, pool: str, log: Any) -> Snapshot | None:
-    """The one that a monitor of this fold and shape has saved."""
+    """The one that a monitor of this fold and shape has saved last, if it is the one that the ledger names."""
     try:
-        snapshot = decode(await bus.get_object(streams.snapshot_bucket(pool), NAME, max_bytes=MAX_BYTES))
-        last_sequence = await bus.last_sequence(pool)
-    except NotFound:
-        return None
+        snapshot = await _saved(bus, pool)
     except (Undecodable, ElasticFlowError) as error:
         log.warning("snapshot not used", error=str(error))
+        return None
+    if snapshot is None:
         return None
     state = snapshot.state
     if state.unreadable_plan_sequence:  # this reader may be newer than the one that saved it, and able to read all
         log.warning("snapshot not used", error=f"made without plan message {state.unreadable_plan_sequence}")
         return None
-    if state.sequence > last_sequence:  # of another ledger: this one is newer
-        log.warning("snapshot not used", error=f"sequence {state.sequence} is beyond the ledger's {last_sequence}")
-        return None
     log.info("snapshot loaded", sequence=state.sequence)
     return snapshot
+
+
+async def _saved(bus: Bus, pool: str) -> Snapshot | None:
+    """Raises Undecodable, NotFound if it is gone, and what the bus raises."""
+    for attempt in range(_READS):
+        if (saved := await newest_saved(bus, pool)) is None:
+            return None
+        try:
+            bucket, name = streams.snapshot_bucket(pool), saved_object(saved.snapshot)
+            return decode(await _object(bus, bucket, name, saved.snapshot))
+        except NotFound:
+            if attempt == _READS - 1:
+                raise
+    return None
+
+
+async def _object(bus: Bus, bucket: str, name: str, digest: str) -> bytes:
+    """Raises NotFound, DamagedObject, Unavailable, and Undecodable if it has another digest."""
+    data = await with_retry(bus.get_object, bucket, name, max_bytes=MAX_BYTES)
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise Undecodable(f"{name} is not the one that the ledger names")
+    return data
+
+
+async def _last_record(bus: Bus, subject: str) -> LedgerRecord | None:
+    try:
+        return await with_retry(bus.last_record, subject)
+    except UnknownStream:
+        return None

@@ -131,6 +131,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             | events.CheckpointRejected()
             | events.CheckpointUpToDate()
             | events.EpochBegan()
+            | events.SnapshotSaved()
         ):
             return state
         case events.ThroughputMeasured():

@@ -6,18 +6,20 @@ from typing import Any
 from elasticflow.services.monitor.old_objects import OldObjects
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import EpochBegan, JobAdmitted
+from elasticflow.shared.messages.events import EpochBegan, JobAdmitted, SnapshotSaved
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service import snapshot_store
+from elasticflow.shared.runtime.service.ledger_encoding import subject_of
+from elasticflow.shared.state import snapshot_encoding
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import NOW_S, History, pool, spec
 
 POOL = "p"
 CODE, SNAPSHOTS = streams.code_bucket(POOL), streams.snapshot_bucket(POOL)
 LIVE, ENDED, YOUNG = "a" * 64, "b" * 64, "c" * 64
-OF_EPOCH = snapshot_store.epoch_object(LIVE)
+OF_EPOCH, SAVED = snapshot_store.epoch_object(LIVE), snapshot_store.saved_object(LIVE)
 
 
 def with_live_job(**config: Any) -> History:
@@ -41,14 +43,15 @@ async def kept_after_a_sweep(history: History, *, age_s: float = 31 * DAY_S) -> 
     for bucket, name in (
         *((CODE, streams.code_name("lab", digest)) for digest in (LIVE, ENDED, YOUNG)),
         (CODE, streams.code_name("other", LIVE)),
-        (SNAPSHOTS, snapshot_store.NAME),
-        (SNAPSHOTS, "of-an-older-version"),
+        *((SNAPSHOTS, snapshot_store.saved_object(digest)) for digest in (LIVE, ENDED)),
         *((SNAPSHOTS, snapshot_store.epoch_object(digest)) for digest in (LIVE, ENDED)),
     ):
         await bus.put_object(bucket, name, b"")
         bus.broker.object_times_s[bucket, name] = now_s - (0.0 if YOUNG in name else age_s)
     began = EpochBegan(based_on=1, chain="0" * 32, snapshot=LIVE, fold=1, at_s=NOW_S)
     await bus.append(subjects.epoch(POOL), codec.encode(began, id="1", recorded_at_s=NOW_S), message_id="1")
+    saved = SnapshotSaved(based_on=1, snapshot=LIVE, shape=snapshot_encoding.SHAPE, at_s=NOW_S)
+    await bus.append(subject_of(POOL, saved), codec.encode(saved, id="2", recorded_at_s=NOW_S), message_id="2")
     process: Any = SimpleNamespace(bus=bus, settings=SimpleNamespace(pool=POOL), log=SilentLog())
     host: Any = SimpleNamespace(folded=history.state)
     await OldObjects(process, host).sweep()
@@ -58,7 +61,7 @@ async def kept_after_a_sweep(history: History, *, age_s: float = 31 * DAY_S) -> 
 
 async def test_code_of_live_jobs_young_code_and_the_present_snapshot_stay() -> None:
     kept = await kept_after_a_sweep(with_live_job())
-    assert kept == [snapshot_store.NAME, OF_EPOCH, f"lab/{LIVE}", f"lab/{YOUNG}"]
+    assert kept == [OF_EPOCH, f"lab/{LIVE}", f"lab/{YOUNG}", SAVED]
 
 
 async def test_the_pool_says_how_long_code_is_kept() -> None:
@@ -69,7 +72,7 @@ async def test_the_pool_says_how_long_code_is_kept() -> None:
 
 async def test_code_of_an_ended_job_goes() -> None:
     kept = await kept_after_a_sweep(with_live_job().finished("live", at_s=NOW_S + 10.0))
-    assert kept == [snapshot_store.NAME, OF_EPOCH, f"lab/{YOUNG}"]
+    assert kept == [OF_EPOCH, f"lab/{YOUNG}", SAVED]
 
 
 async def test_artifacts_are_deleted_by_age() -> None:
@@ -81,6 +84,8 @@ async def test_artifacts_are_deleted_by_age() -> None:
         name = streams.artifact_name("lab", "node-0", digest, 0)
         await bus.put_object(bucket, name, b"")
         bus.broker.object_times_s[bucket, name] = now_s - age_s
+    saved = SnapshotSaved(based_on=1, snapshot=LIVE, shape=snapshot_encoding.SHAPE, at_s=NOW_S)
+    await bus.append(subject_of(POOL, saved), codec.encode(saved, id="2", recorded_at_s=NOW_S), message_id="2")
     process: Any = SimpleNamespace(bus=bus, settings=SimpleNamespace(pool=POOL), log=SilentLog())
     for kept_s, num_left in ((None, 2), (7 * DAY_S, 1)):
         host: Any = SimpleNamespace(folded=pool(1, artifacts_kept_s=kept_s, code_kept_s=None).state)

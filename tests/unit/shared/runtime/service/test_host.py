@@ -1,6 +1,7 @@
 """The service host where the bus or the process fails: lost races, missing acknowledgements, snapshots, pauses."""
 
 import asyncio
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from elasticflow.shared.runtime.bus.memory.link import DelayedLink
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import MAX_HEADER_BYTES
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
+from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
@@ -244,7 +246,7 @@ def test_a_snapshot_of_another_history_is_found_at_the_next_decision(pool: OnePo
     pool.store(subjects.job(POOL, "other"), b"first")
     running = pool.start(pool.bus(), ADMISSION, "first")
     pool.run_for(LONG_S)
-    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store.NAME] = snapshot(sequence=1)
+    store_snapshot(pool, snapshot(sequence=1))
     misled = pool.start(pool.bus(), ALLOCATOR, "second")
     pool.submit("a")
     pool.run_for(LONG_S)
@@ -463,14 +465,33 @@ def snapshot(**state: int) -> bytes:
     return snapshot_store.encode(Snapshot(state=PoolState(**state), chain="00" * 16))
 
 
+def store_snapshot(pool: OnePool, data: bytes, named: bytes | None = None) -> None:
+    """named: the one that the ledger names, if it is another."""
+    digest = hashlib.sha256(data if named is None else named).hexdigest()
+    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store.saved_object(digest)] = data
+    saved = events.SnapshotSaved(based_on=1, snapshot=digest, shape=snapshot_encoding.SHAPE, at_s=NOW_S)
+    pool.store(subjects.snapshot(POOL, saved.shape), codec.encode(saved, id="saved", recorded_at_s=NOW_S))
+
+
 GOOD = snapshot(sequence=1, plan_sequence=1)
+FORGED = snapshot(sequence=1, plan_sequence=1, num_forgotten=1)
 PARTIAL = snapshot(sequence=1, unreadable_plan_sequence=1)  # of a reader that was too old
 
 
-@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], GOOD[3:], PARTIAL, snapshot(sequence=99)])
+@pytest.mark.parametrize("data", [b"garbage", GOOD[:-3], GOOD[3:], PARTIAL], ids=["garbage", "cut", "late", "partial"])
 def test_a_damaged_snapshot_is_not_used_and_changes_no_decision(data: bytes, pool: OnePool) -> None:
+    _is_not_used(pool, data)
+
+
+def test_a_forged_snapshot_is_named_and_changes_no_decision(pool: OnePool) -> None:
+    """Its chain is that of the ledger, so that no decision contradicts it; its digest is another."""
+    _is_not_used(pool, FORGED, named=GOOD)
+    assert any("is not the one that the ledger names" in error for error in pool.log.errors)
+
+
+def _is_not_used(pool: OnePool, data: bytes, named: bytes | None = None) -> None:
     pool.decide(admitted("other"))
-    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store.NAME] = data
+    store_snapshot(pool, data, named)
     replica = pool.start(pool.bus(), ADMISSION)
     pool.submit("a")
     pool.run_for(LONG_S)
@@ -482,7 +503,7 @@ def test_a_damaged_snapshot_is_not_used_and_changes_no_decision(data: bytes, poo
 def test_a_snapshot_replaces_the_messages_before_it(pool: OnePool) -> None:
     """So the test above can fail: a host trusts what a readable snapshot says."""
     pool.decide(admitted("other"))
-    pool.broker.objects[streams.snapshot_bucket(POOL)][snapshot_store.NAME] = GOOD
+    store_snapshot(pool, GOOD)
     pool.start(pool.bus(), ADMISSION)
     pool.submit("a")
     pool.run_for(LONG_S)
