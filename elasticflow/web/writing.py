@@ -1,6 +1,7 @@
 """The routes that write: commands of the viewer's tenant, with `--operator` only; and the opening of an export."""
 
 import io
+import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, replace
@@ -100,12 +101,8 @@ async def reserve(request: Request) -> Response:
 async def open_export(request: Request) -> Response:
     """Show an exported ledger beside the live one; it replaces the one that was opened before."""
     page = page_of(request)
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > MAX_EXPORT_BYTES:
-            too_large = f"the file is larger than {MAX_EXPORT_BYTES >> 20} MiB; open it with `eflow ui FILE`"
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, too_large)
+    too_large = f"the file is larger than {MAX_EXPORT_BYTES >> 20} MiB; open it with `eflow ui FILE`"
+    data = await _received(request, MAX_EXPORT_BYTES, too_large)
     try:
         records = read_export(io.BytesIO(data))
     except BadExport as error:
@@ -142,15 +139,24 @@ def _operator_page(request: Request) -> Page:
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
-    if int(request.headers.get("content-length", "0")) > _MAX_BODY_BYTES:
-        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is too large")
+    data = await _received(request, _MAX_BODY_BYTES, "the request is too large")
     try:
-        body = await request.json()
+        body = json.loads(data)
     except ValueError:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the request is not JSON") from None
     if not isinstance(body, dict):
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the request must be a JSON object")
     return cast("dict[str, Any]", body)
+
+
+async def _received(request: Request, max_bytes: int, too_large: str) -> bytearray:
+    """All that is sent, whatever length it names. Raises HTTPException."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > max_bytes:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, too_large)
+    return data
 
 
 def _positive(wanted: Mapping[str, Any], name: str) -> float | None:

@@ -285,7 +285,8 @@ async def start_using(pool: SecuredPool, tenant: str) -> None:
 def documented_rows() -> list[str]:
     """The table of the documentation, with names in place of the test's."""
     named = {POOL: "<pool>", "another-pool": "<other pool>", "alice": "<tenant>", "bob": "<other tenant>"}
-    named |= {"shape": "<shape>", "n1": "<node>", "n2": "<other node>", "job-1": "*", "load-1": "*", ".x": ".*", ".0-1": ".*"}
+    named |= {"shape": "<shape>"}
+    named |= {"n1": "<node>", "n2": "<other node>", "job-1": "*", "load-1": "*", ".x": ".*", ".0-1": ".*"}
     rows: list[str] = []
     for verb, subjects_of_verb in (("publish", PUBLISH), ("subscribe", SUBSCRIBE)):
         for subject, letters in subjects_of_verb.items():

@@ -141,6 +141,9 @@ async def test_an_operator_amends_cancels_and_reserves(cli: CommandLinePool) -> 
         assert amended["accepted"]
         status, text = await asyncio.to_thread(client.post, "/api/jobs/j1/amend", {"deadline_in_s": "soon"})
         assert (status, text.strip()) == (400, "deadline_in_s must be a positive number, not 'soon'")
+        for body in (b" " * 5_000, iter([b"{", b" " * 5_000])):
+            status, text = await asyncio.to_thread(client.post, "/api/jobs/j1/amend", body)
+            assert (status, text.strip()) == (413, "the request is too large")
         _, taken = await asyncio.to_thread(client.post, "/api/jobs/too-early/take-offer", {"offer": 0})
         assert taken["type"] == "JobAdmitted"
         _, cancelled = await asyncio.to_thread(client.post, "/api/jobs/j1/cancel", {})

@@ -60,8 +60,9 @@ class PageClient:
         """Status, and the JSON or the text."""
         return _read(self._send("GET", path, {"cookie": self._cookie}))
 
-    def post(self, path: str, body: bytes | dict[str, Any]) -> tuple[int, Any]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    def post(self, path: str, body: bytes | Iterator[bytes] | dict[str, Any]) -> tuple[int, Any]:
+        """body: an iterator is sent in chunks, without naming its length."""
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
         token = self.session["csrf_token"]
         headers = {"cookie": self._cookie, "origin": f"http://{self.host}", CSRF_HEADER: token}
         return _read(self._send("POST", path, headers, data))
@@ -89,7 +90,9 @@ class PageClient:
         viewer.sendall(f"GET /api/stream HTTP/1.1\r\nhost: {self.host}\r\ncookie: {self._cookie}\r\n\r\n".encode())
         return viewer
 
-    def _send(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> HTTPResponse:
+    def _send(
+        self, method: str, path: str, headers: dict[str, str], body: bytes | Iterator[bytes] | None = None
+    ) -> HTTPResponse:
         connection = HTTPConnection(self.host, timeout=PATIENCE_S)
         connection.request(method, path, body, headers | {"connection": "close"})  # closed with the response
         return connection.getresponse()
