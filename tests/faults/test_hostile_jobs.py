@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -40,6 +41,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "a-token-of-the-executor"
 GROUPS = "groups"
+FILES_BYTES = 64 << 20  # that a worker may keep in memory
+FEW_MIB = 16  # of file systems that hold mount points only
 PRIVATE_FILE = Path("/tmp/attack")  # each worker has a /tmp of its own
 HOSTILE_JOBS = Path(__file__).parents[1] / "support" / "user_code" / "hostile_jobs.py"
 NEIGHBOUR = {"max_iterations": 60, "global_batch_size": 16}
@@ -58,7 +61,7 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     skip_without_namespaces()
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "run.json").write_text(SECRET)
-    isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(folder),))
+    isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(folder),), memory_bytes=FILES_BYTES)
     (folder / GROUPS).mkdir()
     groups = WorkerCgroups(folder / GROUPS, memory_bytes=1 << 40)  # of a folder: the machine may have no real ones
     node = Node(folder, isolation=WorkerIsolation(isolation, cgroups=groups))
@@ -165,6 +168,14 @@ async def test_each_worker_enters_a_group_of_its_own_which_is_killed_after_it(no
 async def test_a_memory_bomb_is_bounded(node):
     allocated_mib = await outcome_of(node, "memory_bomb", memory_limit_bytes=512 << 20)
     assert 0 < allocated_mib <= 512
+
+
+async def test_its_files_in_memory_are_bounded_in_size_and_number(node):
+    """By one limit for all folders together: /tmp and /dev/shm each take main memory of the node."""
+    written_mib = await outcome_of(node, "fill_folders_in_memory")
+    assert 0 < written_mib <= (FILES_BYTES >> 20) + FEW_MIB
+    num_files = await outcome_of(node, "make_empty_files")
+    assert 0 < num_files < 2 * FILES_BYTES // resource.getpagesize()
 
 
 async def test_the_error_of_a_job_without_memory_names_the_limit(node):

@@ -18,6 +18,7 @@ CLONE_NEWUSER = 0x1000_0000
 FAR_ABOVE_THE_LIMIT = 3_000
 FAR_MORE_FILES = 100_000
 STEP_MIB = 32
+FOLDERS_IN_MEMORY = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/dev", "/")
 
 
 def read_environments(secret: str) -> list[str]:
@@ -125,6 +126,32 @@ def run_out_of_memory(_: str) -> int:
     return len(bytearray(FAR_ABOVE_THE_LIMIT << 20))
 
 
+def fill_folders_in_memory(_: str) -> int:
+    """MiB of files that it could write where files take main memory."""
+    written = 0
+    for folder in FOLDERS_IN_MEMORY:
+        try:
+            with open(f"{folder}/attack", "wb", buffering=0) as file:
+                while written < FAR_ABOVE_THE_LIMIT << 20:
+                    written += file.write(b"x" * (1 << 20))
+        except OSError:
+            continue
+    return written >> 20
+
+
+def make_empty_files(_: str) -> int:
+    """Those that it could make there: each takes memory of the kernel."""
+    made = 0
+    for folder in FOLDERS_IN_MEMORY:
+        try:
+            while made < FAR_MORE_FILES:
+                os.close(os.open(f"{folder}/{made}", os.O_CREAT | os.O_WRONLY))
+                made += 1
+        except OSError:
+            continue
+    return made
+
+
 def write_plan_without_key(address: str) -> str:
     """What a NATS server answers to a decision from a client without a key."""
     host, _, port = address.rpartition(":")
@@ -141,7 +168,8 @@ ATTACKS: Mapping[str, Callable[[str], object]] = {
     for attack in (
         *(read_environments, open_files, read_file, list_folder, write_files, plant_links),
         *(end_process, trace_process, enter_user_namespace, fork_bomb),
-        *(memory_bomb, run_out_of_memory, write_plan_without_key),
+        *(memory_bomb, run_out_of_memory, fill_folders_in_memory, make_empty_files),
+        *(write_plan_without_key,),
     )
 }
 
