@@ -1,13 +1,11 @@
 """Jobs that attack their node: each attempt fails, and a neighbour trains to the same bits."""
 
-import json
 import os
 import resource
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -21,7 +19,7 @@ from elasticflow.services.executor.processes.worker_isolation import WorkerIsola
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
-from elasticflow.shared.messages.worker_protocol.from_worker import Alive, ExitCode, Failed, Finished, Started
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Started
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
@@ -32,13 +30,20 @@ from elasticflow.shared.runtime.process.isolation.machine_check import python_fo
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.executor_process import executor_process
-from tests.support.hostile_attacks import MEMORY_LIMIT_BYTES, PRIVATE_FILE, targets_of_attacks
+from tests.support.hostile_attacks import (
+    MEMORY_LIMIT_BYTES,
+    PRIVATE_FILE,
+    Neighbour,
+    attack_on,
+    outcome_of,
+    targets_of_attacks,
+)
 from tests.support.namespaces import skip_without_namespaces
 from tests.support.planned_ledger import Ledger
 from tests.support.secured_pool import POOL, secured_pool
 from tests.support.small_disk import small_disk
 from tests.support.user_code.attacks_on_node import ATTACKS
-from tests.training.conftest import Generation, Node, job_spec
+from tests.training.conftest import Node, job_spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,7 +52,6 @@ GROUPS = "groups"
 FILES_BYTES = 64 << 20  # that a worker may keep in memory
 FEW_MIB = 16  # of file systems that hold mount points only
 HOSTILE_JOBS = Path(__file__).parents[1] / "support" / "user_code" / "hostile_jobs.py"
-NEIGHBOUR = {"max_iterations": 200, "global_batch_size": 16}
 
 
 @pytest.fixture(scope="module")
@@ -70,63 +74,6 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     await node.launcher.start()
     yield node
     await node.launcher.close()
-
-
-async def attack_on(node: Node, attack: str, target: object = "", *, job_id: str = "", **assigned: Any) -> Failed:
-    """How the attacker failed, once its worker has ended."""
-    spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": attack, "target": str(target)})
-    workers = await node.launch(spec, job_id=job_id or node.new_job_id(), **assigned)
-    failed = await workers.first(Failed)
-    assert (await workers.ended())[0].code == ExitCode.FAILED
-    return failed
-
-
-async def outcome_of(node: Node, attack: str, target: object = "", **assigned: Any) -> Any:
-    """What the attack achieved, once its worker has ended."""
-    failed = await attack_on(node, attack, target, **assigned)
-    kind, _, outcome = failed.error.partition(": ")
-    assert kind == "RuntimeError"
-    return json.JSONDecoder().raw_decode(outcome)[0]  # a note on the place follows
-
-
-class Neighbour:
-    """A job of two workers that trains until `release`, however long that takes."""
-
-    def __init__(self, node: Node) -> None:
-        self._node, self._job_id = node, node.new_job_id()
-        self._slow_down = node.checkpoints_of(self._job_id) / "slow_down"
-        self.workers: Generation
-
-    async def start(self) -> None:
-        self._slow_down.parent.mkdir(parents=True)
-        self._slow_down.touch()
-        slow = {"slow_down": str(self._slow_down)}
-        spec = job_spec("Points", **NEIGHBOUR, hyperparameters=slow)
-        self.workers = await self._node.launch(spec, job_id=self._job_id, num_workers=2, checkpoint_every_s=0.2)
-        await self.workers.first(Started)
-
-    def iteration(self) -> int:
-        """The newest that a worker has reported."""
-        return max((alive.iteration for alive in self.workers.all_of(Alive)), default=0)
-
-    async def release(self) -> None:
-        assert not self.workers.all_of(Finished), "it trained beside all attacks"
-        self._slow_down.unlink()
-        await self.workers.first(Finished)
-        assert {exit_.code for exit_ in (await self.workers.ended()).values()} == {ExitCode.DONE}
-
-    async def assert_equal_to_one_alone(self) -> None:
-        """To the bit."""
-        alone = self._node.new_job_id()
-        workers = await self._node.launch(job_spec("Points", **NEIGHBOUR), job_id=alone, num_workers=2)
-        await workers.first(Finished)
-        await workers.ended()
-        assert checkpoint_of(self._node, self._job_id) == checkpoint_of(self._node, alone)
-
-
-def checkpoint_of(node: Node, job_id: str) -> str:
-    """The name of the newest one: iteration and SHA-256 of the state."""
-    return max(file.name for file in node.checkpoints_of(job_id).glob("*.ckpt"))
 
 
 async def test_no_environment_holds_a_secret(node, executor):
