@@ -6,9 +6,10 @@ and fails as often and attacks nothing. Needs Linux namespaces.
 """
 
 import asyncio
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -20,13 +21,27 @@ from elasticflow.services.executor.processes.worker_isolation import WorkerIsola
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished, Started
 from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
+from tests.support.hostile_attacks import MEMORY_LIMIT_BYTES, targets_of_attacks
+from tests.support.secured_pool import secured_pool
 from tests.training.conftest import Node, job_spec
 
 STEP_S = 0.05
 ALONE, HARMLESS = "alone", "beside a job that only fails"
-ATTACKS = ("fork_bomb", "memory_bomb", "open_files", "trace_process", "read_environments")
-_MEMORY_LIMIT_BYTES = 512 << 20
+ATTACKS = {  # what each looks like in the report
+    "fork_bomb": "fork bomb",
+    "memory_bomb": "memory bomb",
+    "fill_folders_in_memory": "files in memory",
+    "make_empty_files": "empty files in memory",
+    "open_files": "open files",
+    "trace_process": "tracing a process",
+    "end_process": "signals to a process of the executor",
+    "read_environments": "reading of environments",
+    "read_file": "reading of a token file",
+    "list_folder": "looking for foreign checkpoints",
+    "write_plan_without_key": "connections to NATS",
+}
 _GOAL = 1.05
+_SECRET = "a-token-of-the-executor"
 
 
 def main(
@@ -45,25 +60,41 @@ def main(
 async def _measured(rounds: int, steps: int) -> Measured:
     """Seconds of a step, by what ran beside it, in the order of the rounds."""
     step_s: Measured = {name: [] for name in (ALONE, HARMLESS, *ATTACKS)}
-    with tempfile.TemporaryDirectory(prefix="ef-neighbours-") as folder:
-        isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(folder,))
-        node = Node(Path(folder), isolation=WorkerIsolation(isolation))
-        await node.launcher.start()
-        try:
-            for _ in range(rounds):
-                for name, seconds in step_s.items():
-                    seconds.append(await _step_s(node, name, steps))
-        finally:
-            await node.launcher.close()
+    async with _attacked_node() as (node, aims):
+        for _ in range(rounds):
+            for name, seconds in step_s.items():
+                seconds.append(await _step_s(node, name, aims, steps))
     return step_s
 
 
-async def _step_s(node: Node, beside: str, steps: int) -> float:
+@contextlib.asynccontextmanager
+async def _attacked_node() -> AsyncIterator[tuple[Node, Mapping[str, str]]]:
+    """The node, and the aim of each attack: its token file, its checkpoints, a process of its user, a NATS server."""
+    with tempfile.TemporaryDirectory(prefix="ef-neighbours-") as data, tempfile.TemporaryDirectory() as of_server:
+        isolation = Isolation(
+            namespaces=True, readable=python_folders(), hidden=(data,), memory_bytes=MEMORY_LIMIT_BYTES
+        )
+        node = Node(Path(data), isolation=WorkerIsolation(isolation))
+        (node.folder / "run.json").write_text(_SECRET)
+        await node.launcher.start()
+        of_executor = await asyncio.create_subprocess_exec("sleep", "infinity", env=os.environ | {"NATS_URL": _SECRET})
+        try:
+            async with secured_pool(Path(of_server)) as pool:
+                address = pool.url.removeprefix("nats://")
+                yield node, targets_of_attacks(node, "", pid=of_executor.pid, nats_address=address, secret=_SECRET)
+            assert of_executor.returncode is None, "an attack has ended a process outside of its job"
+        finally:
+            of_executor.kill()
+            await of_executor.wait()
+            await node.launcher.close()
+
+
+async def _step_s(node: Node, beside: str, aims: Mapping[str, str], steps: int) -> float:
     spec = job_spec("Points", max_iterations=steps, hyperparameters={"step_s": STEP_S})
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
     await workers.first(Started)
     is_over = asyncio.Event()
-    attacker = asyncio.create_task(_attack(node, beside, is_over))
+    attacker = asyncio.create_task(_attack(node, beside, aims, is_over))
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     await workers.first(Finished)
@@ -74,12 +105,12 @@ async def _step_s(node: Node, beside: str, steps: int) -> float:
     return took_s / steps
 
 
-async def _attack(node: Node, name: str, is_over: asyncio.Event) -> None:
+async def _attack(node: Node, name: str, aims: Mapping[str, str], is_over: asyncio.Event) -> None:
     """The last attack comes to its end."""
-    attack, target = (name, "1") if name in ATTACKS else ("list_folder", "/")
-    spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": attack, "target": target})
+    attack, aim = (name, aims[name]) if name in ATTACKS else ("list_folder", "/")
+    spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": attack, "target": aim})
     while name != ALONE and not is_over.is_set():
-        workers = await node.launch(spec, job_id=node.new_job_id(), memory_limit_bytes=_MEMORY_LIMIT_BYTES)
+        workers = await node.launch(spec, job_id=node.new_job_id(), memory_limit_bytes=MEMORY_LIMIT_BYTES)
         await workers.first(Failed)
         await workers.ended()
 
@@ -90,7 +121,7 @@ def rows(step_s: Measured) -> Iterator[Row]:
         ratios = [own / other for own, other in zip(seconds, harmless, strict=True)]
         is_attack = name in ATTACKS
         yield Row(
-            f"a step, {name.replace('_', ' ')}",
+            f"a step, {ATTACKS.get(name, name)}",
             f"{median(ratios):.2f} x" if is_attack else f"{1_000 * median(seconds):.1f} ms",
             f"<= {_GOAL} x {HARMLESS}" if is_attack else "",
             f"{1_000 * min(seconds):.1f} to {1_000 * max(seconds):.1f} ms",

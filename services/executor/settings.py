@@ -111,7 +111,8 @@ class ExecutorSettings:
     data_interface: str
     stop_grace_s: float  # EF_STOP_GRACE_S: from the request to stop at a step boundary to the kill
     # EF_JOB_MEMORY_BYTES: that each process of a job on a CPU slot may allocate beyond the preloaded libraries, and
-    # with control groups each worker, on GPUs too, with all its processes; 0: no limit
+    # with control groups each worker, on GPUs too, with all its processes; also bounds the files of an isolated worker
+    # in /tmp and /dev/shm together; 0: no limit
     job_memory_bytes: int
     # EF_CGROUP: folder of cgroup v2 in which this user may make control groups of workers; default: its own group
     cgroup: Path | None

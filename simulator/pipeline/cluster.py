@@ -4,7 +4,6 @@ seed.
 Every message goes through the codec, as bytes. The same seed gives the same ledger, byte for byte.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
@@ -84,7 +83,7 @@ class VirtualCluster:
         self._setting.broker.ensure_pool(POOL)
         self.acknowledged: list[Acknowledged] = []
         self.clock_settings: list[ClockSetting] = []
-        self.num_struck = Counter[str]()  # one-way partitions, pauses and steps of clocks, by kind
+        self.num_struck = self._setting.num_struck  # faults, by kind; crashes and restarts are in the ledger
         self._setting.broker.stream(submit_stream(POOL)).on_settle = self._acknowledged
         self._gpu_type_by_node = dict(scenario.gpu_type_by_node)
         self.environment = Environment(self.loop, scenario.timing_model, self._gpu_type_by_node)

@@ -1,5 +1,6 @@
 """A process of a service in the simulated pool: the real replica on the in-memory bus, killed and started again."""
 
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -37,7 +38,10 @@ class SilentLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSetting:
-    """What all processes of one simulated pool share. make_host: `Host`, or a mutation of it."""
+    """What all processes of one simulated pool share. make_host: `Host`, or a mutation of it.
+
+    num_struck: how often faults have struck, by kind.
+    """
 
     pool: str
     loop: VirtualTimeLoop
@@ -45,10 +49,18 @@ class PoolSetting:
     faults: BusFaults
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     make_host: Callable[..., Host[Any]] = Host
+    num_struck: Counter[str] = field(default_factory=Counter[str])
 
     def bus(self) -> MemoryBus:
         """The connection of a new process. The clock is the server's."""
-        return MemoryBus(self.broker, clock=VirtualClock(self.loop), rng=self.rng, faults=self.faults, delayed=True)
+        return MemoryBus(
+            self.broker,
+            clock=VirtualClock(self.loop),
+            rng=self.rng,
+            faults=self.faults,
+            num_struck=self.num_struck,
+            delayed=True,
+        )
 
 
 Beside = Callable[[MemoryBus, Host[Any]], Coroutine[Any, Any, None]]

@@ -1,12 +1,11 @@
 """Jobs that attack their node: each attempt fails, and a neighbour trains to the same bits."""
 
-import json
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -20,7 +19,7 @@ from elasticflow.services.executor.processes.worker_isolation import WorkerIsola
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
-from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Finished, Started
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Started
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
@@ -31,18 +30,28 @@ from elasticflow.shared.runtime.process.isolation.machine_check import python_fo
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.executor_process import executor_process
+from tests.support.hostile_attacks import (
+    MEMORY_LIMIT_BYTES,
+    PRIVATE_FILE,
+    Neighbour,
+    attack_on,
+    outcome_of,
+    targets_of_attacks,
+)
 from tests.support.namespaces import skip_without_namespaces
 from tests.support.planned_ledger import Ledger
 from tests.support.secured_pool import POOL, secured_pool
+from tests.support.small_disk import small_disk
+from tests.support.user_code.attacks_on_node import ATTACKS
 from tests.training.conftest import Node, job_spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "a-token-of-the-executor"
 GROUPS = "groups"
-PRIVATE_FILE = Path("/tmp/attack")  # each worker has a /tmp of its own
+FILES_BYTES = 64 << 20  # that a worker may keep in memory
+FEW_MIB = 16  # of file systems that hold mount points only
 HOSTILE_JOBS = Path(__file__).parents[1] / "support" / "user_code" / "hostile_jobs.py"
-NEIGHBOUR = {"max_iterations": 60, "global_batch_size": 16}
 
 
 @pytest.fixture(scope="module")
@@ -58,29 +67,13 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     skip_without_namespaces()
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "run.json").write_text(SECRET)
-    isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(folder),))
+    isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(folder),), memory_bytes=FILES_BYTES)
     (folder / GROUPS).mkdir()
     groups = WorkerCgroups(folder / GROUPS, memory_bytes=1 << 40)  # of a folder: the machine may have no real ones
     node = Node(folder, isolation=WorkerIsolation(isolation, cgroups=groups))
     await node.launcher.start()
     yield node
     await node.launcher.close()
-
-
-async def outcome_of(node: Node, attack: str, target: object = "", *, job_id: str = "", **assigned: Any) -> Any:
-    """What the attack achieved, once its worker has ended."""
-    spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": attack, "target": str(target)})
-    workers = await node.launch(spec, job_id=job_id or node.new_job_id(), **assigned)
-    failed = await workers.first(Failed)
-    assert (await workers.ended())[0].code == ExitCode.FAILED
-    kind, _, outcome = failed.error.partition(": ")
-    assert kind == "RuntimeError"
-    return json.JSONDecoder().raw_decode(outcome)[0]  # a note on the place follows
-
-
-def checkpoint_of(node: Node, job_id: str) -> str:
-    """The name of the newest one: iteration and SHA-256 of the state."""
-    return max(file.name for file in node.checkpoints_of(job_id).glob("*.ckpt"))
 
 
 async def test_no_environment_holds_a_secret(node, executor):
@@ -104,7 +97,7 @@ async def test_it_writes_to_its_own_folders_only(node):
     targets = [Path(__file__).parent / "x", inside / "x", "/usr/x", "/etc/x", "/proc/sys/kernel/core_pattern"]
     assert await outcome_of(node, "write_files", " ".join(map(str, targets))) == []
     assert await outcome_of(node, "write_files", str(PRIVATE_FILE)) == [str(PRIVATE_FILE)]
-    assert not PRIVATE_FILE.exists()  # noqa: ASYNC240
+    assert not PRIVATE_FILE.exists()
 
 
 async def test_links_and_fifos_in_its_folders_lead_its_executor_nowhere(node):
@@ -132,20 +125,8 @@ async def test_it_gains_no_rights_by_another_user_namespace(node):
     assert await outcome_of(node, "enter_user_namespace") is False
 
 
-async def test_a_fork_bomb_is_bounded_and_leaves_its_neighbour_alone(node):
-    """The neighbour's weights are those of a run without one, to the bit; no process of the bomb is left."""
-    alone, beside = node.new_job_id(), node.new_job_id()
-    spec = job_spec("Points", **NEIGHBOUR)
-    await (await node.launch(spec, job_id=alone, num_workers=2)).first(Finished)
-    slow = job_spec("Points", **NEIGHBOUR, hyperparameters={"step_s": 0.05})
-    workers = await node.launch(slow, job_id=beside, num_workers=2)
-    await workers.first(Started)
-    assert not workers.all_of(Finished)
-    num_started = await outcome_of(node, "fork_bomb")
-    assert 0 < num_started < MAX_PROCESSES
-    await workers.first(Finished)
-    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
-    assert checkpoint_of(node, beside) == checkpoint_of(node, alone)
+async def test_a_fork_bomb_is_bounded(node):
+    assert 0 < await outcome_of(node, "fork_bomb") < MAX_PROCESSES
 
 
 async def test_its_open_files_are_bounded(node):
@@ -163,13 +144,21 @@ async def test_each_worker_enters_a_group_of_its_own_which_is_killed_after_it(no
 
 
 async def test_a_memory_bomb_is_bounded(node):
-    allocated_mib = await outcome_of(node, "memory_bomb", memory_limit_bytes=512 << 20)
+    allocated_mib = await outcome_of(node, "memory_bomb", memory_limit_bytes=MEMORY_LIMIT_BYTES)
     assert 0 < allocated_mib <= 512
+
+
+async def test_its_files_in_memory_are_bounded_in_size_and_number(node):
+    """By one limit for all folders together: /tmp and /dev/shm each take main memory of the node."""
+    written_mib = await outcome_of(node, "fill_folders_in_memory")
+    assert 0 < written_mib <= (FILES_BYTES >> 20) + FEW_MIB
+    num_files = await outcome_of(node, "make_empty_files")
+    assert 0 < num_files < 2 * FILES_BYTES // resource.getpagesize()
 
 
 async def test_the_error_of_a_job_without_memory_names_the_limit(node):
     spec = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": "run_out_of_memory", "target": ""})
-    workers = await node.launch(spec, job_id=node.new_job_id(), memory_limit_bytes=512 << 20)
+    workers = await node.launch(spec, job_id=node.new_job_id(), memory_limit_bytes=MEMORY_LIMIT_BYTES)
     failed = await workers.first(Failed)
     assert failed.error.startswith("MemoryError")
     assert "raise EF_JOB_MEMORY_BYTES" in failed.error
@@ -182,6 +171,44 @@ async def test_a_connection_to_nats_without_a_key_is_refused(node, tmp_path):
         assert "Authorization Violation" in await outcome_of(node, "write_plan_without_key", address)
         async with pool.connected(Role.OPERATOR, "operator") as operator:
             assert await operator.last_sequence(POOL) == 0
+
+
+async def test_no_attack_changes_a_bit_of_its_neighbours_weights(node, executor, tmp_path):
+    neighbour = Neighbour(node)
+    await neighbour.start()
+    async with secured_pool(tmp_path, (Role.NODE, "n1")) as pool:
+        address = pool.url.removeprefix("nats://")
+        for attack in sorted(set(ATTACKS) - {"fill_folder"}):  # its test needs a small disk
+            job_id, before = node.new_job_id(), neighbour.iteration()
+            targets = targets_of_attacks(node, job_id, pid=executor.pid, nats_address=address, secret=SECRET)
+            await attack_on(node, attack, targets[attack], job_id=job_id, memory_limit_bytes=MEMORY_LIMIT_BYTES)
+            while neighbour.iteration() == before:
+                await neighbour.workers.next_event()
+    await neighbour.release()
+    await neighbour.assert_equal_to_one_alone()
+
+
+async def test_a_job_that_fills_the_disk_of_its_node_stops_no_neighbour(tmp_path):
+    """Checkpoints are skipped meanwhile. Once there is space, the neighbour ends with the weights of a run alone."""
+    skip_without_namespaces()
+    with small_disk(tmp_path / "disk", "64m") as disk:
+        isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(disk),))
+        node = Node(disk, isolation=WorkerIsolation(isolation))
+        await node.launcher.start()
+        try:
+            neighbour, hostile = Neighbour(node), node.new_job_id()
+            await neighbour.start()
+            folder = node.checkpoints_of(hostile)
+            assert await outcome_of(node, "fill_folder", folder, job_id=hostile) == "ENOSPC"
+            full_at = neighbour.iteration()
+            while neighbour.iteration() < full_at + 3:
+                await neighbour.workers.next_event()
+            assert await outcome_of(node, "read_file", "/nowhere") == "", "new workers start, too"
+            (folder / "attack").unlink()
+            await neighbour.release()
+            await neighbour.assert_equal_to_one_alone()
+        finally:
+            await node.launcher.close()
 
 
 async def test_a_real_executor_is_neither_signalled_nor_traced_by_its_own_job(node, nats_server, tmp_path):

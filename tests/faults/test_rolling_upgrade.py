@@ -52,21 +52,21 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
 
 @contextlib.asynccontextmanager
 async def load(pool: RunningPool) -> AsyncIterator[list[str]]:
-    """Submissions one after the other; the ids of all that were acknowledged so far."""
-    job_ids = list[str]()
+    """Submissions one after the other; the ids of all that were acknowledged so far. The last one is awaited."""
+    job_ids, is_over = list[str](), asyncio.Event()
 
     async def submit() -> None:
         spec = job(max_iterations=ITERATIONS, **OF_CODE)
-        while True:
+        while not is_over.is_set():
             job_id = f"job-{len(job_ids)}"
             await persistently(partial(pool.client.post, spec, job_id=job_id, code=CODE))
             job_ids.append(job_id)
             await asyncio.sleep(SUBMIT_EVERY_S)
 
     async with asyncio.TaskGroup() as tasks:
-        submitting = tasks.create_task(submit())
+        tasks.create_task(submit())
         yield job_ids
-        submitting.cancel()
+        is_over.set()
 
 
 async def decided_after_now(pool: RunningPool, job_ids: list[str]) -> None:
@@ -77,11 +77,18 @@ async def decided_after_now(pool: RunningPool, job_ids: list[str]) -> None:
     )
 
 
+async def allocated_after_now(pool: RunningPool) -> None:
+    """Wait for a decision of the allocator that runs now, on a message that comes from now on."""
+    now = (await pool.client.state()).sequence
+    await pool.when(lambda state: state.allocation_based_on > now, "the allocator decides")
+
+
 async def go_to(version: Version, versions: PoolOfVersions, job_ids: list[str]) -> None:
     """One process after the other; a job comes to its end afterwards."""
     for name in versions.names:
         await versions.replace(name, version)
         await decided_after_now(versions.pool, job_ids)
+    await allocated_after_now(versions.pool)
     first = len(job_ids)
     await versions.pool.when(
         lambda state: any(job_id in state.ended_jobs for job_id in job_ids[first:]), "a later job has ended"
@@ -122,7 +129,8 @@ async def test_each_service_goes_to_the_next_version_and_back_under_load(old: Ve
         for record, entry in zip(records, entries, strict=True)
         if isinstance(entry.message, PlanDecided) and entry.message.service != "operator"
     }
-    assert writers >= {f"{service}-{version}" for service in ("admission", "placement") for version in ("old", "new")}
+    planners = ("admission", "allocator", "placement")
+    assert writers >= {f"{service}-{version}" for service in planners for version in ("old", "new")}
 
 
 async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(

@@ -51,8 +51,8 @@ PUBLISH = {
     subjects.node(POOL, "n2"): "OS",
     subjects.dead_letter(POOL, "admission"): "OS",
     subjects.telemetry(POOL, "n1"): "O",
-    subjects.tasks(POOL, "load-1"): "ON",
-    subjects.results(POOL, "load-1", 0, 1): "ON",
+    subjects.tasks(POOL, "load-1"): "O",
+    subjects.results(POOL, "load-1", 0, 1): "O",
     streams.value_subject(NODES, "n1"): "OSN",
     streams.value_subject(NODES, "n2"): "OS",
     streams.value_subject(STATE, "lease.monitor"): "OS",
@@ -119,9 +119,10 @@ PUBLISH = {
     f"$JS.API.CONSUMER.CREATE.{SUBMIT}.admission": "OS",
     f"$JS.API.CONSUMER.CREATE.{TASKS}.load-1": "OS",
     f"$JS.API.CONSUMER.MSG.NEXT.{SUBMIT}.admission": "OS",
-    f"$JS.API.CONSUMER.MSG.NEXT.{TASKS}.load-1": "ON",
+    f"$JS.API.CONSUMER.MSG.NEXT.{TASKS}.load-1": "O",
     f"$JS.API.CONSUMER.DELETE.{TASKS}.load-1": "OS",
     f"$JS.ACK.{SUBMIT}.admission.1.1.1.1.0": "OS",
+    f"$JS.ACK.{TASKS}.load-1.1.1.1.1.0": "O",
 }
 SUBSCRIBE = {
     subjects.answer("alice", POOL, "job-1"): "OA",

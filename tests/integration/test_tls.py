@@ -1,6 +1,7 @@
 """TLS between clients and servers, and between servers: a plain or unknown counterpart is refused."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -99,12 +100,39 @@ async def test_a_server_may_ask_clients_for_certificates(
                 await connect_nats(url, name="test", access=wrong)
 
 
-async def test_servers_replicate_over_encrypted_routes(tmp_path: Path, ours: Certificates) -> None:
+def route_address(server: Path) -> tuple[str, int]:
+    """Where it listens for other servers. server: its folder."""
+    (ports,) = server.glob("*.ports")
+    host, _, port = json.loads(ports.read_text())["cluster"][0].rpartition("/")[2].rpartition(":")
+    return host, int(port)
+
+
+async def answer_to_plaintext_route(server: Path) -> bytes:
+    """To one that knows the password and uses no TLS."""
+    reader, writer = await asyncio.open_connection(*route_address(server))
+    connect = {"user": "route", "pass": "t", "cluster": "elasticflow", "name": "intruder"}
+    writer.write(b"CONNECT %s\r\nPING\r\n" % json.dumps(connect).encode())
+    answer = b""
+    async with asyncio.timeout(WAIT_S):
+        while b"PONG" not in answer and (more := await reader.read(4096)):
+            answer += more
+    writer.close()
+    return answer
+
+
+async def test_servers_replicate_over_encrypted_routes_and_refuse_plaintext(tmp_path: Path, ours: Certificates) -> None:
     async with deployed(tmp_path / "server", num_servers=3, access=tls_files(ours)) as url:
         limits = StreamLimits(replicas=3)
         bus = await connect_nats(url, name="test", wait_s=WAIT_S, limits=limits, access=NatsAccess(ca=ours.ca))
         await persistently(lambda: bus.ensure_pool(POOL))
         await bus.close()
+        assert b"PONG" not in await answer_to_plaintext_route(tmp_path / "server" / "nats-1")
+
+
+async def test_servers_without_tls_accept_plaintext_routes(tmp_path: Path) -> None:
+    """Else the refusal above would show nothing."""
+    async with deployed(tmp_path / "server", num_servers=3):
+        assert b"PONG" in await answer_to_plaintext_route(tmp_path / "server" / "nats-1")
 
 
 @pytest.mark.parametrize(

@@ -112,4 +112,5 @@ def test_the_storms_are_storms() -> None:
     struck = sum((storm.num_struck for storm in storms), start=Counter[str]())
     steps = ("small back", "small forward", "large back", "large forward")
     pauses = ("pause of a node", "pause of a service")
-    assert all(struck[kind] for kind in (*steps, *pauses, "sends only", "receives only")), struck
+    of_bus = ("full storage", "failed read", "failed object", "duplicate", "lost answer")  # object: a snapshot
+    assert all(struck[kind] for kind in (*steps, *pauses, *of_bus, "sends only", "receives only")), struck

@@ -75,6 +75,7 @@ def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIs
         shares_memory=shares_memory,
         readable=(*python_folders(), *settings.data_folders),
         hidden=(str(process.data_dir), *(str(file) for file in secrets if file is not None)),
+        memory_bytes=settings.job_memory_bytes,
     )
     cgroups, no_cgroups = None, ""
     try:

@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt
 from pydantic import Strict
 
-from elasticflow.shared.messages.limits import Text
+from elasticflow.shared.messages.limits import NumBytes, Text
 
 Pid = Annotated[int, Strict(), Gt(0)]
 
@@ -18,6 +18,7 @@ class Isolation:
     namespaces: it sees its own processes and folders only; otherwise it just gains no rights.
     shares_memory: it sees the machine's shared memory, with which NCCL connects GPUs.
     readable: folders and files beside those of the system and of its job. hidden: those that it never sees.
+    memory_bytes: what its files in memory may take together (/tmp, /dev/shm); 0: half of the machine's memory.
     cgroup: the folder of its own control group; "": it is in that of its executor.
     """
 
@@ -25,6 +26,7 @@ class Isolation:
     shares_memory: bool = False
     readable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    memory_bytes: NumBytes = 0
     cgroup: str = ""
 
 

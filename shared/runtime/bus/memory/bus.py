@@ -4,6 +4,7 @@ Many `MemoryBus` may share one broker, as processes share a server: closing one 
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -60,7 +61,7 @@ _URL = "memory://"
 
 
 class MemoryBus(Bus):
-    """See `Bus`. rng: where faults come from; no faults without it.
+    """See `Bus`. rng: where faults come from; no faults without it. num_struck: counts them, by kind.
 
     delayed: the client reaches the broker over a `DelayedLink`, on the time of the event loop.
     """
@@ -75,13 +76,14 @@ class MemoryBus(Bus):
         clock: Clock | None = None,
         rng: np.random.Generator | None = None,
         faults: Faults | None = None,
+        num_struck: Counter[str] | None = None,
         delayed: bool = False,
         limits: StreamLimits | None = None,
     ) -> None:
         self.broker = broker or MemoryBroker()
         self._limits = limits or StreamLimits()
         self._clock = clock or SystemClock()
-        self._faults = FaultSource(faults or Faults(), rng)
+        self._faults = FaultSource(faults or Faults(), rng, num_struck)
         self.link: Link = DelayedLink(self._faults) if delayed else DirectLink(self._faults)
         self._listeners: list[Listener] = []
         self._inboxes = itertools.count()

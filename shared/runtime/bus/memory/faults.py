@@ -1,5 +1,6 @@
 """What goes wrong on the in-memory bus, drawn from a seed."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,29 +31,30 @@ class Faults:
 
 
 class FaultSource:
-    """rng: nothing goes wrong without it."""
+    """rng: nothing goes wrong without it. num_struck: counts what went wrong, by kind."""
 
-    def __init__(self, faults: Faults, rng: np.random.Generator | None) -> None:
+    def __init__(self, faults: Faults, rng: np.random.Generator | None, num_struck: Counter[str] | None = None) -> None:
         self._faults, self._rng = faults, rng
+        self._num_struck = Counter[str]() if num_struck is None else num_struck
 
     def is_answer_lost(self) -> bool:
-        return self._happens(self._faults.maybe_stored)
+        return self._happens("lost answer", self._faults.maybe_stored)
 
     def is_request_lost(self) -> bool:
         """The request of a lost answer did not arrive either."""
-        return self._happens(0.5)
+        return self._happens("lost request", 0.5)
 
     def is_storage_full(self) -> bool:
-        return self._happens(self._faults.storage_full)
+        return self._happens("full storage", self._faults.storage_full)
 
     def is_read_failed(self) -> bool:
-        return self._happens(self._faults.failed_read)
+        return self._happens("failed read", self._faults.failed_read)
 
     def is_object_failed(self) -> bool:
-        return self._happens(self._faults.failed_object)
+        return self._happens("failed object", self._faults.failed_object)
 
     def is_duplicated(self) -> bool:
-        return self._happens(self._faults.duplicate)
+        return self._happens("duplicate", self._faults.duplicate)
 
     def delay_turns(self) -> int:
         return self._below(self._faults.max_delay_turns)
@@ -65,10 +67,13 @@ class FaultSource:
 
     def position(self, num_waiting: int) -> int | None:
         """Before which of the waiting messages a new one is delivered; None: behind all of them."""
-        return self._below(num_waiting + 1) if self._happens(self._faults.reorder) else None
+        return self._below(num_waiting + 1) if self._happens("reordered", self._faults.reorder) else None
 
-    def _happens(self, probability: float) -> bool:
-        return self._rng is not None and probability > 0 and self._rng.random() < probability
+    def _happens(self, kind: str, probability: float) -> bool:
+        happens = self._rng is not None and probability > 0 and self._rng.random() < probability
+        if happens:
+            self._num_struck[kind] += 1
+        return happens
 
     def _below(self, limit: int) -> int:
         return int(self._rng.integers(limit)) if self._rng is not None and limit > 1 else 0

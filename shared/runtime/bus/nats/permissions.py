@@ -85,7 +85,7 @@ def _service(pool: str, name: str) -> Permissions:
 
 
 def _node(pool: str, node_id: str) -> Permissions:
-    tasks, _ = streams.padding_streams(pool)
+    """None about padding loads, which work in pools with a token only: else it could forge the results of any load."""
     code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
     nodes, artifacts = streams.node_bucket(pool), streams.artifact_bucket(pool)
     logs = streams.value_subject(streams.log_bucket(pool), streams.log_key("*", node_id, "*", "*"))
@@ -94,8 +94,6 @@ def _node(pool: str, node_id: str) -> Permissions:
             subjects.node(pool, node_id),
             streams.value_subject(nodes, node_id),
             subjects.job(pool, "*", node_id),
-            streams.task_subjects(pool),
-            subjects.every_result(pool),
             f"$O.{artifacts}.C.*.{node_id}.*",
             f"$O.{artifacts}.M.*.{node_id}.*",
             f"$JS.API.DIRECT.GET.OBJ_{artifacts}.$O.{artifacts}.M.*.{node_id}.*",
@@ -104,8 +102,6 @@ def _node(pool: str, node_id: str) -> Permissions:
             *_api("STREAM.INFO", *_every_stream(pool)),
             *_api("STREAM.MSG.GET", f"KV_{nodes}", f"OBJ_{code}", f"OBJ_{snapshots}"),
             *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{code}", f"OBJ_{snapshots}"),
-            f"$JS.API.CONSUMER.MSG.NEXT.{tasks}.*",
-            f"$JS.ACK.{tasks}.>",
         ),
         subscribe=(streams.ledger_subjects(pool),),
     )

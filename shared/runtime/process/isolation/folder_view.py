@@ -20,6 +20,10 @@ from elasticflow.shared.runtime.process.isolation.system_calls import (
 
 HOST = "/.host"
 _PLACE = "/tmp"  # exists everywhere; the machine's own is at HOST afterwards
+_SMALL_BYTES = 4 << 20  # of a file system for mount points and links
+_MEMORY = "/.memory"  # one file system for these folders, so that one size bounds them together
+_SHARED_MEMORY = "/dev/shm"
+_MEMORY_FOLDERS = {"/tmp": 0o1777, "/var/tmp": 0o1777, "/run": 0o755, _SHARED_MEMORY: 0o1777}  # and their modes
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/sys"),
     *("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime"),
@@ -31,10 +35,10 @@ _GPU_DEVICES = "nvidia"  # the start of their names
 
 
 class FolderView:
-    """owner: user of the worker's folders; None: of this process."""
+    """owner: user of the worker's folders; None: of this process. memory_bytes: as in `Isolation`."""
 
-    def __init__(self, *, owner: int | None) -> None:
-        self._owner = owner
+    def __init__(self, *, owner: int | None, memory_bytes: int) -> None:
+        self._owner, self._memory_bytes = owner, memory_bytes
 
     def make(self, readable: Iterable[str], hidden: Iterable[str], *, shares_memory: bool) -> None:
         """Replace this namespace's root. readable: folders and files beside the system's; absent ones are left out.
@@ -42,17 +46,15 @@ class FolderView:
         hidden: folders and files that would appear within them. shares_memory: /dev/shm is the machine's.
         """
         make_mounts_private()
-        mount_memory(_PLACE, options="mode=755,size=4m")
+        mount_memory(_PLACE, num_bytes=_SMALL_BYTES)
         os.mkdir(f"{_PLACE}{HOST}")
         move_root_to(_PLACE, HOST)
-        for folder, mode in (("/tmp", "1777"), ("/var/tmp", "1777"), ("/run", "755")):
-            os.makedirs(folder)
-            mount_memory(folder, options=f"mode={mode},size=10%")
+        _make_devices()
+        _make_memory_folders(self._bytes_of_files(), shares_memory=shares_memory)
         for path in sorted({*_SYSTEM, *readable}, key=len):  # some may be below these: a checkout in /tmp
             self._show(path)
         for path in hidden:
             _hide(path)
-        make_devices(shares_memory=shares_memory)
         os.makedirs("/proc", exist_ok=True)
         mount_processes("/proc")
 
@@ -69,6 +71,11 @@ class FolderView:
         """From now on nothing can be added."""
         unmount(HOST)
         os.rmdir(HOST)
+
+    def _bytes_of_files(self) -> int:
+        """Half of the machine's memory, as any tmpfs; less if the job has less."""
+        half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return min(half, self._memory_bytes or half)
 
     def _show(self, path: str, *, writable: bool = False) -> None:
         source = HOST + path
@@ -92,9 +99,23 @@ class FolderView:
                     os.chown(name, self._owner, self._owner, follow_symlinks=False)
 
 
-def make_devices(*, shares_memory: bool) -> None:
-    os.makedirs("/dev", exist_ok=True)
-    mount_memory("/dev", options="mode=755,size=1m")
+def _make_memory_folders(num_bytes: int, *, shares_memory: bool) -> None:
+    """num_bytes: of all together."""
+    os.mkdir(_MEMORY)
+    mount_memory(_MEMORY, num_bytes=num_bytes)
+    for number, (folder, mode) in enumerate(_MEMORY_FOLDERS.items()):
+        source = f"{_MEMORY}/{number}"
+        os.mkdir(source)
+        os.chmod(source, mode)
+        os.makedirs(folder)
+        bind(f"{HOST}{folder}" if shares_memory and folder == _SHARED_MEMORY else source, folder)
+    unmount(_MEMORY)
+    os.rmdir(_MEMORY)
+
+
+def _make_devices() -> None:
+    os.mkdir("/dev")
+    mount_memory("/dev", num_bytes=_SMALL_BYTES)
     gpus = (name for name in os.listdir(f"{HOST}/dev") if name.startswith(_GPU_DEVICES))
     for name in (*_DEVICES, *gpus):
         device = f"/dev/{name}"
@@ -103,11 +124,6 @@ def make_devices(*, shares_memory: bool) -> None:
             bind(HOST + device, device)
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"/dev/{name}")
-    os.mkdir("/dev/shm")
-    if shares_memory:
-        bind(f"{HOST}/dev/shm", "/dev/shm")
-    else:
-        mount_memory("/dev/shm", options="mode=1777,size=50%")
 
 
 def _make_mount_point(path: str, *, is_folder: bool) -> None:
@@ -121,6 +137,6 @@ def _make_mount_point(path: str, *, is_folder: bool) -> None:
 def _hide(path: str) -> None:
     """By an empty file or folder, if the path is visible."""
     if os.path.isdir(path):
-        mount_memory(path, options="mode=755,size=4m")
+        mount_memory(path, num_bytes=_SMALL_BYTES)
     elif os.path.exists(path):
         bind(f"{HOST}/dev/null", path)

@@ -66,7 +66,7 @@ def enter_isolation(isolation: Isolation) -> WorkerFolders:
     user, group = os.geteuid(), os.getegid()
     if user:
         _map_user(user, group)
-    view = FolderView(owner=None if user else UNPRIVILEGED_USER)
+    view = FolderView(owner=None if user else UNPRIVILEGED_USER, memory_bytes=isolation.memory_bytes)
     view.make(isolation.readable, isolation.hidden, shares_memory=isolation.shares_memory)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker_pid = os.fork()

@@ -23,6 +23,8 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 0x1, 0x2
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _CAPABILITY_VERSION_3 = 0x2008_0522
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_FEW_FILES = 1024  # mount points and links
 
 
 class _Numbers(NamedTuple):
@@ -64,8 +66,10 @@ def make_mounts_private() -> None:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
 
 
-def mount_memory(folder: str, *, options: str) -> None:
-    """A file system in memory, e.g. with the options "mode=755,size=1m"."""
+def mount_memory(folder: str, *, num_bytes: int, mode: str = "755") -> None:
+    """A file system in memory. Its files are bounded in number, too: empty ones take memory of the kernel."""
+    pages = max(1, num_bytes // _PAGE_BYTES)  # a size of 0 is no limit
+    options = f"mode={mode},size={pages * _PAGE_BYTES},nr_inodes={pages + _FEW_FILES}"
     _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 

@@ -68,6 +68,8 @@ def test_workers_see_the_pools_data_and_not_the_folder_of_the_node(monkeypatch: 
 def test_what_limits_the_memory_of_a_job_is_named(monkeypatch: pytest.MonkeyPatch, limit: str, missing: str) -> None:
     found = prepared(monkeypatch, "required", EF_JOB_MEMORY_BYTES=limit)
     assert [missing in each for each in found.missing] == [True]
+    assert found.isolation is not None
+    assert found.isolation.memory_bytes == int(limit), "of its files in memory"
     opened: list[tuple[Path | None, int]] = []
 
     def open_cgroups(folder: Path | None, node_id: str, *, memory_bytes: int) -> None:

@@ -22,6 +22,8 @@ from elasticflow.shared.messages.events import NodeJoined, PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkItem
+from elasticflow.shared.state import pool as pool_module
+from elasticflow.shared.state.fold import plan as plan_module
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
 from elasticflow.simulator.replay.retaken_decisions import verify
@@ -155,6 +157,37 @@ def test_a_repeated_submission_is_answered_with_the_newest_decision_on_its_job(
     answers = pool.loop.run_until_complete(pool.bus().subscribe(subjects.answer("lab", POOL, "a")))
     pool.run_for(LONG_S)
     assert [type(reply).__name__ for reply in received(pool, answers)] == ["JobCancelled"]
+
+
+@pytest.mark.parametrize(
+    ("num_later", "deadline_s"),
+    [pytest.param(3, DUE_S + 22.0, id="the-oldest-kept"), pytest.param(4, DUE_S + 10.0, id="the-newest-forgotten")],
+)
+def test_a_repeat_that_is_older_than_all_kept_positions_is_decided_again(
+    num_later: int,
+    deadline_s: float,
+    pool: OnePool,
+    acknowledgements: Acknowledgements,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit of decision record 0035, with four positions: the repeated amendment replaces the newer terms."""
+    for module in (pool_module, plan_module):
+        monkeypatch.setattr(module, "MAX_DECIDED_COMMANDS", 4)
+    pool.start(pool.bus(), POLICY)
+    pool.send(SUBMIT)
+    pool.run_for(SHORT_S)
+    acknowledgements.lost[pool.next_command] = 1
+    pool.send(amend(DUE_S + 10.0))
+    pool.run_for(SHORT_S)
+    for number in range(num_later):
+        pool.send(amend(DUE_S + 20.0 + number))
+    pool.run_for(SHORT_S)
+    assert pool.num_unacknowledged == 1
+    assert state_of(pool).live_jobs["a"].deadline_s == DUE_S + 20.0 + num_later - 1
+    pool.run_for(LONG_S)
+    assert pool.num_unacknowledged == 0
+    assert state_of(pool).live_jobs["a"].deadline_s == deadline_s
+    assert_verified(pool)
 
 
 def test_many_repeats_are_settled_at_once(pool: OnePool, acknowledgements: Acknowledgements) -> None:
