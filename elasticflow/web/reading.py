@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from elasticflow.client.client import Client
@@ -19,6 +19,7 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import job_detail, pool_update, tenant_rows
+from elasticflow.web.saved_page import saved_page
 from elasticflow.web.sources import Source, state_at, state_at_time
 from elasticflow.web.streams import PoolStream, encoded, log_events
 
@@ -102,6 +103,17 @@ async def state(request: Request) -> Response:
     source = page_of(request).source(request)
     past, at_s = await _state(request, source)
     return as_json(pool_update(source.history, past, at_s, after=0) | {"whole": True})
+
+
+async def saved(request: Request) -> Response:
+    """The pool at one time as a file that opens without this server."""
+    source = page_of(request).source(request)
+    past, at_s = await _state(request, source)
+    shown = saved_page(
+        source.title, pool_update(source.history, past, at_s, after=0), incomplete=source.history.unread.in_words()
+    )
+    name = f'attachment; filename="eflow-message-{past.sequence}.html"'
+    return HTMLResponse(shown, headers={"content-disposition": name})
 
 
 async def job(request: Request) -> Response:
@@ -196,6 +208,7 @@ READING = [
     Route("/api/session", session),
     Route("/api/stream", stream),
     Route("/api/state", state),
+    Route("/api/saved", saved),
     Route("/api/jobs/{job_id}", job),
     Route("/api/jobs/{job_id}/logs", logs),
     Route("/api/events", events),

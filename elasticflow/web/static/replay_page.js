@@ -125,6 +125,7 @@ function Scrubber({ source, ledger }) {
         >
         <span><b>${clockTime(atS)}</b>${where}</span>
         <button onClick=${() => setPinned({ pool, atS })}>Compare from here</button>
+        <a class="button" download href=${`/api/saved?${new URLSearchParams({ source, ...place })}`}>Save as HTML</a>
       </div>
       <input
         type="range"
