@@ -13,26 +13,32 @@ const SLIDER_STEPS = 1000;
 /** @param {{session: any}} props */
 export function ReplayPage({ session }) {
   const [source, setSource] = useState("live");
+  const [numOpened, setNumOpened] = useState(0);
   const [ledger, setLedger] = useState(/** @type {any} */ (null));
   const [problem, setProblem] = useState("");
   useEffect(() => {
+    let isWanted = true;
+    setLedger(null);
     read("/api/session").then(
-      (now) => setLedger(now.sources[source]),
-      (error) => setProblem(String(error)),
+      (now) => isWanted && setLedger(now.sources[source]),
+      (error) => isWanted && setProblem(String(error)),
     );
-  }, [source]);
+    return () => {
+      isWanted = false;
+    };
+  }, [source, numOpened]);
   const open = async (/** @type {any} */ event) => {
     const [file] = event.target.files;
     if (!file) return;
     try {
       await write("/api/export", file);
       setProblem("");
-      setLedger(null);
-      setSource(source === "export" ? "live" : "export");
       setSource("export");
+      setNumOpened(numOpened + 1);
     } catch (error) {
       setProblem(String(error));
     }
+    event.target.value = ""; // the same file can be chosen again
   };
   return html`
     <h1>Replay</h1>
@@ -41,7 +47,7 @@ export function ReplayPage({ session }) {
         >Ledger
         <select
           value=${source}
-          onChange=${(/** @type {any} */ event) => [setLedger(null), setSource(event.target.value)]}
+          onChange=${(/** @type {any} */ event) => setSource(event.target.value)}
         >
           <option value="live">${session.sources.live.title}</option>
           ${(source === "export" || session.sources.export) && html`<option value="export">an exported ledger</option>`}
@@ -51,7 +57,7 @@ export function ReplayPage({ session }) {
     </div>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${ledger?.incomplete && html`<p class="problem" role="alert">${ledger.incomplete}</p>`}
-    ${ledger && html`<${Scrubber} key=${source} source=${source} ledger=${ledger} />`}
+    ${ledger && html`<${Scrubber} key=${`${source}/${numOpened}`} source=${source} ledger=${ledger} />`}
   `;
 }
 
