@@ -1,5 +1,6 @@
 """The routes that read: the pool and its changes, one job, its logs, events, tenants, and quotes."""
 
+import asyncio
 import contextlib
 from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
@@ -19,6 +20,7 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import job_detail, pool_update, tenant_rows
+from elasticflow.web.policy_names import POLICIES
 from elasticflow.web.saved_page import saved_page
 from elasticflow.web.sources import Source, state_at, state_at_time
 from elasticflow.web.streams import PoolStream, encoded, log_events
@@ -39,6 +41,7 @@ class Page:
     data_dir: Path | None = None
     operator: bool = False
     streams: dict[str, PoolStream] = field(default_factory=dict[str, PoolStream])
+    comparing: asyncio.Lock = field(default_factory=asyncio.Lock)  # with another policy: one at a time
 
     def source(self, request: Request) -> Source:
         name = request.query_params.get("source", LIVE)
@@ -86,7 +89,15 @@ async def session(request: Request) -> Response:
         for name, source in page.sources.items()
     }
     tenant = page.client.tenant if page.client else ""
-    return as_json({"operator": page.operator, "tenant": tenant, "csrf_token": page.csrf_token, "sources": shown})
+    return as_json(
+        {
+            "operator": page.operator,
+            "tenant": tenant,
+            "csrf_token": page.csrf_token,
+            "sources": shown,
+            "policies": POLICIES,
+        }
+    )
 
 
 async def stream(request: Request) -> Response:

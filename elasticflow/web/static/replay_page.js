@@ -1,6 +1,7 @@
 // The pool at any time of a ledger: a scrubber, playback, and two states side by side.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { laidOver, OtherPolicy } from "./other_policy.js";
 import { PoolView } from "./pool_page.js";
 import { read, write } from "./requests.js";
 import { emptyPool, merged } from "./store.js";
@@ -57,7 +58,7 @@ export function ReplayPage({ session }) {
     </div>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${ledger?.incomplete && html`<p class="problem" role="alert">${ledger.incomplete}</p>`}
-    ${ledger && html`<${Scrubber} key=${`${source}/${numOpened}`} source=${source} ledger=${ledger} />`}
+    ${ledger && html`<${Scrubber} key=${`${source}/${numOpened}`} source=${source} ledger=${ledger} policies=${session.policies} />`}
   `;
 }
 
@@ -89,12 +90,13 @@ function usePast(source, place) {
   return { pool, problem };
 }
 
-/** @param {{source: string, ledger: any}} props */
-function Scrubber({ source, ledger }) {
+/** @param {{source: string, ledger: any, policies: string[]}} props */
+function Scrubber({ source, ledger, policies }) {
   const { first_at_s: firstS, last_at_s: lastS, last_sequence: lastSequence } = ledger;
   const [place, setPlace] = useState(/** @type {any} */ ({ at_ms: Math.ceil(lastS * 1000) }));
   const [speed, setSpeed] = useState(10);
   const [plays, setPlays] = useState(false);
+  const [compared, setCompared] = useState(/** @type {any} */ (null));
   const [pinned, setPinned] = useState(/** @type {any} */ (null));
   const { pool, problem } = usePast(source, place);
   const atS = "at_ms" in place ? place.at_ms / 1000 : pool.nowS;
@@ -145,7 +147,14 @@ function Scrubber({ source, ledger }) {
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     </section>
     ${pinned && html`<${Comparison} pinned=${pinned} pool=${pool} atS=${atS} onEnd=${() => setPinned(null)} />`}
-    <${PoolView} pool=${pool} nowS=${atS} />
+    <${OtherPolicy}
+      source=${source}
+      policies=${policies}
+      sequence=${pool.sequence}
+      compared=${compared}
+      onCompared=${(/** @type {any} */ found) => setCompared(found && { ...found, laid: laidOver(found) })}
+    />
+    <${PoolView} pool=${pool} nowS=${atS} laidOver=${compared?.laid} />
   `;
 }
 

@@ -1,0 +1,67 @@
+"""Another policy on the ledger of the page: as the command line compares, and refused with one sentence."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
+from elasticflow.web import other_policy
+from elasticflow.web.policy_names import POLICIES
+from tests.support.page_ledger import page_history, write_export
+from tests.support.served_page import PageClient, served_page
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("export") / "run.ledger"
+    write_export(page_history(), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def client(file: Path) -> Iterator[PageClient]:
+    with served_page(str(file)) as link:
+        yield PageClient(link)
+
+
+def test_the_page_names_the_policies_of_the_simulator(client: PageClient) -> None:
+    assert POLICIES == POLICY_NAMES
+    assert client.session["policies"] == list(POLICY_NAMES)
+
+
+def test_the_comparison_is_that_of_the_command_line(client: PageClient, file: Path) -> None:
+    status, shown = client.post("/api/other-policy?policy=edf&from=12", {})
+    assert status == 200
+    command = [sys.executable, "-m", "elasticflow", "replay", str(file), "--policy", "edf", "--from", "12", "--json"]
+    assert shown == json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    fates = {job["job_id"]: (job["modelled"], job["other"]) for job in shown["jobs"]}
+    assert fates["risky"] == ("met", "late")
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("policy=oracle", f"policy 'oracle' is none of {', '.join(POLICY_NAMES)}"),
+        ("policy=edf&from=67", "nothing follows sequence 67: the ledger ends at 67"),
+        ("policy=edf&from=-1", "from must be a number, not '-1'"),
+        ("policy=--help", f"policy '--help' is none of {', '.join(POLICY_NAMES)}"),
+        ("policy=edf&source=other", "no ledger 'other' is open; open its file again"),
+    ],
+    ids=["unknown policy", "from the end", "negative", "an option", "unknown ledger"],
+)
+def test_what_cannot_be_compared_is_one_sentence(client: PageClient, query: str, text: str) -> None:
+    status, answer = client.post(f"/api/other-policy?{query}", {})
+    assert 400 <= status < 500
+    assert answer.strip() == text
+
+
+def test_a_simulator_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_policy, "MAX_S", 0.0)
+    monkeypatch.setattr(other_policy, "module_command", lambda *arguments: ("sleep", "600"))
+    with pytest.raises(TimeoutError):
+        asyncio.run(other_policy.replayed("run.ledger"))
