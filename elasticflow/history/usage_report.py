@@ -169,10 +169,15 @@ def _usage(tenant: str, account: _Account, num_late: int, prices: Prices | None)
     )
 
 
+def price_of(prices: Prices, gpu_type: str) -> float | None:
+    """Of a GPU-hour; None if it has none."""
+    return prices.get(gpu_type, prices.get(""))
+
+
 def _cost(hours: Mapping[str, float], prices: Prices) -> float:
-    if without := {gpu_type for gpu_type in hours if gpu_type not in prices and "" not in prices}:
+    if without := {gpu_type for gpu_type in hours if price_of(prices, gpu_type) is None}:
         raise NoPrice(without)
-    return sum(used * prices.get(gpu_type, prices.get("", 0.0)) for gpu_type, used in hours.items())
+    return sum(used * (price_of(prices, gpu_type) or 0.0) for gpu_type, used in hours.items())
 
 
 def _in_time(job: Job) -> bool:

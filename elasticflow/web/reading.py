@@ -1,8 +1,8 @@
-"""The routes that read: the pool and its changes, one job, its logs, events, tenants, and quotes."""
+"""The routes that read: the pool and its changes, one job, its logs, events, and tenants."""
 
 import asyncio
 import contextlib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from starlette.routing import Route
 from elasticflow.client.client import Client
 from elasticflow.client.worker_logs import FileLogs, LogReader
 from elasticflow.history.event_rows import event_rows
-from elasticflow.sdk.job import InvalidJob
-from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.history.usage_report import Prices
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import job_detail, pool_update, tenant_rows
@@ -28,7 +27,6 @@ from elasticflow.web.streams import PoolStream, encoded, log_events
 LIVE = "live"
 _EVENT_STREAM = "text/event-stream"
 _MAX_ROWS = 500
-_ANY_DEADLINE_S = 86_400.0  # a quote ignores it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +38,7 @@ class Page:
     client: Client | None = None
     data_dir: Path | None = None
     operator: bool = False
+    prices: Prices | None = None
     streams: dict[str, PoolStream] = field(default_factory=dict[str, PoolStream])
     comparing: asyncio.Lock = field(default_factory=asyncio.Lock)  # with another policy: one at a time
 
@@ -169,33 +168,6 @@ async def tenants(request: Request) -> Response:
     return as_json(tenant_rows(source.history.state, source.now_s()))
 
 
-async def quote(request: Request) -> Response:
-    """The earliest deadline of a job like an earlier one, with other numbers."""
-    page = page_of(request)
-    client = page.connected()
-    spec = spec_like(request, page.source(request).history.state)
-    try:
-        return as_json(asdict(await client.quote(spec)))
-    except InvalidJob as error:
-        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
-
-
-def spec_like(request: Request, past: PoolState) -> JobSpec:
-    """The specification of an earlier job, with the request's iterations and batch."""
-    like = known_job(request, past)
-    if like.spec is None:
-        raise HTTPException(HTTPStatus.CONFLICT, f"the specification of {like.job_id} is not known")
-    spec = like.submitted_spec or like.spec
-    return replace(
-        spec,
-        max_iterations=number(request, "iterations", spec.max_iterations),
-        global_batch_size=number(request, "batch", spec.global_batch_size),
-        job_class=JobClass.SLO,
-        deadline_s=None,
-        deadline_in_s=float(number(request, "deadline_in_s", int(_ANY_DEADLINE_S))),
-    )
-
-
 def known_job(request: Request, past: PoolState) -> Job:
     """The job that the path or the query names. Raises HTTPException."""
     job_id = request.path_params.get("job_id") or request.query_params.get("like", "")
@@ -224,5 +196,4 @@ READING = [
     Route("/api/jobs/{job_id}/logs", logs),
     Route("/api/events", events),
     Route("/api/tenants", tenants),
-    Route("/api/quote", quote),
 ]

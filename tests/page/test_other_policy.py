@@ -4,6 +4,7 @@ import pytest
 
 from tests.page.conftest import Viewer
 from tests.page.test_pages import findings
+from tests.page.waiting import until
 
 WATCH_OUTLINES = """
   const { strokeRect } = CanvasRenderingContext2D.prototype;
@@ -34,7 +35,7 @@ def test_another_policy_is_laid_over_and_removed(replay: Viewer, theme: str, wid
     page.click("text=Lay over")
     page.wait_for_selector("text=3 of 5 jobs end otherwise under edf, which decides from the start")
     page.wait_for_selector(".legend >> text=GPUs under edf, modelled")
-    page.wait_for_function("window.outlines > 0")
+    until(page, "window.outlines > 0")
     page.locator(".lanes").press("ArrowDown")
     page.wait_for_selector(".sentence >> text=under edf: late, not ended")
     page.click("text=Its jobs as a table")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.page.conftest import Viewer
+from tests.page.waiting import until
 from tests.support.page_ledger import exported, page_history, with_node_ends
 
 
@@ -13,7 +14,7 @@ def test_the_skip_link_moves_the_focus_and_stays_on_the_page(viewer: Viewer) -> 
     viewer.page.keyboard.press("Tab")
     assert viewer.page.evaluate("document.activeElement.className") == "skip"
     viewer.page.keyboard.press("Enter")
-    viewer.page.wait_for_function("document.activeElement.id === 'content'")
+    until(viewer.page, "document.activeElement.id === 'content'")
     viewer.page.evaluate("location.hash = 'content'")  # as an old bookmark does
     viewer.page.wait_for_timeout(100)
     assert viewer.page.inner_text("main h1").startswith("kept")

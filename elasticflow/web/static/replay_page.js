@@ -1,6 +1,7 @@
 // The pool at any time of a ledger: a scrubber, playback, and two states side by side.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useState } from "./vendor/preact-htm.js";
+import { useNewest } from "./newest.js";
 import { laidOver, OtherPolicy } from "./other_policy.js";
 import { PoolView } from "./pool_page.js";
 import { read, write } from "./requests.js";
@@ -10,6 +11,7 @@ import { clockTime, durationInWords, marginOf } from "./words.js";
 const SPEEDS = [1, 10, 100, 1000];
 const FRAME_MS = 100;
 const SLIDER_STEPS = 1000;
+const EMPTY = emptyPool();
 
 /** @param {{session: any}} props */
 export function ReplayPage({ session }) {
@@ -62,34 +64,6 @@ export function ReplayPage({ session }) {
   `;
 }
 
-/** The newest state that was asked for; requests in between are skipped.
- * @param {string} source @param {{at_ms: number} | {sequence: number}} place */
-function usePast(source, place) {
-  const [pool, setPool] = useState(emptyPool());
-  const [problem, setProblem] = useState("");
-  const wanted = useRef(/** @type {any} */ (null));
-  const isBusy = useRef(false);
-  const load = async () => {
-    isBusy.current = true;
-    while (wanted.current) {
-      const asked = wanted.current;
-      wanted.current = null;
-      try {
-        setPool(merged(emptyPool(), await read("/api/state", { source, ...asked })));
-        setProblem("");
-      } catch (error) {
-        setProblem(String(error));
-      }
-    }
-    isBusy.current = false;
-  };
-  useEffect(() => {
-    wanted.current = place;
-    if (!isBusy.current) load();
-  }, [source, JSON.stringify(place)]);
-  return { pool, problem };
-}
-
 /** @param {{source: string, ledger: any, policies: string[]}} props */
 function Scrubber({ source, ledger, policies }) {
   const { first_at_s: firstS, last_at_s: lastS, last_sequence: lastSequence } = ledger;
@@ -98,7 +72,9 @@ function Scrubber({ source, ledger, policies }) {
   const [plays, setPlays] = useState(false);
   const [compared, setCompared] = useState(/** @type {any} */ (null));
   const [pinned, setPinned] = useState(/** @type {any} */ (null));
-  const { pool, problem } = usePast(source, place);
+  const past = async (/** @type {any} */ asked) => merged(emptyPool(), await read("/api/state", { source, ...asked }));
+  const { answer, problem } = useNewest(past, place);
+  const pool = answer ?? EMPTY;
   const atS = "at_ms" in place ? place.at_ms / 1000 : pool.nowS;
   const setTime = (/** @type {number} */ seconds) =>
     setPlace({ at_ms: Math.ceil(Math.min(lastS, Math.max(firstS, seconds)) * 1000) });

@@ -1,4 +1,4 @@
-// Requests to the server of this page. A failure is an Error with the server's sentence.
+// Requests to the server of this page. A failure is an Error with the server's sentence and its status.
 
 let csrfToken = "";
 
@@ -31,6 +31,9 @@ function strings(query) {
 
 /** @param {Response} response */
 async function answer(response) {
-  if (!response.ok) throw new Error((await response.text()).trim() || response.statusText);
+  if (!response.ok) {
+    const sentence = (await response.text()).trim() || response.statusText;
+    throw Object.assign(new Error(sentence), { status: response.status });
+  }
   return response.json();
 }
