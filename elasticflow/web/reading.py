@@ -18,11 +18,12 @@ from elasticflow.history.event_rows import event_rows
 from elasticflow.history.usage_report import Prices
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.page_values import job_detail, pool_update, tenant_rows
+from elasticflow.web.page_values import job_detail, pool_update
 from elasticflow.web.policy_names import POLICIES
 from elasticflow.web.saved_page import saved_page
 from elasticflow.web.sources import Source, state_at, state_at_time
 from elasticflow.web.streams import PoolStream, encoded, log_events
+from elasticflow.web.tenant_values import tenant_values
 
 LIVE = "live"
 _EVENT_STREAM = "text/event-stream"
@@ -164,8 +165,9 @@ async def events(request: Request) -> Response:
 
 
 async def tenants(request: Request) -> Response:
-    source = page_of(request).source(request)
-    return as_json(tenant_rows(source.history.state, source.now_s()))
+    page = page_of(request)
+    source = page.source(request)
+    return as_json(tenant_values(source.history, source.now_s(), page.prices))
 
 
 def known_job(request: Request, past: PoolState) -> Job:
