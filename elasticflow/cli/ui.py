@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant
+from elasticflow.cli.network_exposure import exposure_warning
 from elasticflow.cli.prices import Price, prices_of
 from elasticflow.cli.terminal_output import note, say_line
 from elasticflow.client.client import Client
@@ -61,7 +62,7 @@ def ui(
     require_extra("web", "eflow ui")
     prices = prices_of(price) if price else None
     if file is not None:
-        asyncio.run(_serve_file(file, host, port, prices))
+        asyncio.run(serve_file(file, host, port, prices))
         return
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     asyncio.run(_serve_pool(endpoint, host, port, prices, tenant=tenant, operator=operator))
@@ -81,7 +82,7 @@ async def _serve_pool(
         await _serve(page, source.follow, host, port, source.title)
 
 
-async def _serve_file(file: Path, host: str, port: int, prices: "Prices | None") -> None:
+async def serve_file(file: Path, host: str, port: int, prices: "Prices | None") -> None:
     from elasticflow.web.reading import LIVE, Page
     from elasticflow.web.sources import RecordedSource
 
@@ -95,6 +96,8 @@ async def _serve(page: "Page", beside: "Callable[[], Awaitable[None]]", host: st
 
     with contextlib.closing(listening_socket(host, port)) as listening:
         sessions = Sessions(listening.getsockname()[1])
+        if warning := exposure_warning(host, sessions.port):
+            note(warning)
         page.csrf_token = sessions.csrf_token
         app = application(page, sessions, lambda: note(f"opened; another browser: {sessions.new_link()}"))
         say_line(f"{title}: {sessions.new_link()}")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from elasticflow.history.usage_report import NoPrice, Prices, TenantUsage, cost_of
+from elasticflow.history.usage_report import NoPrice, Prices, cost_of
 from elasticflow.web.page_values import tenant_rows
 from elasticflow.web.pool_history import PoolHistory
 
@@ -11,27 +11,19 @@ def tenant_values(history: PoolHistory, now_s: float, prices: Prices | None) -> 
     """since_s: of the first message. has_costs: whether there are prices. unpriced: used without a price, in words."""
     used = {usage.tenant: usage for usage in history.usage.usage(now_s=now_s)}
     has_types = len(history.state.gpu_types) > 1
-    none_used = {"gpu_hours": 0.0, "gpu_hours_by_type": {}, "cost": None if prices is None else 0.0}
-    rows = [
-        row | (_used(used[row["tenant"]], prices, has_types) if row["tenant"] in used else none_used)
-        for row in tenant_rows(history.state, now_s, more=used)
-    ]
-    unpriced = {row.pop("unpriced", "") for row in rows} - {""}
+    unpriced = set[str]()
+    rows = tenant_rows(history.state, now_s, more=used)
+    for row in rows:
+        usage = used.get(row["tenant"])
+        hours = dict(usage.gpu_hours_by_type) if usage else {}
+        row |= {"gpu_hours": sum(hours.values()), "gpu_hours_by_type": hours if has_types else {}, "cost": None}
+        try:
+            row["cost"] = None if prices is None else cost_of(hours, prices)
+        except NoPrice as error:
+            unpriced.add(str(error))
     return {
         "since_s": history.first_at_s,
         "has_costs": prices is not None,
         "unpriced": "; ".join(sorted(unpriced)),
         "rows": rows,
     }
-
-
-def _used(usage: TenantUsage, prices: Prices | None, has_types: bool) -> dict[str, Any]:
-    """cost: None without the price of a type that it used; unpriced: which."""
-    by_type = dict(usage.gpu_hours_by_type) if has_types else {}
-    shown = {"gpu_hours": usage.gpu_hours, "gpu_hours_by_type": by_type, "cost": None}
-    if prices is None:
-        return shown
-    try:
-        return shown | {"cost": cost_of(usage.gpu_hours_by_type, prices)}
-    except NoPrice as error:
-        return shown | {"unpriced": str(error)}
