@@ -11,6 +11,7 @@ from tests.page.test_pages import findings
 from tests.page.waiting import until
 from tests.support.histories import NOW_S
 
+END_S = NOW_S + 58.0  # of the recorded ledger
 WATCH_BARS = """
   const { strokeRect } = CanvasRenderingContext2D.prototype;
   window.bars = 0;
@@ -38,7 +39,7 @@ class Admission:
 
     def _quote(self, route: Any) -> None:
         iterations = int(parse_qs(urlsplit(route.request.url).query)["iterations"][0])
-        at_s = NOW_S + 58.0  # the end of the recorded ledger
+        at_s = END_S
         if route.request.method == "POST":
             reserved = {"accepted": True, "type": "QuoteReserved", "text": "", "job_id": "digits-3f9a"}
             route.fulfill(json=reserved | {"deadline_s": at_s + 600.0, "until_s": at_s + 300.0})
@@ -102,7 +103,8 @@ def test_a_reservation_is_in_the_command_until_a_slider_moves(viewer: Viewer, ad
     page = viewer.page
     page.click("text=Reserve for 5 minutes")
     page.wait_for_selector("[role=status] >> text=The deadline")
-    assert "(in 10m 00s) is reserved until" in page.inner_text("p.done")
+    in_browser = f"new Date({(END_S + 600.0) * 1000}).toLocaleTimeString('en-GB')"
+    assert f"The deadline {page.evaluate(in_browser)} (in " in page.inner_text("p.done")
     assert "--quote digits-3f9a --iterations" in page.inner_text(".command code")
     page.get_by_role("slider", name="Iterations").fill("90")
     page.wait_for_selector("p.done", state="detached")
