@@ -12,7 +12,8 @@ import pytest
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
 from elasticflow.web import other_policy
 from elasticflow.web.policy_names import POLICIES
-from tests.support.page_ledger import page_history, write_export
+from tests.support.command_line import CommandLinePool
+from tests.support.page_ledger import exported, of_newer_eflow, page_history, write_export
 from tests.support.served_page import PageClient, served_page
 
 
@@ -41,6 +42,28 @@ def test_the_comparison_is_that_of_the_command_line(client: PageClient, file: Pa
     assert shown == json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     fates = {job["job_id"]: (job["modelled"], job["other"]) for job in shown["jobs"]}
     assert fates["risky"] == ("met", "late")
+
+
+def test_an_opened_export_is_compared_also_with_messages_of_a_newer_eflow(client: PageClient) -> None:
+    history = page_history()
+    assert client.post("/api/export", exported(history, *of_newer_eflow(history)))[0] == 200
+    status, shown = client.post("/api/other-policy?policy=tiresias&source=export", {})
+    assert (status, shown["policy"]) == (200, "tiresias")
+    assert shown["until_sequence"] == len(history.messages) + 2
+
+
+async def test_a_live_ledger_is_compared_up_to_now(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    await cli.place("j1", "node-0:0", "node-0:1")
+    with served_page(environment=cli.environment()) as link:
+        client = await asyncio.to_thread(PageClient, link)
+        while (await asyncio.to_thread(client.get, "/api/jobs/j1"))[0] != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        status, shown = await asyncio.to_thread(client.post, "/api/other-policy?policy=edf", {})
+    assert status == 200, shown
+    (job,) = shown["jobs"]
+    assert (job["job_id"], job["recorded"], job["other"]) == ("j1", "open", "met")
+    assert job["other_gpus"][0][1] > 0
 
 
 @pytest.mark.parametrize(
