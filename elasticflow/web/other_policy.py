@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import os
 import tempfile
+from collections.abc import Coroutine
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +26,7 @@ from elasticflow.web.reading import number, page_of
 from elasticflow.web.sources import Source
 
 MAX_S = 120.0  # of one comparison
+_CHECK_S = 0.2  # between two looks whether the browser still waits
 _WRITE_AT_ONCE = 200  # messages; viewers are served in between
 
 
@@ -36,16 +39,34 @@ async def other_policy(request: Request) -> Response:
     try:
         require_extra("server", "another policy")
         async with page.comparing:
-            with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
-                file = Path(folder) / "page.ledger"
-                await _write(source, file)
-                arguments = (str(file), "--policy", policy, "--from", str(after), "--json")
-                return Response(await replayed(*arguments), media_type="application/json")
+            compared = await _unless_gone(request, _compared(source, policy, after))
+        return Response(compared, media_type="application/json")
     except TimeoutError:
         advice = f"`eflow replay --policy {policy}` has no limit"
         raise HTTPException(HTTPStatus.GATEWAY_TIMEOUT, f"no result after {MAX_S:g} s; {advice}") from None
     except ElasticFlowError as error:
         raise HTTPException(HTTPStatus.CONFLICT, str(error)) from None
+
+
+async def _unless_gone(request: Request, comparison: Coroutine[Any, Any, bytes]) -> bytes:
+    """Ends the comparison if its browser no longer waits for it."""
+    task = asyncio.ensure_future(comparison)
+    try:
+        while not task.done():
+            await asyncio.wait((task,), timeout=_CHECK_S)
+            if await request.is_disconnected():
+                return b""
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def _compared(source: Source, policy: str, after: int) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
+        file = Path(folder) / "page.ledger"
+        await _write(source, file)
+        return await replayed(str(file), "--policy", policy, "--from", str(after), "--json")
 
 
 async def _write(source: Source, file: Path) -> None:

@@ -2,19 +2,25 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
 from elasticflow.web import other_policy
 from elasticflow.web.policy_names import POLICIES
+from elasticflow.web.reading import Page
+from elasticflow.web.sources import RecordedSource
 from tests.support.command_line import CommandLinePool
-from tests.support.page_ledger import exported, of_newer_eflow, page_history, write_export
-from tests.support.served_page import PageClient, served_page
+from tests.support.page_ledger import exported, of_newer_eflow, page_history, recorded, write_export
+from tests.support.served_page import PATIENCE_S, PageClient, served_page
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +87,31 @@ def test_what_cannot_be_compared_is_one_sentence(client: PageClient, query: str,
     status, answer = client.post(f"/api/other-policy?{query}", {})
     assert 400 <= status < 500
     assert answer.strip() == text
+
+
+async def test_a_browser_that_leaves_ends_its_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(
+        other_policy, "module_command", lambda *arguments: ("sh", "-c", f"echo $$ > {pid}; exec sleep 600")
+    )
+    source = RecordedSource("run.ledger", recorded(page_history()))
+    await source.fold_all()
+    page = Page(sources={"live": source})
+
+    async def receive() -> Message:
+        """The browser leaves once the simulator runs."""
+        while not pid.exists() or not pid.read_text():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    app = SimpleNamespace(state=SimpleNamespace(page=page))
+    scope = {"type": "http", "method": "POST", "query_string": b"policy=edf", "headers": [], "app": app}
+    async with asyncio.timeout(PATIENCE_S):
+        response = await other_policy.other_policy(Request(scope, receive))
+    assert response.body == b""
+    assert not page.comparing.locked()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_a_simulator_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

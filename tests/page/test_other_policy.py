@@ -59,3 +59,12 @@ def test_what_cannot_be_compared_is_told(replay: Viewer) -> None:
     replay.page.click("text=Lay over")
     replay.page.wait_for_selector("text=under edf, which decides after message 66")
     assert replay.page.locator("[role=alert]").count() == 0
+
+
+def test_a_comparison_can_be_stopped(replay: Viewer) -> None:
+    replay.page.route("**/api/other-policy*", lambda route: None)  # never answered
+    replay.page.click("text=Lay over")
+    replay.page.wait_for_selector("button:text('Computing …'):disabled")
+    replay.page.click("text=Stop")
+    replay.page.wait_for_selector("button:text('Lay over'):not([disabled])")
+    assert replay.page.locator("[role=alert]").count() == 0

@@ -1,6 +1,6 @@
 // Another policy on the ledger of a replay: its jobs, beside those of the record, and what is laid over the lanes.
 
-import { html, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { write } from "./requests.js";
 import { clockTime, durationInWords } from "./words.js";
 
@@ -49,13 +49,17 @@ export function OtherPolicy({ source, policies, sequence, compared, onCompared }
   const [isFromHere, setFromHere] = useState(false);
   const [isBusy, setBusy] = useState(false);
   const [problem, setProblem] = useState("");
+  const running = useRef(/** @type {AbortController | null} */ (null));
+  useEffect(() => () => running.current?.abort(), []);
   const compare = async () => {
+    const { signal } = (running.current = new AbortController());
     setBusy(true);
     setProblem("");
     try {
-      onCompared(await write("/api/other-policy", {}, { source, policy, from: isFromHere ? sequence : 0 }));
+      const query = { source, policy, from: isFromHere ? sequence : 0 };
+      onCompared(await write("/api/other-policy", {}, query, signal));
     } catch (error) {
-      setProblem(String(error));
+      if (!signal.aborted) setProblem(String(error));
     }
     setBusy(false);
   };
@@ -81,7 +85,8 @@ export function OtherPolicy({ source, policies, sequence, compared, onCompared }
         >
         <span class="buttons">
           <button disabled=${isBusy} onClick=${compare}>${isBusy ? "Computing …" : "Lay over"}</button>
-          ${compared && html`<button onClick=${() => onCompared(null)}>Remove</button>`}
+          ${isBusy && html`<button onClick=${() => running.current?.abort()}>Stop</button>`}
+          ${compared && !isBusy && html`<button onClick=${() => onCompared(null)}>Remove</button>`}
         </span>
       </div>
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
