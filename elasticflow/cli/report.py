@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.option_values import deadline_of
+from elasticflow.cli.prices import Price, prices_of
 from elasticflow.cli.progress import progress_bar
 from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
@@ -20,7 +20,6 @@ from elasticflow.history.usage_report import NoPrice, TenantUsage, UsageFold, to
 from elasticflow.sdk.times import clock_time, timestamp_of
 from elasticflow.shared.runtime.process.clock import SystemClock
 
-_PRICE = re.compile(r"(?:([^=,]+)=)?(\d+(?:\.\d+)?)")
 _NUMBERS = ("ADMITTED", "REJECTED", "KEPT", "MISSED")
 
 
@@ -30,14 +29,7 @@ def report(
         typer.Option("--since", metavar="WHEN", help="Begin: 7d (ago), 12h, or a time. Default: all."),
     ] = "",
     until: Annotated[str, typer.Option("--until", metavar="WHEN", help="End: 1d (ago), or a time. Default: now.")] = "",
-    price: Annotated[
-        str,
-        typer.Option(
-            "--price",
-            metavar="TYPE=DOLLARS,...",
-            help="Of a GPU-hour, by type: V100=2.48,P100=1.46; a number alone is for any other type.",
-        ),
-    ] = "",
+    price: Price = "",
     file: Annotated[
         Path | None,
         typer.Option("--file", metavar="FILE", help="Read an exported ledger instead of the live one."),
@@ -100,17 +92,6 @@ async def _read(client: Client, fold: UsageFold) -> None:
             async for stored, message in entries:
                 fold.fold(stored.sequence, stored.stored_at_s, message)
                 advance(stored.sequence, last)
-
-
-def prices_of(text: str) -> dict[str, float]:
-    """Dollars a GPU-hour by type, of "V100=2.48,P100=1.46"; a number alone is the price of any other type, ""."""
-    prices: dict[str, float] = {}
-    for part in text.split(","):
-        found = _PRICE.fullmatch(part.strip())
-        if found is None or (found[1] or "") in prices:
-            raise typer.BadParameter(f"{part.strip()!r} is not TYPE=DOLLARS, each type once", param_hint="--price")
-        prices[found[1] or ""] = float(found[2])
-    return prices
 
 
 def csv_of(rows: tuple[TenantUsage, ...]) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant
+from elasticflow.cli.network_exposure import exposure_warning
+from elasticflow.cli.prices import Price, prices_of
 from elasticflow.cli.terminal_output import note, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import read_ledger
@@ -18,6 +20,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from elasticflow.history.usage_report import Prices
     from elasticflow.web.reading import Page
 
 _LOOPBACK = "127.0.0.1"
@@ -37,6 +40,7 @@ def ui(
         str,
         typer.Option("--host", help="Address to listen at; in a container 0.0.0.0, published on loopback only."),
     ] = _LOOPBACK,
+    price: Price = "",
     tenant: Tenant = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",
@@ -52,17 +56,21 @@ def ui(
     Examples:
       eflow ui
       eflow ui --operator --port 8420
+      eflow ui --price V100=2.48,P100=1.46     (quotes and tenants have costs)
       eflow ui run.ledger          (an export, without NATS)
     """
     require_extra("web", "eflow ui")
+    prices = prices_of(price) if price else None
     if file is not None:
-        asyncio.run(_serve_file(file, host, port))
+        asyncio.run(serve_file(file, host, port, prices))
         return
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    asyncio.run(_serve_pool(endpoint, host, port, tenant=tenant, operator=operator))
+    asyncio.run(_serve_pool(endpoint, host, port, prices, tenant=tenant, operator=operator))
 
 
-async def _serve_pool(endpoint: Endpoint, host: str, port: int, *, tenant: str, operator: bool) -> None:
+async def _serve_pool(
+    endpoint: Endpoint, host: str, port: int, prices: "Prices | None", *, tenant: str, operator: bool
+) -> None:
     from elasticflow.web.reading import LIVE, Page  # here: other commands do without the extra
     from elasticflow.web.sources import LiveSource
 
@@ -70,16 +78,16 @@ async def _serve_pool(endpoint: Endpoint, host: str, port: int, *, tenant: str, 
     async with Client.connect(endpoint, tenant=tenant, clock=clock) as client:
         _ = client.ledger  # the page shows all tenants
         source = LiveSource(client, clock)
-        page = Page(sources={LIVE: source}, client=client, data_dir=endpoint.data_dir, operator=operator)
+        page = Page(sources={LIVE: source}, client=client, data_dir=endpoint.data_dir, operator=operator, prices=prices)
         await _serve(page, source.follow, host, port, source.title)
 
 
-async def _serve_file(file: Path, host: str, port: int) -> None:
+async def serve_file(file: Path, host: str, port: int, prices: "Prices | None") -> None:
     from elasticflow.web.reading import LIVE, Page
     from elasticflow.web.sources import RecordedSource
 
     source = RecordedSource(file.name, read_ledger(file))
-    await _serve(Page(sources={LIVE: source}), source.fold_all, host, port, source.title)
+    await _serve(Page(sources={LIVE: source}, prices=prices), source.fold_all, host, port, source.title)
 
 
 async def _serve(page: "Page", beside: "Callable[[], Awaitable[None]]", host: str, port: int, title: str) -> None:
@@ -88,6 +96,8 @@ async def _serve(page: "Page", beside: "Callable[[], Awaitable[None]]", host: st
 
     with contextlib.closing(listening_socket(host, port)) as listening:
         sessions = Sessions(listening.getsockname()[1])
+        if warning := exposure_warning(host, sessions.port):
+            note(warning)
         page.csrf_token = sessions.csrf_token
         app = application(page, sessions, lambda: note(f"opened; another browser: {sessions.new_link()}"))
         say_line(f"{title}: {sessions.new_link()}")

@@ -74,24 +74,31 @@ class UsageFold:
         """Messages after the end of the period change nothing."""
         if at_s > self._until_s:
             return
-        before = self.state
-        self.state = ledger_fold.evolve(before, message, sequence)
-        if isinstance(message, Unreadable):
-            return
-        for name in names_changed(message, before, self.state):
-            old, new = before.job(name), self.state.job(name)
+        before, after = self.state, ledger_fold.evolve(self.state, message, sequence)
+        self.follow(() if isinstance(message, Unreadable) else names_changed(message, before, after), after, at_s)
+
+    def follow(self, names: Iterable[str], after: PoolState, at_s: float) -> None:
+        """A message that the caller has folded. names: the jobs that it concerns; after: the state after it."""
+        before, self.state = self.state, after
+        for name in names:
+            old, new = before.job(name), after.job(name)
             if new is not None and new is not old:
                 self._count(old, new, at_s)
-                self._hold(new, at_s)
+                if old is None or old.gpus is not new.gpus or old.live != new.live:
+                    self._hold(new, at_s)
 
-    def usage(self, prices: Prices | None = None) -> tuple[TenantUsage, ...]:
-        """By tenant. Raises NoPrice."""
+    def usage(self, prices: Prices | None = None, *, now_s: float | None = None) -> tuple[TenantUsage, ...]:
+        """By tenant, which changes nothing. now_s: within a period that has not ended. Raises NoPrice."""
+        end_s = self._until_s if now_s is None else min(now_s, self._until_s)
+        accounts = {
+            name: replace(account, gpu_seconds=dict(account.gpu_seconds)) for name, account in self._accounts.items()
+        }
         for held in self._held.values():
-            self._add(held, self._until_s)
-        self._held = {name: replace(held, since_s=self._until_s) for name, held in self._held.items()}
-        late = Counter(job.tenant for job in self.state.live_jobs.values() if job.promised and self._is_missed(job))
-        tenants = sorted({*self._accounts, *late})
-        return tuple(_usage(name, self._account(name), late[name], prices) for name in tenants)
+            self._add(accounts.setdefault(held.tenant, _Account()), held, end_s)
+        live = self.state.live_jobs.values()
+        late = Counter(job.tenant for job in live if job.promised and self._is_missed(job, end_s))
+        tenants = sorted({*accounts, *late})
+        return tuple(_usage(name, accounts.get(name, _Account()), late[name], prices) for name in tenants)
 
     def _count(self, old: Job | None, new: Job, at_s: float) -> None:
         """A decision on a job, or its end."""
@@ -103,17 +110,17 @@ class UsageFold:
             counts[new.phase.value] += 1
         if old is None or not old.promised or new.live:
             return
-        if self._is_missed(new):
+        if self._is_missed(new, self._until_s):
             counts["missed"] += 1
         elif in_period and new.phase is Phase.FINISHED and _in_time(new):
             counts["kept"] += 1
 
-    def _is_missed(self, job: Job) -> bool:
-        """Whether its deadline passed, in the period, before its end."""
+    def _is_missed(self, job: Job, until_s: float) -> bool:
+        """Whether its deadline passed, in the period, before its end, or before until_s if it has not ended."""
         if job.deadline_s is None or _in_time(job):
             return False
-        ended_at_s = self._until_s if job.ended_at_s is None else job.ended_at_s
-        return job.deadline_s < ended_at_s and self._since_s <= job.deadline_s <= self._until_s
+        ended_at_s = until_s if job.ended_at_s is None else job.ended_at_s
+        return job.deadline_s < ended_at_s and self._since_s <= job.deadline_s <= until_s
 
     def _hold(self, job: Job, at_s: float) -> None:
         gpus = job.gpus if job.live else ()
@@ -123,14 +130,14 @@ class UsageFold:
         if held is not None:
             if held.num_gpus == num_gpus:
                 return
-            self._add(self._held.pop(job.job_id), at_s)
+            self._add(self._account(held.tenant), self._held.pop(job.job_id), at_s)
         if num_gpus:
             self._held[job.job_id] = _Held(tenant=job.tenant, num_gpus=num_gpus, since_s=at_s)
 
-    def _add(self, held: _Held, until_s: float) -> None:
+    def _add(self, account: _Account, held: _Held, until_s: float) -> None:
         seconds = until_s - max(held.since_s, self._since_s)
         if seconds > 0.0:
-            used = self._account(held.tenant).gpu_seconds
+            used = account.gpu_seconds
             for gpu_type, num_gpus in held.num_gpus.items():
                 used[gpu_type] = used.get(gpu_type, 0.0) + num_gpus * seconds
 
@@ -165,14 +172,20 @@ def _usage(tenant: str, account: _Account, num_late: int, prices: Prices | None)
         num_rejected=account.counts["rejected"],
         num_kept=account.counts["kept"],
         num_missed=account.counts["missed"] + num_late,
-        cost=None if prices is None else _cost(hours, prices),
+        cost=None if prices is None else cost_of(hours, prices),
     )
 
 
-def _cost(hours: Mapping[str, float], prices: Prices) -> float:
-    if without := {gpu_type for gpu_type in hours if gpu_type not in prices and "" not in prices}:
+def price_of(prices: Prices, gpu_type: str) -> float | None:
+    """Of a GPU-hour; None if it has none."""
+    return prices.get(gpu_type, prices.get(""))
+
+
+def cost_of(hours: Mapping[str, float], prices: Prices) -> float:
+    """Of GPU-hours by type. Raises NoPrice."""
+    if without := {gpu_type for gpu_type in hours if price_of(prices, gpu_type) is None}:
         raise NoPrice(without)
-    return sum(used * prices.get(gpu_type, prices.get("", 0.0)) for gpu_type, used in hours.items())
+    return sum(used * (price_of(prices, gpu_type) or 0.0) for gpu_type, used in hours.items())
 
 
 def _in_time(job: Job) -> bool:

@@ -16,7 +16,7 @@ from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 from elasticflow.shared.state.gpu_types import count_by_type, num_added_by_type, shown_type
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
-from elasticflow.shared.state.usage import gpu_hours_by_type
+from elasticflow.shared.state.usage import Usage, gpu_hours_by_type
 from elasticflow.web.pool_history import FeedEntry, JobTrack, PoolHistory
 
 FEED_COUNT = 200  # sentences on the page of the pool
@@ -46,7 +46,7 @@ def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: 
             for view in load_views(state, now_s, ended=True)
         ],
         "quotes": [
-            {"job_id": quote.job_id, "deadline_s": quote.deadline_s, "promised": _flat(quote.schedule)}
+            {"job_id": quote.job_id, "deadline_s": quote.deadline_s, "promised": flat(quote.schedule)}
             for quote in state.quotes_at(now_s)
         ],
         "feed": [feed_row(entry) for entry in feed],
@@ -77,9 +77,12 @@ def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -
     }
 
 
-def tenant_rows(state: PoolState, now_s: float) -> list[dict[str, Any]]:
-    """What each tenant was promised in the last 24 hours, and its limits. By type where the pool has several."""
-    tenants = {*state.usage, *state.config.quotas, *(job.tenant for job in state.live_jobs.values())}
+def tenant_rows(state: PoolState, now_s: float, *, more: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """What each tenant was promised in the last 24 hours, and its limits. By type where the pool has several.
+
+    more: tenants beside those of the state.
+    """
+    tenants = {*more, *state.usage, *state.config.quotas, *(job.tenant for job in state.live_jobs.values())}
     return [_tenant_row(state, tenant, now_s) for tenant in sorted(tenants)]
 
 
@@ -88,7 +91,8 @@ def feed_row(entry: FeedEntry) -> dict[str, Any]:
 
 
 def _tenant_row(state: PoolState, tenant: str, now_s: float) -> dict[str, Any]:
-    usage = [used for used in state.usage.get(tenant, ()) if now_s - used.at_s < _DAY_S]
+    all_usage = state.usage.get(tenant, ())
+    usage = [used for used in all_usage if now_s - used.at_s < _DAY_S]
     live = [job for job in state.live_jobs.values() if job.tenant == tenant]
     quota = state.config.quota(tenant)
     first_type = shown_type(state, "")
@@ -98,11 +102,19 @@ def _tenant_row(state: PoolState, tenant: str, now_s: float) -> dict[str, Any]:
         "num_gpus": sum(len(job.gpus) for job in live),
         "num_gpus_by_type": count_by_type(state, (gpu for job in live for gpu in job.gpus)) if first_type else {},
         "num_promised_jobs": sum(used.num_jobs for used in usage),
-        "promised_gpu_hours": sum(used.gpu_seconds for used in usage) / 3_600.0,
+        "promised_gpu_hours": _gpu_hours_since(usage, now_s - _DAY_S),
         "promised_gpu_hours_by_type": gpu_hours_by_type(usage, first_type) if first_type else {},
         "max_jobs_per_day": quota.max_jobs_per_day,
         "max_gpu_hours_per_day": quota.max_gpu_hours_per_day,
+        "budgets": [
+            {**asdict(budget), "gpu_hours": _gpu_hours_since(all_usage, now_s - budget.window_s)}
+            for budget in quota.budgets
+        ],
     }
+
+
+def _gpu_hours_since(usage: Iterable[Usage], since_s: float) -> float:
+    return sum(used.gpu_seconds for used in usage if used.at_s > since_s) / 3_600.0
 
 
 def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -> dict[str, Any]:
@@ -118,7 +130,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
         "sentence": _sentence(view),
         "gpus_in_words": _gpus_in_words(view),
         "steps": [[step.at_s, step.num_gpus] for step in steps if step.sequence <= state.sequence],
-        "promised": _flat(job.planned_share or job.minimum_satisfactory_share) if job.live else [],
+        "promised": flat(job.planned_share or job.minimum_satisfactory_share) if job.live else [],
         "submittable": job.spec is not None and not job.profile_only,
         "global_batch_size": job.spec.global_batch_size if job.spec else 0,
     }
@@ -156,7 +168,8 @@ def _gpus_in_words(view: JobView) -> str:
     return gpus_of_types(view.num_gpus, view.gpu_type, view.num_added_gpus_by_type)
 
 
-def _flat(schedule: ShareSchedule) -> list[list[float]]:
+def flat(schedule: ShareSchedule) -> list[list[float]]:
+    """Its parts with GPUs: start, end, GPUs."""
     return [[segment.start_s, segment.end_s, segment.num_gpus] for segment in _used(schedule)]
 
 

@@ -1,11 +1,13 @@
 """A ledger as the page draws it: the state, and for each job its GPUs and reports over time. Pure."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
 from elasticflow.history.names_concerned import names_changed
+from elasticflow.history.usage_report import UsageFold
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
 from elasticflow.shared.state.expected_finish import margin_s
@@ -81,6 +83,7 @@ class PoolHistory:
         self.last_at_s = 0.0
         self.nodes_changed_sequence = 0
         self.unread = UnreadMessages()
+        self.usage = UsageFold(since_s=0.0, until_s=math.inf)
         self.checkpoint_every = CHECKPOINT_EVERY
         self._checkpoints = [Checkpoint(at_s=0.0, state=PoolState())]
 
@@ -130,7 +133,9 @@ class PoolHistory:
 
     def _follow(self, sequence: int, at_s: float, message: Event | PlanDecided, before: PoolState) -> None:
         parts = message.events if isinstance(message, PlanDecided) else (message,)
-        for name in names_changed(message, before, self.state):
+        names = tuple(names_changed(message, before, self.state))
+        self.usage.follow(names, self.state, at_s)
+        for name in names:
             track = self._track(name, sequence)
             if job := self.state.job(name):
                 _add_step(track, job, sequence, at_s)

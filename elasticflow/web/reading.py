@@ -1,31 +1,33 @@
-"""The routes that read: the pool and its changes, one job, its logs, events, tenants, and quotes."""
+"""The routes that read: the pool and its changes, one job, its logs, events, and tenants."""
 
+import asyncio
 import contextlib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from elasticflow.client.client import Client
 from elasticflow.client.worker_logs import FileLogs, LogReader
 from elasticflow.history.event_rows import event_rows
-from elasticflow.sdk.job import InvalidJob
-from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.history.usage_report import Prices
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.page_values import job_detail, pool_update, tenant_rows
+from elasticflow.web.page_values import job_detail, pool_update
+from elasticflow.web.policy_names import POLICIES
+from elasticflow.web.saved_page import saved_page
 from elasticflow.web.sources import Source, state_at, state_at_time
 from elasticflow.web.streams import PoolStream, encoded, log_events
+from elasticflow.web.tenant_values import tenant_values
 
 LIVE = "live"
 _EVENT_STREAM = "text/event-stream"
 _MAX_ROWS = 500
-_ANY_DEADLINE_S = 86_400.0  # a quote ignores it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +39,9 @@ class Page:
     client: Client | None = None
     data_dir: Path | None = None
     operator: bool = False
+    prices: Prices | None = None
     streams: dict[str, PoolStream] = field(default_factory=dict[str, PoolStream])
+    comparing: asyncio.Lock = field(default_factory=asyncio.Lock)  # with another policy: one at a time
 
     def source(self, request: Request) -> Source:
         name = request.query_params.get("source", LIVE)
@@ -85,7 +89,15 @@ async def session(request: Request) -> Response:
         for name, source in page.sources.items()
     }
     tenant = page.client.tenant if page.client else ""
-    return as_json({"operator": page.operator, "tenant": tenant, "csrf_token": page.csrf_token, "sources": shown})
+    return as_json(
+        {
+            "operator": page.operator,
+            "tenant": tenant,
+            "csrf_token": page.csrf_token,
+            "sources": shown,
+            "policies": POLICIES,
+        }
+    )
 
 
 async def stream(request: Request) -> Response:
@@ -102,6 +114,17 @@ async def state(request: Request) -> Response:
     source = page_of(request).source(request)
     past, at_s = await _state(request, source)
     return as_json(pool_update(source.history, past, at_s, after=0) | {"whole": True})
+
+
+async def saved(request: Request) -> Response:
+    """The pool at one time as a file that opens without this server."""
+    source = page_of(request).source(request)
+    past, at_s = await _state(request, source)
+    shown = saved_page(
+        source.title, pool_update(source.history, past, at_s, after=0), incomplete=source.history.unread.in_words()
+    )
+    name = f'attachment; filename="eflow-message-{past.sequence}.html"'
+    return HTMLResponse(shown, headers={"content-disposition": name})
 
 
 async def job(request: Request) -> Response:
@@ -142,35 +165,9 @@ async def events(request: Request) -> Response:
 
 
 async def tenants(request: Request) -> Response:
-    source = page_of(request).source(request)
-    return as_json(tenant_rows(source.history.state, source.now_s()))
-
-
-async def quote(request: Request) -> Response:
-    """The earliest deadline of a job like an earlier one, with other numbers."""
     page = page_of(request)
-    client = page.connected()
-    spec = spec_like(request, page.source(request).history.state)
-    try:
-        return as_json(asdict(await client.quote(spec)))
-    except InvalidJob as error:
-        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from None
-
-
-def spec_like(request: Request, past: PoolState) -> JobSpec:
-    """The specification of an earlier job, with the request's iterations and batch."""
-    like = known_job(request, past)
-    if like.spec is None:
-        raise HTTPException(HTTPStatus.CONFLICT, f"the specification of {like.job_id} is not known")
-    spec = like.submitted_spec or like.spec
-    return replace(
-        spec,
-        max_iterations=number(request, "iterations", spec.max_iterations),
-        global_batch_size=number(request, "batch", spec.global_batch_size),
-        job_class=JobClass.SLO,
-        deadline_s=None,
-        deadline_in_s=float(number(request, "deadline_in_s", int(_ANY_DEADLINE_S))),
-    )
+    source = page.source(request)
+    return as_json(tenant_values(source.history, source.now_s(), page.prices))
 
 
 def known_job(request: Request, past: PoolState) -> Job:
@@ -196,9 +193,9 @@ READING = [
     Route("/api/session", session),
     Route("/api/stream", stream),
     Route("/api/state", state),
+    Route("/api/saved", saved),
     Route("/api/jobs/{job_id}", job),
     Route("/api/jobs/{job_id}/logs", logs),
     Route("/api/events", events),
     Route("/api/tenants", tenants),
-    Route("/api/quote", quote),
 ]

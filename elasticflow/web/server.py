@@ -17,6 +17,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from elasticflow.shared.errors import CannotListen, PortTaken
+from elasticflow.web.other_policy import COMPARING
+from elasticflow.web.quoting import QUOTING
 from elasticflow.web.reading import READING, Page
 from elasticflow.web.security import OPEN_PATH, Guard, Sessions
 from elasticflow.web.writing import WRITING
@@ -48,6 +50,8 @@ def application(page: Page, sessions: Sessions, on_opened: Callable[[], None]) -
         Route(OPEN_PATH, open_link),
         *READING,
         *WRITING,
+        *COMPARING,
+        *QUOTING,
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     app = Starlette(

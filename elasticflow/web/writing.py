@@ -29,7 +29,8 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.export import BadExport, read_export
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.job import Job
-from elasticflow.web.reading import Page, as_json, known_job, page_of, spec_like
+from elasticflow.web.quoting import spec_like
+from elasticflow.web.reading import Page, as_json, known_job, page_of
 from elasticflow.web.sources import RecordedSource
 
 MAX_EXPORT_BYTES = 256 << 20

@@ -18,6 +18,7 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 from elasticflow.shared.messages.load_spec import LoadSpec, NumTasks
+from elasticflow.shared.messages.share_schedule import ShareSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,13 +183,17 @@ def id_of(message: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineQuoted:
-    """The reply to `QuoteDeadline`: the earliest deadline that admission would have promised at at_s, if any."""
+    """The reply to `QuoteDeadline`: the earliest deadline that admission would have promised at at_s, if any.
+
+    schedule: the GPUs that it would have promised; empty from an older admission.
+    """
 
     VERSION: ClassVar[int] = 1
     earliest_deadline_s: TimeS | None
     gpu_seconds: DurationS | None = None
     explanation: Text = ""
     gpu_type: GpuType = ""  # on which, as its nodes name it; "": the pool has one type
+    schedule: ShareSchedule = ()
     at_s: TimeS
 
 

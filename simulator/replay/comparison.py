@@ -33,13 +33,20 @@ _ENDS: Mapping[Phase, Fate] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFates:
-    """The fate of one job: recorded, modelled under the recorded policies, modelled under the other policy."""
+    """The fate of one job: recorded, modelled under the recorded policies, modelled under the other policy.
+
+    other_gpus: under the other policy, the times since which it held how many; None as an end: it had not ended.
+    """
 
     job_id: str
     deadline_s: float | None
     recorded: Fate
     modelled: Fate
     other: Fate
+    recorded_end_s: float | None
+    modelled_end_s: float | None
+    other_end_s: float | None
+    other_gpus: tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +96,12 @@ def compare(entries: tuple[Entry, ...], from_sequence: int, name: str) -> Compar
                 job_id=job_id,
                 deadline_s=job.deadline_s,
                 recorded=fate(job, until_s),
-                modelled=fate(modelled.get(job_id), last_s),
-                other=fate(other.get(job_id), last_s),
+                modelled=fate(modelled.jobs.get(job_id), last_s),
+                other=fate(other.jobs.get(job_id), last_s),
+                recorded_end_s=job.ended_at_s,
+                modelled_end_s=_end_s(modelled.jobs.get(job_id)),
+                other_end_s=_end_s(other.jobs.get(job_id)),
+                other_gpus=other.num_gpus.get(job_id, ()),
             )
             for job_id, job in sorted(jobs.items())
             if job_id not in before or before[job_id].live
@@ -109,6 +120,10 @@ def fate(job: Job | None, at_s: float) -> Fate:
     if job.ended_at_s is not None:
         return "met" if job.ended_at_s <= job.deadline_s else "late"
     return "open" if at_s < job.deadline_s else "late"
+
+
+def _end_s(job: Job | None) -> float | None:
+    return None if job is None else job.ended_at_s
 
 
 def _with_admission(entries: tuple[Entry, ...], admission: AdmissionPolicy) -> tuple[Entry, ...]:

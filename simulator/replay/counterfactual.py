@@ -7,7 +7,7 @@ measured rate. The recorded policies run through the same model, so that its err
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,9 +47,17 @@ from elasticflow.simulator.replay.recorded_ledger import (
 from elasticflow.simulator.timing.recorded_times import fitted_to
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledRun:
+    """jobs: all, at its end. num_gpus: of each job that held GPUs, the times since which it held how many."""
+
+    jobs: Mapping[str, Job]
+    num_gpus: Mapping[str, tuple[tuple[float, int], ...]]
+
+
 def run_on(
     entries: tuple[Entry, ...], from_sequence: int, policies: Mapping[str, Policy[Any]], until_s: float
-) -> Mapping[str, Job]:
+) -> ModelledRun:
     """All jobs at `until_s`, had these policies decided after `from_sequence`; the record's end is its last arrival."""
     assert entries, "an empty ledger has no counterfactual"
     return _Counterfactual(entries, from_sequence, policies).run(until_s)
@@ -66,6 +74,7 @@ class _Counterfactual:
             self._fold(entry.message)
         self._commands: list[Command] = []
         self._trainings: dict[str, ModelledTraining] = {}
+        self._num_gpus: dict[str, list[tuple[float, int]]] = {}
         self._begin(entries)
         for event in exogenous_events(after):
             self._engine.at(event.at_s, partial(self._happen, event))
@@ -74,10 +83,11 @@ class _Counterfactual:
     def _state(self) -> PoolState:
         return self._driver.state
 
-    def run(self, until_s: float) -> Mapping[str, Job]:
+    def run(self, until_s: float) -> ModelledRun:
         self._driver.soon()
         self._engine.run(until_s)
-        return self._jobs.jobs
+        num_gpus = {job_id: tuple(steps) for job_id, steps in self._num_gpus.items()}
+        return ModelledRun(jobs=self._jobs.jobs, num_gpus=num_gpus)
 
     # -- the first state ---------------------------------------------------------------------------------
 
@@ -90,6 +100,7 @@ class _Counterfactual:
         for _, job in sorted(self._state.live_jobs.items()):
             if job.gpus and not job.broken and job.phase is Phase.ADMITTED:
                 self._train(job)
+                self._hold(job.job_id, len(job.gpus))
 
     def _configure(self, events: tuple[PlanEvent, ...]) -> None:
         """Fold a decision of the operator."""
@@ -108,6 +119,7 @@ class _Counterfactual:
                 for job in self._state.live_jobs.values():
                     if lost.node_id in job.nodes:
                         self._trainings.pop(job.job_id, None)
+                        self._hold(job.job_id, 0)
                 self._fold(lost)
             case JobFailed() | ProfilingFailed() as failed:
                 if (job := self._state.live_jobs.get(failed.job_id)) is not None:
@@ -224,6 +236,7 @@ class _Counterfactual:
         return True
 
     def _place(self, placed: PlacedJob) -> None:
+        self._hold(placed.job_id, len(placed.gpus))
         self._stop_workers(placed.job_id)
         previous, job = self._trainings.pop(placed.job_id, None), self._state.live_jobs[placed.job_id]
         if not placed.gpus:
@@ -232,6 +245,9 @@ class _Counterfactual:
             self._train(job, previous.at(self._engine.now_s))
         else:
             self._train(job)
+
+    def _hold(self, job_id: str, num_gpus: int) -> None:
+        self._num_gpus.setdefault(job_id, []).append((self._engine.now_s, num_gpus))
 
     def _fold(self, message: LedgerMessage) -> None:
         self._driver.fold(message)

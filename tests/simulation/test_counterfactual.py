@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,7 @@ def test_the_recorded_policy_decides_as_recorded_and_its_jobs_have_the_same_fate
 def test_jobs_take_as_long_in_the_model_as_in_the_record(seed: int) -> None:
     """The mean of many jobs counts: which job grows first may depend on half a second."""
     for cluster, tolerance in ((life(seed, num_jobs=2), 0.05), (life(seed), 0.15)):
-        modelled = run_on(entries(cluster), 0, planners(), cluster.loop.now_s + DONE_S)
+        modelled = run_on(entries(cluster), 0, planners(), cluster.loop.now_s + DONE_S).jobs
         recorded = [job for job in cluster.state.ended_jobs.values() if job.phase is not Phase.REJECTED]
         assert all(modelled[job.job_id].phase is job.phase for job in recorded)
         again = [modelled[job.job_id] for job in recorded]
@@ -102,7 +104,7 @@ def test_earlier_decisions_stand_and_training_jobs_continue() -> None:
     counted = {job.job_id for job in comparison.jobs}
     assert counted.isdisjoint(before.ended_jobs)
     assert set(before.live_jobs) <= counted
-    after = run_on(history, half, planners(), history[-1].stored_at_s + DONE_S)
+    after = run_on(history, half, planners(), history[-1].stored_at_s + DONE_S).jobs
     for job_id, job in before.ended_jobs.items():
         assert after[job_id].ended_at_s == job.ended_at_s
     for job_id in before.live_jobs:
@@ -115,9 +117,27 @@ def test_earlier_decisions_stand_and_training_jobs_continue() -> None:
 def test_no_job_waits_for_workers_of_an_old_generation(name: str) -> None:
     history = entries(life(0))
     half_s = history[len(history) // 2].stored_at_s
-    live = [job for job in run_on(history, 0, policies_named(name).policies, half_s).values() if job.live]
+    live = [job for job in run_on(history, 0, policies_named(name).policies, half_s).jobs.values() if job.live]
     assert any(job.generation > 1 for job in live)
     assert not any(job.stopping for job in live)
+
+
+def test_a_job_holds_gpus_until_it_ends_and_never_more_than_the_pool_has() -> None:
+    history = entries(life(3, FAILING))
+    run = run_on(history, len(history) // 3, policies_named("tiresias").policies, history[-1].stored_at_s + DONE_S)
+    finished = [job for job in run.jobs.values() if job.phase is Phase.FINISHED and job.job_id in run.num_gpus]
+    assert finished
+    changes = Counter[float]()
+    for job in finished:
+        steps, end_s = run.num_gpus[job.job_id], job.ended_at_s
+        assert end_s is not None
+        assert steps[-1][1] > 0, "it trained up to its end"
+        assert [at_s for at_s, _ in steps] == sorted(at_s for at_s, _ in steps)
+        for (_, before), (at_s, after) in pairwise([(0.0, 0), *steps, (end_s, 0)]):
+            changes[at_s] += after - before
+    held = list(accumulate(change for _, change in sorted(changes.items())))
+    assert (min(held), held[-1]) == (0, 0)
+    assert 0 < max(held) <= 16
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -163,6 +183,8 @@ def test_the_command_prints_the_comparison_or_one_object(file: Path) -> None:
     assert shown["policy"] == "tiresias"
     assert len(shown["jobs"]) == len(comparison.jobs)
     assert shown["counts"]["other"] == comparison.count("other")
+    for row, job in zip(shown["jobs"], comparison.jobs, strict=True):
+        assert (row["other_end_s"], len(row["other_gpus"])) == (job.other_end_s, len(job.other_gpus))
 
 
 @pytest.mark.parametrize("arguments", [("--policy", "oracle"), ("--from", 3), ("--policy", "edf", "--from", 10**6)])

@@ -76,11 +76,13 @@ export function LaneZoom({ span, isFitted, onSpan }) {
   `;
 }
 
-export function LaneLegend() {
+/** policy: that is laid over the lanes. @param {{policy?: string}} props */
+export function LaneLegend({ policy }) {
   return html`
     <ul class="legend" aria-label="Legend">
       <li><i class="solid"></i>GPUs held</li>
       <li><i class="dashed"></i>GPUs promised</li>
+      ${policy && html`<li><i class="dashed other"></i>GPUs under ${policy}, modelled</li>`}
       <li><i class="deadline"></i>deadline; the line to it is the margin</li>
       <li>● promised ▲ at risk ✕ broken ✓ kept</li>
     </ul>

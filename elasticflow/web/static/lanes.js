@@ -9,15 +9,20 @@ const LEAST_BAR_PX = 5;
 const LABEL_PX = 24; // where names begin: the symbol of the promise is before them
 
 /** @typedef {{fromS: number, toS: number}} Span */
+/** Another policy on the same jobs; endS: up to which its last GPUs are drawn.
+ * @typedef {{policy: string, jobs: Map<string, {steps: number[][], endS: number, symbol: string, sentence: string}>}} LaidOver */
 /** @typedef {{jobs: any[], nowS: number, span: Span, first: number, selected: string, width: number, height: number,
- *   labelPx: number}} View */
+ *   labelPx: number, laidOver: LaidOver | null}} View */
 
-/** The times that show all of these jobs. @param {any[]} jobs @param {number} nowS @returns {Span} */
-export function spanOf(jobs, nowS) {
+/** The times that show all of these jobs.
+ * @param {any[]} jobs @param {number} nowS @param {LaidOver | null} laidOver @returns {Span} */
+export function spanOf(jobs, nowS, laidOver) {
   let [fromS, toS] = [nowS - 60, nowS + 30];
   for (const job of jobs) {
     fromS = Math.min(fromS, job.steps.length ? job.steps[0][0] : job.decided_at_s);
+    const other = laidOver?.jobs.get(job.job_id);
     toS = Math.max(toS, job.deadline_s ?? 0, job.ended_at_s ?? 0, job.expected_finish_s ?? 0);
+    if (other?.steps.length) toS = Math.max(toS, other.endS);
   }
   const ahead = jobs.some((job) => job.live) ? 0.04 : 0.02;
   return { fromS: fromS - 0.01 * (toS - fromS), toS: toS + ahead * (toS - fromS) };
@@ -32,7 +37,8 @@ export function drawLanes(context, view, colour) {
   context.textBaseline = "middle";
   context.font = `12px ${FONT}`;
   drawTimes(context, view, colour, xOf);
-  const most = Math.max(1, ...view.jobs.flatMap((job) => [...job.steps, ...job.promised].map((step) => step.at(-1))));
+  const stepsOf = (/** @type {any} */ job) => [...job.steps, ...job.promised, ...otherSteps(view, job)];
+  const most = Math.max(1, ...view.jobs.flatMap((job) => stepsOf(job).map((step) => step.at(-1))));
   const end = Math.min(view.jobs.length, view.first + Math.ceil(height / LANE_PX) + 1);
   for (let index = Math.floor(view.first); index < end; index += 1) {
     const top = AXIS_PX + (index - view.first) * LANE_PX;
@@ -110,9 +116,33 @@ function drawLane(context, view, job, top, most, colour, xOf) {
     context.strokeRect(x + 1, bottom - tall(gpus), Math.max(1, xOf(toS) - x - 2), tall(gpus) - 1);
     context.setLineDash([]);
   }
+  drawOther(context, view, job, bottom, tall, colour, xOf);
   drawDeadline(context, view, job, top, colour, xOf);
   context.restore();
   drawLabel(context, view, job, top, colour);
+}
+
+/** @param {View} view @param {any} job */
+function otherSteps(view, job) {
+  return view.laidOver?.jobs.get(job.job_id)?.steps ?? [];
+}
+
+/** The GPUs under another policy as an outline, and a sign at its end.
+ * @param {CanvasRenderingContext2D} context @param {View} view @param {any} job @param {number} bottom
+ * @param {(gpus: number) => number} tall @param {(name: string) => string} colour @param {(atS: number) => number} xOf */
+function drawOther(context, view, job, bottom, tall, colour, xOf) {
+  const other = view.laidOver?.jobs.get(job.job_id);
+  if (!other?.steps.length) return;
+  context.strokeStyle = context.fillStyle = colour("--text");
+  context.lineWidth = 1;
+  context.setLineDash([2, 3]);
+  other.steps.forEach(([fromS, gpus], index) => {
+    const [left, right] = [xOf(fromS), xOf(other.steps[index + 1]?.[0] ?? other.endS)];
+    if (gpus) context.strokeRect(left + 0.5, bottom - tall(gpus) + 0.5, Math.max(1, right - left), tall(gpus));
+  });
+  context.setLineDash([]);
+  context.textAlign = "left";
+  context.fillText(other.symbol, xOf(other.endS) + 3, bottom - 8);
 }
 
 /** The deadline as a line, and the margin as the gap before it.

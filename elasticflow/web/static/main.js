@@ -31,12 +31,12 @@ function decoded(part) {
   }
 }
 
-/** "#/job/NAME" as its page and its name. */
+/** "#/job/NAME" as its page and its name. Other fragments, as that of the skip link, name no page. */
 function useAddress() {
   const address = () => location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   const [parts, setParts] = useState(address);
   useEffect(() => {
-    const follow = () => setParts(address());
+    const follow = () => /^(#\/|$)/.test(location.hash) && setParts(address());
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
@@ -116,4 +116,9 @@ async function start() {
   }
 }
 
+/** The skip link leaves the address as it is, which names the page. */
+document.querySelector(".skip")?.addEventListener("click", (event) => {
+  event.preventDefault();
+  document.getElementById("content")?.focus();
+});
 start();

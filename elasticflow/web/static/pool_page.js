@@ -11,8 +11,9 @@ export function PoolPage({ store, nowS }) {
     <${PoolView} pool=${store.pool} nowS=${nowS} />`;
 }
 
-/** The pool at one time; the replay shows it, too. @param {{pool: import("./store.js").Pool, nowS: number}} props */
-export function PoolView({ pool, nowS }) {
+/** The pool at one time; the replay shows it, too.
+ * @param {{pool: import("./store.js").Pool, nowS: number, laidOver?: import("./lanes.js").LaidOver | null}} props */
+export function PoolView({ pool, nowS, laidOver }) {
   return html`
     ${
       pool.numJobsLeftOut > 0 &&
@@ -22,7 +23,7 @@ export function PoolView({ pool, nowS }) {
     }
     <${Numbers} pool=${pool} nowS=${nowS} />
     <div class="columns">
-      <${PromiseLanes} jobs=${pool.jobs} quotes=${pool.quotes} nowS=${nowS} />
+      <${PromiseLanes} jobs=${pool.jobs} quotes=${pool.quotes} nowS=${nowS} laidOver=${laidOver} />
       <${Feed} feed=${pool.feed} jobs=${pool.jobs} />
     </div>
     ${pool.loads.length > 0 && html`<${Loads} loads=${pool.loads} />`}

@@ -10,15 +10,18 @@ const MAX_HEIGHT_PX = 520;
 const FITTED_LANES = 200; // lanes further down do not widen the time that is shown
 
 /** isOne: of one job, without filter and legend.
- * @param {{jobs: Map<string, any>, quotes: any[], nowS: number, isOne?: boolean}} props */
-export function PromiseLanes({ jobs, quotes, nowS, isOne = false }) {
+ * @param {{jobs: Map<string, any>, quotes: any[], nowS: number, isOne?: boolean,
+ *   laidOver?: import("./lanes.js").LaidOver | null}} props */
+export function PromiseLanes({ jobs, quotes, nowS, isOne = false, laidOver = null }) {
   const [filter, setFilter] = useState("");
   const [shown, setShown] = useState(isOne ? "all" : "recent");
   const [selected, setSelected] = useState("");
   const [span, setSpan] = useState(/** @type {import("./lanes.js").Span | null} */ (null));
   const lanes = lanesOf([...quotes.map(asLane), ...jobs.values()], shown, filter, nowS);
-  const view = { jobs: lanes, nowS, span: span ?? spanOf(lanes.slice(0, FITTED_LANES), nowS), selected };
+  const fitted = span ?? spanOf(lanes.slice(0, FITTED_LANES), nowS, laidOver);
+  const view = { jobs: lanes, nowS, span: fitted, selected, laidOver };
   const chosen = lanes.find((job) => job.job_id === selected);
+  const other = laidOver?.jobs.get(selected)?.sentence;
   return html`
     <section class="panel" aria-labelledby="lanes-title">
       <div class="tools">
@@ -27,8 +30,8 @@ export function PromiseLanes({ jobs, quotes, nowS, isOne = false }) {
         <${LaneZoom} span=${view.span} isFitted=${span === null} onSpan=${setSpan} />
       </div>
       <${LaneCanvas} view=${view} onSelect=${setSelected} onSpan=${setSpan} />
-      <p class="sentence" aria-live="polite">${chosen ? html`<b>${chosen.job_id}</b> ${chosen.sentence}` : KEYS}</p>
-      ${!isOne && html`<${LaneLegend} />`}
+      <p class="sentence" aria-live="polite">${chosen ? html`<b>${chosen.job_id}</b> ${chosen.sentence}${other && `; ${other}`}` : KEYS}</p>
+      ${!isOne && html`<${LaneLegend} policy=${laidOver?.policy} />`}
       <${JobTable} jobs=${lanes} nowS=${nowS} />
     </section>
   `;

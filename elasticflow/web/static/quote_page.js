@@ -1,11 +1,12 @@
 // What a job like an earlier one would be promised now.
 
 import { html, useEffect, useState } from "./vendor/preact-htm.js";
+import { useNewest } from "./newest.js";
 import { PromiseLanes } from "./promise_lanes.js";
 import { read, write } from "./requests.js";
-import { clockTime, durationInWords, shortNumber } from "./words.js";
+import { clockTime, dollars, durationInWords, shortNumber } from "./words.js";
 
-const SETTLE_MS = 60;
+const SPACING_MS = 110; // admission answers 10 quotes a second of each tenant
 
 /** @param {{store: import("./store.js").PoolStore, session: any, nowS: number}} props */
 export function QuotePage({ store, session, nowS }) {
@@ -48,24 +49,14 @@ function Sliders({ model, operator, nowS, onQuote }) {
   const [iterations, setIterations] = useState(model.max_iterations);
   const [batch, setBatch] = useState(model.global_batch_size);
   const [deadlineS, setDeadlineS] = useState(/** @type {number | null} */ (null));
-  const [quote, setQuote] = useState(/** @type {any} */ (null));
   const [answer, setAnswer] = useState(/** @type {any} */ (null));
   const query = { like: model.job_id, iterations, batch };
-  useEffect(() => {
-    const abort = new AbortController();
-    const ask = async () => {
-      try {
-        setQuote(await read("/api/quote", query, abort.signal));
-      } catch (error) {
-        if (!abort.signal.aborted) setQuote({ earliest_deadline_s: null, explanation: String(error) });
-      }
-    };
-    const timer = setTimeout(ask, SETTLE_MS);
-    return () => {
-      clearTimeout(timer);
-      abort.abort();
-    };
-  }, [iterations, batch]);
+  const { answer: last, problem, again } = useNewest((asked) => read("/api/quote", asked), query, SPACING_MS);
+  const quote = problem && !again ? null : last;
+  const change = (/** @type {(value: number) => void} */ set) => (/** @type {any} */ event) => {
+    set(Number(event.target.value));
+    setAnswer(null);
+  };
   const earliestS = quote?.earliest_deadline_s ? Math.ceil(quote.earliest_deadline_s - quote.at_s) : null;
   const wantedS = deadlineS ?? earliestS ?? 60;
   useEffect(() => {
@@ -76,17 +67,26 @@ function Sliders({ model, operator, nowS, onQuote }) {
         : {
             job_id: `like ${model.job_id}`,
             activity: "quote",
-            promised: [],
+            promised: quote.promised,
             deadline_s: atS + wantedS,
             expected_finish_s: atS + earliestS,
             margin_s: wantedS - earliestS,
-            sentence: `the earliest deadline is in ${durationInWords(earliestS)}; yours is in ${durationInWords(wantedS)}`,
+            sentence: `the earliest deadline is in ${durationInWords(earliestS)}; yours is in ${durationInWords(wantedS)}${quote.promised.length ? "" : "; this admission does not say on which GPUs"}`,
           },
     );
   }, [quote, wantedS]);
   const fits = earliestS !== null && wantedS >= earliestS;
   const needs = ` GPU-seconds${quote?.gpu_type ? ` of type ${quote.gpu_type}` : ""}`;
-  const command = `eflow submit FILE --deadline ${wantedS}s --iterations ${iterations}${batch === model.global_batch_size ? "" : ` --batch ${batch}`}`;
+  const reserved = answer?.accepted ? answer : null;
+  const command = [
+    `eflow submit ${quote?.target ?? "FILE"}`,
+    reserved ? `--quote ${reserved.job_id}` : `--deadline ${wantedS}s`,
+    `--iterations ${iterations}`,
+    batch !== model.global_batch_size && `--batch ${batch}`,
+    quote?.arguments && `-- ${quote.arguments}`,
+  ]
+    .filter(Boolean)
+    .join(" ");
   const reserve = async () => {
     try {
       setAnswer(await write("/api/quote", {}, query));
@@ -101,34 +101,39 @@ function Sliders({ model, operator, nowS, onQuote }) {
         >Iterations <output>${iterations.toLocaleString("en")}</output>
         <input
           type="range"
+          aria-label="Iterations"
           min="1"
           max=${mostIterations}
           value=${iterations}
-          onInput=${(/** @type {any} */ event) => setIterations(Number(event.target.value))}
+          onInput=${change(setIterations)}
       /></label>
       <label
         >Global batch <output>${batch}</output>
         <input
           type="range"
+          aria-label="Global batch"
           min="-3"
           max="3"
           value=${Math.log2(batch / model.global_batch_size)}
           aria-valuetext=${`${batch} samples`}
-          onInput=${(/** @type {any} */ event) => setBatch(Math.max(1, Math.round(model.global_batch_size * 2 ** Number(event.target.value))))}
+          onInput=${change((power) => setBatch(Math.max(1, Math.round(model.global_batch_size * 2 ** power))))}
       /></label>
       <label
         >Deadline <output>${durationInWords(wantedS)}</output>
         <input
           type="range"
+          aria-label="Deadline"
           min="1"
           max=${Math.max(600, 4 * (earliestS ?? 150))}
           value=${wantedS}
           aria-valuetext=${durationInWords(wantedS)}
-          onInput=${(/** @type {any} */ event) => setDeadlineS(Number(event.target.value))}
+          onInput=${change(setDeadlineS)}
       /></label>
     </div>
     <div aria-live="polite">
-      ${quote === null && html`<p class="empty">Asking admission …</p>`}
+      ${!quote && !problem && html`<p class="empty">Asking admission …</p>`}
+      ${again && html`<p class="empty">Asking again, because of: ${problem}</p>`}
+      ${!quote && problem && !again && html`<p class="problem">No quote: ${problem}</p>`}
       ${quote && earliestS === null && html`<p class="problem">No quote: ${quote.explanation}</p>`}
       ${
         quote &&
@@ -142,6 +147,13 @@ function Sliders({ model, operator, nowS, onQuote }) {
             <dt>Needs</dt>
             <dd>${shortNumber(quote.gpu_seconds)}<small>${needs}</small></dd>
           </div>
+          ${
+            quote.price !== undefined &&
+            html`<div class="wide">
+              <dt>Price</dt>
+              <dd>${dollars(quote.cost)}<small>${priceInWords(quote)}</small></dd>
+            </div>`
+          }
           <div class="wide">
             <dt>Your deadline</dt>
             <dd>
@@ -159,12 +171,20 @@ function Sliders({ model, operator, nowS, onQuote }) {
     ${
       answer &&
       html`<p class=${answer.accepted ? "done" : "problem"} role="status">
-        ${
-          answer.accepted
-            ? `Reserved until ${clockTime(answer.until_s)}: add --quote ${answer.job_id} to the command.`
-            : answer.text
-        }
+        ${answer.accepted ? reservedInWords(answer, nowS) : answer.text}
       </p>`
     }
   `;
+}
+
+/** @param {any} answer @param {number} nowS */
+function reservedInWords(answer, nowS) {
+  const deadline = `${clockTime(answer.deadline_s, nowS)} (in ${durationInWords(answer.deadline_s - nowS)})`;
+  return `The deadline ${deadline} is reserved until ${clockTime(answer.until_s, nowS)}: the command above takes it.`;
+}
+
+/** @param {any} quote */
+function priceInWords(quote) {
+  const type = quote.priced_type || "GPU";
+  return quote.price === null ? ` no price of a ${type}-hour is known` : ` at ${dollars(quote.price)} a ${type}-hour`;
 }

@@ -1,6 +1,8 @@
 // The pool at any time of a ledger: a scrubber, playback, and two states side by side.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useState } from "./vendor/preact-htm.js";
+import { useNewest } from "./newest.js";
+import { laidOver, OtherPolicy } from "./other_policy.js";
 import { PoolView } from "./pool_page.js";
 import { read, write } from "./requests.js";
 import { emptyPool, merged } from "./store.js";
@@ -9,30 +11,37 @@ import { clockTime, durationInWords, marginOf } from "./words.js";
 const SPEEDS = [1, 10, 100, 1000];
 const FRAME_MS = 100;
 const SLIDER_STEPS = 1000;
+const EMPTY = emptyPool();
 
 /** @param {{session: any}} props */
 export function ReplayPage({ session }) {
   const [source, setSource] = useState("live");
+  const [numOpened, setNumOpened] = useState(0);
   const [ledger, setLedger] = useState(/** @type {any} */ (null));
   const [problem, setProblem] = useState("");
   useEffect(() => {
+    let isWanted = true;
+    setLedger(null);
     read("/api/session").then(
-      (now) => setLedger(now.sources[source]),
-      (error) => setProblem(String(error)),
+      (now) => isWanted && setLedger(now.sources[source]),
+      (error) => isWanted && setProblem(String(error)),
     );
-  }, [source]);
+    return () => {
+      isWanted = false;
+    };
+  }, [source, numOpened]);
   const open = async (/** @type {any} */ event) => {
     const [file] = event.target.files;
     if (!file) return;
     try {
       await write("/api/export", file);
       setProblem("");
-      setLedger(null);
-      setSource(source === "export" ? "live" : "export");
       setSource("export");
+      setNumOpened(numOpened + 1);
     } catch (error) {
       setProblem(String(error));
     }
+    event.target.value = ""; // the same file can be chosen again
   };
   return html`
     <h1>Replay</h1>
@@ -41,7 +50,7 @@ export function ReplayPage({ session }) {
         >Ledger
         <select
           value=${source}
-          onChange=${(/** @type {any} */ event) => [setLedger(null), setSource(event.target.value)]}
+          onChange=${(/** @type {any} */ event) => setSource(event.target.value)}
         >
           <option value="live">${session.sources.live.title}</option>
           ${(source === "export" || session.sources.export) && html`<option value="export">an exported ledger</option>`}
@@ -51,46 +60,21 @@ export function ReplayPage({ session }) {
     </div>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${ledger?.incomplete && html`<p class="problem" role="alert">${ledger.incomplete}</p>`}
-    ${ledger && html`<${Scrubber} key=${source} source=${source} ledger=${ledger} />`}
+    ${ledger && html`<${Scrubber} key=${`${source}/${numOpened}`} source=${source} ledger=${ledger} policies=${session.policies} />`}
   `;
 }
 
-/** The newest state that was asked for; requests in between are skipped.
- * @param {string} source @param {{at_ms: number} | {sequence: number}} place */
-function usePast(source, place) {
-  const [pool, setPool] = useState(emptyPool());
-  const [problem, setProblem] = useState("");
-  const wanted = useRef(/** @type {any} */ (null));
-  const isBusy = useRef(false);
-  const load = async () => {
-    isBusy.current = true;
-    while (wanted.current) {
-      const asked = wanted.current;
-      wanted.current = null;
-      try {
-        setPool(merged(emptyPool(), await read("/api/state", { source, ...asked })));
-        setProblem("");
-      } catch (error) {
-        setProblem(String(error));
-      }
-    }
-    isBusy.current = false;
-  };
-  useEffect(() => {
-    wanted.current = place;
-    if (!isBusy.current) load();
-  }, [source, JSON.stringify(place)]);
-  return { pool, problem };
-}
-
-/** @param {{source: string, ledger: any}} props */
-function Scrubber({ source, ledger }) {
+/** @param {{source: string, ledger: any, policies: string[]}} props */
+function Scrubber({ source, ledger, policies }) {
   const { first_at_s: firstS, last_at_s: lastS, last_sequence: lastSequence } = ledger;
   const [place, setPlace] = useState(/** @type {any} */ ({ at_ms: Math.ceil(lastS * 1000) }));
   const [speed, setSpeed] = useState(10);
   const [plays, setPlays] = useState(false);
+  const [compared, setCompared] = useState(/** @type {any} */ (null));
   const [pinned, setPinned] = useState(/** @type {any} */ (null));
-  const { pool, problem } = usePast(source, place);
+  const past = async (/** @type {any} */ asked) => merged(emptyPool(), await read("/api/state", { source, ...asked }));
+  const { answer, problem } = useNewest(past, place);
+  const pool = answer ?? EMPTY;
   const atS = "at_ms" in place ? place.at_ms / 1000 : pool.nowS;
   const setTime = (/** @type {number} */ seconds) =>
     setPlace({ at_ms: Math.ceil(Math.min(lastS, Math.max(firstS, seconds)) * 1000) });
@@ -125,6 +109,7 @@ function Scrubber({ source, ledger }) {
         >
         <span><b>${clockTime(atS)}</b>${where}</span>
         <button onClick=${() => setPinned({ pool, atS })}>Compare from here</button>
+        <a class="button" download href=${`/api/saved?${new URLSearchParams({ source, ...place })}`}>Save as HTML</a>
       </div>
       <input
         type="range"
@@ -138,7 +123,14 @@ function Scrubber({ source, ledger }) {
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     </section>
     ${pinned && html`<${Comparison} pinned=${pinned} pool=${pool} atS=${atS} onEnd=${() => setPinned(null)} />`}
-    <${PoolView} pool=${pool} nowS=${atS} />
+    <${OtherPolicy}
+      source=${source}
+      policies=${policies}
+      sequence=${pool.sequence}
+      compared=${compared}
+      onCompared=${(/** @type {any} */ found) => setCompared(found && { ...found, laid: laidOver(found) })}
+    />
+    <${PoolView} pool=${pool} nowS=${atS} laidOver=${compared?.laid} />
   `;
 }
 

@@ -1,4 +1,4 @@
-// Requests to the server of this page. A failure is an Error with the server's sentence.
+// Requests to the server of this page. A failure is an Error with the server's sentence and its status.
 
 let csrfToken = "";
 
@@ -12,11 +12,12 @@ export async function read(path, query = {}, signal) {
   return answer(await fetch(`${path}?${new URLSearchParams(strings(query))}`, { signal }));
 }
 
-/** @param {string} path @param {unknown} body @param {Record<string, string | number>} [query] */
-export async function write(path, body, query = {}) {
+/** @param {string} path @param {unknown} body @param {Record<string, string | number>} [query] @param {AbortSignal} [signal] */
+export async function write(path, body, query = {}, signal) {
   const data = body instanceof Blob ? body : JSON.stringify(body);
   const headers = { "x-csrf-token": csrfToken };
-  return answer(await fetch(`${path}?${new URLSearchParams(strings(query))}`, { method: "POST", headers, body: data }));
+  const options = { method: "POST", headers, body: data, signal };
+  return answer(await fetch(`${path}?${new URLSearchParams(strings(query))}`, options));
 }
 
 /** @param {string} job */
@@ -31,6 +32,9 @@ function strings(query) {
 
 /** @param {Response} response */
 async function answer(response) {
-  if (!response.ok) throw new Error((await response.text()).trim() || response.statusText);
+  if (!response.ok) {
+    const sentence = (await response.text()).trim() || response.statusText;
+    throw Object.assign(new Error(sentence), { status: response.status });
+  }
   return response.json();
 }

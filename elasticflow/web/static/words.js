@@ -33,6 +33,12 @@ export function shortNumber(value) {
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3)).toString();
 }
 
+/** @param {number | null | undefined} value */
+export function dollars(value) {
+  if (value === null || value === undefined) return "–";
+  return value.toLocaleString("en", { style: "currency", currency: "USD" });
+}
+
 // A promise has a symbol and a word beside its colour.
 export const PROMISES = {
   live: { symbol: "●", word: "promised", tone: "good" },

@@ -9,6 +9,7 @@ from elasticflow.shared.messages.commands import QuoteDeadline, owned
 from elasticflow.shared.messages.events import DeadlineQuoted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.job_table import gpu_seconds
+from elasticflow.shared.scheduling.jobs.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, promised_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.owned_profiles import with_own_curves
@@ -60,5 +61,6 @@ def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cach
         earliest_deadline_s=promised_deadline_s(state, planned_s),
         gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,
         gpu_type=shown_type(state, spec.gpu_type),
+        schedule=flat(proposal.schedule) if proposal else (),
         at_s=now_s,
     )

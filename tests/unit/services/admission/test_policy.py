@@ -259,6 +259,7 @@ def test_a_quote_is_what_would_be_admitted_at_once() -> None:
     taken = only(history.decided(POLICY, submit("b", deadline_s=answer.earliest_deadline_s)))
     assert isinstance(taken, events.JobAdmitted)
     assert taken.gpu_seconds == pytest.approx(answer.gpu_seconds)
+    assert answer.schedule == taken.minimum_satisfactory_share
 
 
 def test_without_gpus_a_submission_waits_for_the_first_node() -> None:

@@ -52,7 +52,7 @@ def test_the_model_trains_it_at_the_step_that_its_profile_predicts(history: Hist
 
 def test_the_counterfactual_ends_it_as_early_and_knows_its_step_times_from_the_start(history: History) -> None:
     recorded, num_messages = entries(history), len(history.messages)
-    ends_s = [run_on(recorded, at, planners(), NOW_S + 100.0)["a"].ended_at_s for at in (num_messages, 3)]
+    ends_s = [run_on(recorded, at, planners(), NOW_S + 100.0).jobs["a"].ended_at_s for at in (num_messages, 3)]
     assert ends_s[0] == pytest.approx(STARTED_S + 100 * MIXED_STEP_S)
     assert ends_s[1] == pytest.approx(ends_s[0], abs=1.5), "it starts again"
 
@@ -64,7 +64,7 @@ def test_without_step_times_the_counterfactual_counts_its_share_alone(history: H
         else entry
         for entry in entries(history)
     )
-    ended_at_s = run_on(unmeasured, len(unmeasured), planners(), NOW_S + 100.0)["a"].ended_at_s
+    ended_at_s = run_on(unmeasured, len(unmeasured), planners(), NOW_S + 100.0).jobs["a"].ended_at_s
     assert ended_at_s == pytest.approx(STARTED_S + 100 * ALONE_STEP_S)
 
 

@@ -1,0 +1,110 @@
+"""Another policy on the same ledger: how its jobs would have ended. As `eflow replay --policy`, beside the server.
+
+The client has no policies: the simulator compares, as a process of its own, so that viewers are served meanwhile.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Coroutine
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.extras import require_extra
+from elasticflow.shared.messages.export import ExportWriter
+from elasticflow.shared.runtime.process.run_module import module_command
+from elasticflow.web.policy_names import POLICIES
+from elasticflow.web.reading import number, page_of
+from elasticflow.web.sources import Source
+
+MAX_S = 120.0  # of one comparison
+_CHECK_S = 0.2  # between two looks whether the browser still waits
+_WRITE_AT_ONCE = 200  # messages; viewers are served in between
+
+
+async def other_policy(request: Request) -> Response:
+    """The comparison, in JSON. One at a time: each takes a core."""
+    page = page_of(request)
+    source, policy, after = page.source(request), request.query_params.get("policy", ""), number(request, "from", 0)
+    if policy not in POLICIES:
+        raise _refused(f"policy {policy!r} is none of {', '.join(POLICIES)}")
+    try:
+        require_extra("server", "another policy")
+        async with page.comparing:
+            compared = await _unless_gone(request, _compared(source, policy, after))
+        return Response(compared, media_type="application/json")
+    except TimeoutError:
+        advice = f"`eflow replay --policy {policy}` has no limit"
+        raise HTTPException(HTTPStatus.GATEWAY_TIMEOUT, f"no result after {MAX_S:g} s; {advice}") from None
+    except ElasticFlowError as error:
+        raise HTTPException(HTTPStatus.CONFLICT, str(error)) from None
+
+
+async def _unless_gone(request: Request, comparison: Coroutine[Any, Any, bytes]) -> bytes:
+    """Ends the comparison if its browser no longer waits for it."""
+    task = asyncio.ensure_future(comparison)
+    try:
+        while not task.done():
+            await asyncio.wait((task,), timeout=_CHECK_S)
+            if await request.is_disconnected():
+                return b""
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def _compared(source: Source, policy: str, after: int) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
+        file = Path(folder) / "page.ledger"
+        await _write(source, file)
+        return await replayed(str(file), "--policy", policy, "--from", str(after), "--json")
+
+
+async def _write(source: Source, file: Path) -> None:
+    """The ledger up to now."""
+    with file.open("wb") as out:
+        writer = ExportWriter(out)
+        async with contextlib.aclosing(source.entries(0, source.history.state.sequence)) as entries:
+            async for stored, _ in entries:
+                writer.add(stored)
+                if stored.sequence % _WRITE_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        writer.finish()
+
+
+async def replayed(*arguments: str) -> bytes:
+    """What the simulator prints. Raises HTTPException with its error, TimeoutError."""
+    process = await asyncio.create_subprocess_exec(
+        *module_command("elasticflow.simulator", "replay", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "EF_CALLED_AS": "eflow"},
+    )
+    try:
+        async with asyncio.timeout(MAX_S):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        lines = err.decode(errors="replace").strip().splitlines()
+        raise _refused(lines[-1] if lines else "the simulator ended without a result")
+    return out
+
+
+def _refused(why: str) -> HTTPException:
+    return HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, why)
+
+
+COMPARING = [Route("/api/other-policy", other_policy, methods=["POST"])]

@@ -1,0 +1,25 @@
+"""The policies that a replay can compare with, by name: those of the simulator, which the client does not import."""
+
+POLICIES = (
+    "selective",
+    "first-come",
+    "elasticflow-algorithms",
+    "edf",
+    "edf-64",
+    "edf-admission",
+    "edf-admission-64",
+    "edf-elastic-late-last",
+    "edf-elastic-reserving",
+    "gandiva",
+    "tiresias",
+    "tiresias-3250-7200",
+    "elastic-tiresias",
+    "themis",
+    "themis-slots-60",
+    "themis-slots-240",
+    "chronus",
+    "chronus-ticks",
+    "pollux-fixed-batch",
+    "weighted-fair-sharing",
+    "static-priority",
+)
