@@ -101,6 +101,7 @@ function Sliders({ model, operator, nowS, onQuote }) {
         >Iterations <output>${iterations.toLocaleString("en")}</output>
         <input
           type="range"
+          aria-label="Iterations"
           min="1"
           max=${mostIterations}
           value=${iterations}
@@ -110,6 +111,7 @@ function Sliders({ model, operator, nowS, onQuote }) {
         >Global batch <output>${batch}</output>
         <input
           type="range"
+          aria-label="Global batch"
           min="-3"
           max="3"
           value=${Math.log2(batch / model.global_batch_size)}
@@ -120,6 +122,7 @@ function Sliders({ model, operator, nowS, onQuote }) {
         >Deadline <output>${durationInWords(wantedS)}</output>
         <input
           type="range"
+          aria-label="Deadline"
           min="1"
           max=${Math.max(600, 4 * (earliestS ?? 150))}
           value=${wantedS}
