@@ -17,7 +17,8 @@ _PAINTED = """name => new Promise(resolve => {
 _FIRST_VIEW = """() => new Promise(resolve => {
     const isThere = () => document.querySelector('.feed li') && document.querySelector('.lanes canvas')?.width > 300
         && !document.querySelector('.numbers dd')?.textContent.startsWith('0');
-    const look = () => isThere() ? requestAnimationFrame(() => resolve(performance.now())) : requestAnimationFrame(look);
+    const look = () => isThere()
+        ? requestAnimationFrame(() => resolve(performance.now())) : requestAnimationFrame(look);
     look();
 })"""
 # Zooms with the wheel, moves with keys, and resolves with the milliseconds between frames.

@@ -52,7 +52,7 @@ class ServedPool:
 
     async def read_all(self) -> None:
         """Wait until the page has the whole ledger."""
-        while await self._last_sequence() < self.num_messages:  # noqa: ASYNC110 - of another process
+        while await self._last_sequence() < self.num_messages:
             await asyncio.sleep(_POLL_S)
 
     async def _last_sequence(self) -> int:

@@ -12,7 +12,7 @@ from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from tests.support.command_line import command_line_pool
 from tests.support.served_page import served_page
 
-# One step: sets a slider, and resolves with the milliseconds until what the expression reads has changed and is painted.
+# One step: sets a slider, and resolves with the milliseconds until its result has changed and is painted.
 _STEP = """([label, value, shown]) => new Promise(resolve => {
     const slider = document.querySelector(`input[type=range][aria-label="${label}"]`);
     const read = () => shown === 'message' ? /message (\\d+) of/.exec(document.body.textContent)?.[1]

@@ -5,7 +5,7 @@ The texts are those of the command line. Times are seconds since 1970.
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
 from elasticflow.history.load_views import load_views
@@ -13,6 +13,7 @@ from elasticflow.history.pool_views import JobView, gpu_type_of, job_view, node_
 from elasticflow.sdk.times import duration_in_words
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.state.expected_finish import expected_finish_s
 from elasticflow.shared.state.gpu_types import count_by_type, num_added_by_type, shown_type
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
@@ -25,11 +26,47 @@ _DAY_S = 86_400.0
 _OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offers")  # `asdict` copies at depth
 
 
-def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: int) -> dict[str, Any]:
-    """What messages after this sequence have changed; everything if it is 0. state: now, or one of the past."""
+class Known(NamedTuple):
+    """What a browser has: the state of a past, as it was shown for this time."""
+
+    state: PoolState
+    now_s: float
+
+
+def pool_update(history: PoolHistory, now_s: float, *, after: int) -> dict[str, Any]:
+    """What messages after this sequence have changed; everything if it is 0."""
+    state = history.state
+    has_new_nodes = history.nodes_changed_sequence > after
+    return _update(history, state, now_s, _shown(history, state, after), has_new_nodes=has_new_nodes, after=after)
+
+
+def past_update(history: PoolHistory, state: PoolState, now_s: float, known: Known | None) -> dict[str, Any]:
+    """The pool at another time: all of it, or what differs from a state that the browser has. gone: names of jobs."""
+    jobs = _shown(history, state, 0)
+    if known is None:
+        return _update(history, state, now_s, jobs, has_new_nodes=True, after=0) | {"whole": True, "gone": []}
+    before = {job.job_id: job for job in _shown(history, known.state, 0)}
+    changed = [job for job in jobs if _looks_other(before.pop(job.job_id, None), job, known.now_s, now_s)]
+    has_new_nodes = node_views(state) != node_views(known.state)
+    update = _update(history, state, now_s, changed, has_new_nodes=has_new_nodes, after=0)
+    return update | {"whole": False, "gone": list(before)}
+
+
+def _looks_other(before: Job | None, job: Job, before_s: float, now_s: float) -> bool:
+    """Whether a job has changed, or what is expected of it has, between two times."""
+    if before is not job and before != job:
+        return True
+    return expected_finish_s(job, before_s) != expected_finish_s(job, now_s)
+
+
+def _shown(history: PoolHistory, state: PoolState, after: int) -> list[Job]:
     names = sorted(history.changed_after(after))
-    jobs = _most_wanted([job for name in names if (job := state.job(name)) is not None])
-    has_new_nodes = history.nodes_changed_sequence > after or state is not history.state
+    return _most_wanted([job for name in names if (job := state.job(name)) is not None])
+
+
+def _update(
+    history: PoolHistory, state: PoolState, now_s: float, jobs: list[Job], *, has_new_nodes: bool, after: int
+) -> dict[str, Any]:
     feed = history.feed_until(state.sequence, after=after, count=FEED_COUNT)
     return {
         "sequence": state.sequence,

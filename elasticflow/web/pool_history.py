@@ -1,5 +1,6 @@
 """A ledger as the page draws it: the state, and for each job its GPUs and reports over time. Pure."""
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,9 @@ from elasticflow.shared.state.expected_finish import margin_s
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.web.checkpoints import Checkpoints
 from elasticflow.web.unread_messages import UnreadMessages
 
-CHECKPOINT_EVERY = 128  # messages between two states that are kept at first; a step of the replay folds so many
-MAX_CHECKPOINTS = 64  # beyond, every second one is dropped: each may hold another version of every live job
 MAX_REPORTS = 2_000  # of one job; beyond, every second one is dropped
 MAX_FEED = 100_000
 _ONLY_OF_A_JOB = (events.WorkersStopped.__name__, events.CheckpointRequested.__name__)  # consequences, not decisions
@@ -62,14 +62,6 @@ class FeedEntry:
     entry: HistoryEntry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """The state after a message, from which later states are folded."""
-
-    at_s: float
-    state: PoolState
-
-
 class PoolHistory:
     """Folds one ledger, message by message."""
 
@@ -81,8 +73,8 @@ class PoolHistory:
         self.last_at_s = 0.0
         self.nodes_changed_sequence = 0
         self.unread = UnreadMessages()
-        self.checkpoint_every = CHECKPOINT_EVERY
-        self._checkpoints = [Checkpoint(at_s=0.0, state=PoolState())]
+        self.checkpoints = Checkpoints()
+        self._sequences, self._times_s = array("q"), array("d")  # of the messages
 
     @property
     def state(self) -> PoolState:
@@ -103,8 +95,9 @@ class PoolHistory:
                 self.feed.append(FeedEntry(name=name, entry=entry))
         if len(self.feed) > MAX_FEED:
             del self.feed[: MAX_FEED // 2]
-        if sequence % self.checkpoint_every == 0:
-            self._keep_state(at_s)
+        self._sequences.append(sequence)
+        self._times_s.append(self.last_at_s)
+        self.checkpoints.offer(self.state)
         if self.state.num_forgotten > before.num_forgotten:
             self._forget()
 
@@ -114,15 +107,15 @@ class PoolHistory:
         start = bisect_right(self.feed, after, key=lambda entry: entry.entry.sequence)
         return self.feed[max(start, end - count) : end]
 
-    def checkpoint_before(self, sequence: int) -> Checkpoint:
-        """The last one up to this sequence."""
-        index = bisect_right(self._checkpoints, sequence, key=lambda checkpoint: checkpoint.state.sequence)
-        return self._checkpoints[max(0, index - 1)]
+    def sequence_at(self, at_s: float) -> int:
+        """Of the last message that was stored up to this instant; 0 before the first."""
+        index = bisect_right(self._times_s, at_s)
+        return self._sequences[index - 1] if index else 0
 
-    def checkpoint_before_time(self, at_s: float) -> Checkpoint:
-        """The last one up to this instant."""
-        index = bisect_right(self._checkpoints, at_s, key=lambda checkpoint: checkpoint.at_s)
-        return self._checkpoints[max(0, index - 1)]
+    def stored_at_s(self, sequence: int) -> float:
+        """When this message was stored; 0.0 before the first."""
+        index = bisect_right(self._sequences, sequence)
+        return self._times_s[index - 1] if index else 0.0
 
     def changed_after(self, sequence: int) -> Iterator[str]:
         """Jobs and loads that a later message concerns."""
@@ -139,12 +132,6 @@ class PoolHistory:
                 _add_report(self._track(event.job_id, sequence), job, event, sequence)
         if any(isinstance(event, _NODE_EVENTS) for event in parts) or self.state.nodes is not before.nodes:
             self.nodes_changed_sequence = sequence
-
-    def _keep_state(self, at_s: float) -> None:
-        self._checkpoints.append(Checkpoint(at_s=at_s, state=self.state))
-        if len(self._checkpoints) > MAX_CHECKPOINTS:
-            self.checkpoint_every *= 2
-            del self._checkpoints[1::2]
 
     def _track(self, name: str, sequence: int) -> JobTrack:
         track = self.tracks.setdefault(name, JobTrack())

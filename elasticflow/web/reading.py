@@ -18,8 +18,8 @@ from elasticflow.sdk.job import InvalidJob
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.page_values import job_detail, pool_update, tenant_rows
-from elasticflow.web.sources import Source, state_at, state_at_time
+from elasticflow.web.page_values import Known, job_detail, past_update, tenant_rows
+from elasticflow.web.sources import Source
 from elasticflow.web.streams import PoolStream, encoded, log_events
 
 LIVE = "live"
@@ -98,10 +98,12 @@ async def stream(request: Request) -> Response:
 
 
 async def state(request: Request) -> Response:
-    """The pool after one message of the ledger."""
+    """The pool after one message of the ledger; only what differs, if the browser has another state of late."""
     source = page_of(request).source(request)
     past, at_s = await _state(request, source)
-    return as_json(pool_update(source.history, past, at_s, after=0) | {"whole": True})
+    state = source.past.known(number(request, "known", 0))
+    known = Known(state, number(request, "known_at_ms", 0) / 1e3) if state else None
+    return as_json(past_update(source.history, past, at_s, known))
 
 
 async def job(request: Request) -> Response:
@@ -185,10 +187,11 @@ def known_job(request: Request, past: PoolState) -> Job:
 async def _state(request: Request, source: Source) -> tuple[PoolState, float]:
     """Now, after the message that the request names, or at the millisecond that it names."""
     if "sequence" in request.query_params:
-        return await state_at(source, number(request, "sequence", 0))
+        past = await source.past.at(number(request, "sequence", 0))
+        return past, source.history.stored_at_s(past.sequence)
     if "at_ms" in request.query_params:
         at_s = number(request, "at_ms", 0) / 1e3
-        return (await state_at_time(source, at_s))[0], at_s
+        return await source.past.at_time(at_s), at_s
     return source.history.state, source.now_s()
 
 

@@ -71,7 +71,7 @@ class PoolStream:
         key = (after, sequence)
         if key not in self._encoded:
             source = self._source
-            update = pool_update(source.history, source.history.state, source.now_s(), after=after)
+            update = pool_update(source.history, source.now_s(), after=after)
             self._encoded[key] = event(update | {"whole": after == 0}, id=sequence)
             for old in list(islice(self._encoded, max(0, len(self._encoded) - 8))):
                 del self._encoded[old]

@@ -5,7 +5,7 @@ import { PromiseLanes } from "./promise_lanes.js";
 import { read, write } from "./requests.js";
 import { clockTime, durationInWords, shortNumber } from "./words.js";
 
-const SETTLE_MS = 60;
+const SETTLE_MS = 20;
 
 /** @param {{store: import("./store.js").PoolStore, session: any, nowS: number}} props */
 export function QuotePage({ store, session, nowS }) {

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { PoolView } from "./pool_page.js";
 import { read, write } from "./requests.js";
-import { emptyPool, merged } from "./store.js";
+import { emptyPool, movedTo } from "./store.js";
 import { clockTime, durationInWords, marginOf } from "./words.js";
 
 const SPEEDS = [1, 10, 100, 1000];
@@ -60,6 +60,7 @@ export function ReplayPage({ session }) {
 function usePast(source, place) {
   const [pool, setPool] = useState(emptyPool());
   const [problem, setProblem] = useState("");
+  const shown = useRef(pool);
   const wanted = useRef(/** @type {any} */ (null));
   const isBusy = useRef(false);
   const load = async () => {
@@ -68,7 +69,9 @@ function usePast(source, place) {
       const asked = wanted.current;
       wanted.current = null;
       try {
-        setPool(merged(emptyPool(), await read("/api/state", { source, ...asked })));
+        const known = { known: shown.current.sequence, known_at_ms: Math.round(shown.current.nowS * 1000) };
+        shown.current = movedTo(shown.current, await read("/api/state", { source, ...asked, ...known }));
+        setPool(shown.current);
         setProblem("");
       } catch (error) {
         setProblem(String(error));
