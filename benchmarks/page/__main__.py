@@ -60,16 +60,17 @@ async def _measure(names: list[str], num_messages: int, num_jobs: int, *, scale:
         found["quotes"] = await measure_quotes(num_steps=scaled(60))
     if set(names) - {"quotes"}:
         typer.echo(f"a ledger of {num_messages:,} messages ...", err=True)
-        messages = large_history(num_messages, num_jobs, SystemClock().now_s()).messages
-        async with served_pool(messages) as pool:
-            if started("server"):
-                found["server"] = await measure_server(pool, seconds=scaled(20), num_viewers=50)
-            if started("drawing"):
-                found["drawing"] = await measure_drawing(
-                    pool, num_views=scaled(20), num_events=scaled(40), seconds=scaled(10)
-                )
-            if started("scrubbing"):
-                found["scrubbing"] = await measure_scrubbing(pool, num_steps=scaled(200))
+        history = large_history(num_messages, num_jobs, SystemClock().now_s())
+        if {"drawing", "server"} & set(names):
+            async with served_pool(history.messages) as pool:
+                if started("server"):
+                    found["server"] = await measure_server(pool, seconds=scaled(20), num_viewers=50)
+                if started("drawing"):
+                    found["drawing"] = await measure_drawing(
+                        pool, num_views=scaled(20), num_events=scaled(40), seconds=scaled(10)
+                    )
+        if started("scrubbing"):
+            found["scrubbing"] = await measure_scrubbing(history, num_steps=scaled(200))
     return {**where_and_when(load_before), **found}
 
 

@@ -15,7 +15,7 @@ from tests.support.page_ledger import POOL, subject
 _GPUS_OF_A_NODE = 8
 _REPORTS = 30  # of a job that ends
 _TICK_S = 36.0  # between two messages of one job
-_APPENDED_AT_ONCE = 500
+_APPENDED_AT_ONCE = 250
 
 
 def large_history(num_messages: int, num_live_jobs: int, now_s: float) -> History:
@@ -110,7 +110,7 @@ async def append_all(url: str, messages: Sequence[Any], *, first: int = 1) -> No
         if isinstance(message, events.PoolConfigured):  # on the plan, readers accept decisions only
             message = events.PlanDecided(service="operator", based_on=number - 1, now_s=at_s, events=(message,))
         data = codec.encode(message, id=f"message-{number}", recorded_at_s=at_s)
-        await bus.append(subject(message), data, message_id=f"message-{number}")
+        await bus.append(subject(message), data, message_id=f"message-{number}", timeout_s=60.0)
 
     for start in range(0, len(messages), _APPENDED_AT_ONCE):  # published in this order, on one connection
         part = messages[start : start + _APPENDED_AT_ONCE]

@@ -8,8 +8,9 @@ from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
+from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.load_views import load_views
-from elasticflow.history.pool_views import JobView, gpu_type_of, job_view, node_views
+from elasticflow.history.pool_views import JobView, NodeView, gpu_type_of, job_view, node_views
 from elasticflow.sdk.times import duration_in_words
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
@@ -24,6 +25,8 @@ FEED_COUNT = 200  # sentences on the page of the pool
 MAX_JOBS = 2_000  # of one update: the live and the newest; a row has about 700 bytes
 _DAY_S = 86_400.0
 _OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offers")  # `asdict` copies at depth
+_OF_A_NODE = tuple(field.name for field in fields(NodeView))
+_OF_A_SENTENCE = tuple(field.name for field in fields(HistoryEntry))
 
 
 class Known(NamedTuple):
@@ -41,14 +44,16 @@ def pool_update(history: PoolHistory, now_s: float, *, after: int) -> dict[str, 
 
 
 def past_update(history: PoolHistory, state: PoolState, now_s: float, known: Known | None) -> dict[str, Any]:
-    """The pool at another time: all of it, or what differs from a state that the browser has. gone: names of jobs."""
+    """The pool at another time: all of it, or what differs from a state that the browser has. gone: names of jobs.
+
+    Nodes are part of the whole only: a replay does not draw them, and their rows take longer than all else.
+    """
     jobs = _shown(history, state, 0)
     if known is None:
         return _update(history, state, now_s, jobs, has_new_nodes=True, after=0) | {"whole": True, "gone": []}
     before = {job.job_id: job for job in _shown(history, known.state, 0)}
     changed = [job for job in jobs if _looks_other(before.pop(job.job_id, None), job, known.now_s, now_s)]
-    has_new_nodes = node_views(state) != node_views(known.state)
-    update = _update(history, state, now_s, changed, has_new_nodes=has_new_nodes, after=0)
+    update = _update(history, state, now_s, changed, has_new_nodes=False, after=0)
     return update | {"whole": False, "gone": list(before)}
 
 
@@ -77,7 +82,9 @@ def _update(
         "num_forgotten": state.num_forgotten,
         "num_jobs": len(state.live_jobs) + len(state.ended_jobs),
         "jobs": [_job_row(state, job, history.tracks.get(job.job_id), now_s) for job in jobs],
-        "nodes": [asdict(view) for view in node_views(state)] if has_new_nodes else None,
+        "nodes": [{name: getattr(view, name) for name in _OF_A_NODE} for view in node_views(state)]
+        if has_new_nodes
+        else None,
         "loads": [
             {**asdict(view), "progress": view.progress, "tasks_in_words": view.tasks_in_words}
             for view in load_views(state, now_s, ended=True)
@@ -121,7 +128,7 @@ def tenant_rows(state: PoolState, now_s: float) -> list[dict[str, Any]]:
 
 
 def feed_row(entry: FeedEntry) -> dict[str, Any]:
-    return {"name": entry.name, **asdict(entry.entry)}
+    return {"name": entry.name, **{name: getattr(entry.entry, name) for name in _OF_A_SENTENCE}}
 
 
 def _tenant_row(state: PoolState, tenant: str, now_s: float) -> dict[str, Any]:

@@ -94,7 +94,6 @@ def test_what_differs_from_a_known_state_makes_the_other(start: int, to: int) ->
     rows = {row["job_id"]: row for row in before["jobs"] if row["job_id"] not in part["gone"]}
     rows |= {row["job_id"]: row for row in part["jobs"]}
     assert rows == {row["job_id"]: row for row in whole["jobs"]}
-    assert (before["nodes"] if part["nodes"] is None else part["nodes"]) == whole["nodes"]
     others = set(whole) - {"jobs", "nodes", "whole", "gone"}
     assert {name: part[name] for name in others} == {name: whole[name] for name in others}
 
