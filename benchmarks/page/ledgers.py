@@ -7,9 +7,10 @@ from typing import Any
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
-from tests.support.histories import History
+from tests.support.histories import LINEAR, History
 from tests.support.page_ledger import POOL, subject
 
 _GPUS_OF_A_NODE = 8
@@ -23,9 +24,11 @@ def large_history(num_messages: int, num_live_jobs: int, now_s: float) -> Histor
     num_gpus = num_live_jobs + num_live_jobs // 2
     num_nodes = -(-num_gpus // _GPUS_OF_A_NODE)
     num_ticks = max(4, (num_messages - num_nodes - 1) // num_live_jobs)
-    began_s = now_s - num_ticks * _TICK_S
-    history = History().configured(resize_cost_s=1.0).nodes(*[_GPUS_OF_A_NODE] * num_nodes, at_s=began_s)
-    lives = [_life(history, place, num_ticks, began_s) for place in range(num_live_jobs)]
+    began_s = now_s - (num_ticks + 1) * _TICK_S
+    history = History().then(events.PoolConfigured(config=PoolConfig(curves={"linear/b64": LINEAR}), at_s=began_s))
+    history.nodes(*[_GPUS_OF_A_NODE] * num_nodes, at_s=began_s)
+    spacing_s = _TICK_S / num_live_jobs
+    lives = [_life(history, place, num_ticks, began_s + place * spacing_s) for place in range(num_live_jobs)]
     for _ in range(num_ticks):
         for life in lives:
             history.then(next(life))

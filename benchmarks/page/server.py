@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import resource
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -35,7 +34,6 @@ async def measure_server(pool: ServedPool, *, seconds: float, num_viewers: int) 
         "share_with_viewers": with_viewers,
         "rss_with_viewers_mb": pool.server.memory_info().rss / 1e6,
         "static_kb": sum(_compressed_bytes()) / 1e3,
-        "benchmark_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
     }
 
 

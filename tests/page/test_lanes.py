@@ -55,7 +55,7 @@ def test_filters_choose_the_lanes(viewer: Viewer) -> None:
     viewer.page.get_by_placeholder("job name").fill("risk")
     viewer.page.wait_for_selector(".lanes[aria-label^='Lanes of 1 job.']")
     viewer.page.get_by_placeholder("job name").fill("")
-    viewer.page.get_by_label("Show", exact=True).select_option("danger")
+    viewer.page.locator("section:has(#lanes-title) select").select_option("danger")
     viewer.page.wait_for_selector(".lanes[aria-label^='Lanes of 1 job.']")
     viewer.page.get_by_placeholder("word").fill("nobody")
     viewer.page.wait_for_selector("text=No decision with this word so far.")

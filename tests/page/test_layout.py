@@ -69,7 +69,7 @@ def test_the_tabulator_reaches_everything_in_order_and_shows_where_it_is(viewer:
     viewer.go(address)
     viewer.page.wait_for_timeout(SETTLE_MS)
     wanted = viewer.page.evaluate(MARK)
-    assert len(wanted) > 8
+    assert len(wanted) >= 8  # those of the header
     reached: list[int] = []
     unseen: list[str] = []
     while len(reached) <= len(wanted):
