@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
@@ -14,9 +14,9 @@ from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.checkpoints import Checkpoints
+from elasticflow.web.reports import Report, Reports
 from elasticflow.web.unread_messages import UnreadMessages
 
-MAX_REPORTS = 2_000  # of one job; beyond, every second one is dropped
 MAX_FEED = 100_000
 _ONLY_OF_A_JOB = (events.WorkersStopped.__name__, events.CheckpointRequested.__name__)  # consequences, not decisions
 _NODE_EVENTS = (events.NodeJoined, events.NodeLost, events.WorkerLagged, events.PlacementDecided)
@@ -31,26 +31,13 @@ class Step:
     num_gpus: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The progress of a job at one time. margin_s: deadline less expected finish, as it was then."""
-
-    sequence: int
-    at_s: float
-    iteration: int
-    num_gpus: int
-    iterations_per_s: float | None
-    margin_s: float | None
-    metrics: Mapping[str, float]
-
-
 @dataclass(slots=True, kw_only=True)
 class JobTrack:
     """What is kept of a job or padding load beside the state."""
 
     changed_sequence: int = 0
     steps: list[Step] = field(default_factory=list[Step])
-    reports: list[Report] = field(default_factory=list[Report])
+    reports: Reports = field(default_factory=Reports)
     history: list[HistoryEntry] = field(default_factory=list[HistoryEntry])
 
 
@@ -151,8 +138,6 @@ def _add_step(track: JobTrack, job: Job, sequence: int, at_s: float) -> None:
 
 
 def _add_report(track: JobTrack, job: Job, event: JobProgressed, sequence: int) -> None:
-    if len(track.reports) >= MAX_REPORTS:
-        del track.reports[::2]
     track.reports.append(
         Report(
             sequence=sequence,

@@ -7,8 +7,10 @@ import pytest
 from elasticflow.history.job_history import job_history
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web import checkpoints, past_states, pool_history
+from elasticflow.web import checkpoints, past_states
+from elasticflow.web import reports as reports_module
 from elasticflow.web.pool_history import PoolHistory
+from elasticflow.web.reports import Report, Reports
 from elasticflow.web.sources import RecordedSource
 from tests.support.histories import NOW_S, History
 from tests.support.page_ledger import page_history, recorded
@@ -38,16 +40,35 @@ def test_gpus_over_time_begin_with_the_placement_and_end_with_the_job() -> None:
 
 
 def test_reports_have_the_margin_of_their_time() -> None:
-    report = folded(LEDGER).tracks["kept"].reports[0]
+    report = next(iter(folded(LEDGER).tracks["kept"].reports))
     assert (report.iteration, report.metrics) == (4, {"loss": 1.0})
     assert report.margin_s == pytest.approx(100.0 - (3.0 + 96 / 4.0))
 
 
 def test_too_many_reports_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_history, "MAX_REPORTS", 8)
-    reports = folded(LEDGER).tracks["kept"].reports
+    monkeypatch.setattr(reports_module, "MAX_REPORTS", 8)
+    reports = list(folded(LEDGER).tracks["kept"].reports)
     assert len(reports) <= 8
     assert reports[-1].iteration == 96
+
+
+def test_a_report_is_kept_with_what_it_does_not_say() -> None:
+    reports = Reports()
+    made = [
+        Report(
+            sequence=number,
+            at_s=NOW_S,
+            iteration=number,
+            num_gpus=2,
+            iterations_per_s=rate,
+            margin_s=None,
+            metrics=metrics,
+        )
+        for number, (rate, metrics) in enumerate(((None, {"loss": 1.0}), (2.0, {"accuracy": 0.5}), (0.0, {})), start=1)
+    ]
+    for report in made:
+        reports.append(report)
+    assert list(reports) == made
 
 
 def test_the_feed_has_decisions_without_reports_and_consequences() -> None:
