@@ -5,6 +5,7 @@ The texts are those of the command line. Times are seconds since 1970.
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
@@ -25,6 +26,7 @@ FEED_COUNT = 200  # sentences on the page of the pool
 MAX_JOBS = 2_000  # of one update: the live and the newest; a row has about 700 bytes
 _DAY_S = 86_400.0
 _OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offers")  # `asdict` copies at depth
+_NAME, _DECIDED_AT_S = attrgetter("job_id"), attrgetter("decided_at_s")
 _OF_A_NODE = tuple(field.name for field in fields(NodeView))
 _OF_A_SENTENCE = tuple(field.name for field in fields(HistoryEntry))
 
@@ -61,12 +63,15 @@ def _looks_other(before: Job | None, job: Job, before_s: float, now_s: float) ->
     """Whether a job has changed, or what is expected of it has, between two times."""
     if before is not job and before != job:
         return True
-    return expected_finish_s(job, before_s) != expected_finish_s(job, now_s)
+    return job.live and expected_finish_s(job, before_s) != expected_finish_s(job, now_s)
 
 
 def _shown(history: PoolHistory, state: PoolState, after: int) -> list[Job]:
-    names = sorted(history.changed_after(after))
-    return _most_wanted([job for name in names if (job := state.job(name)) is not None])
+    """The jobs that a later message concerns, by name; at most MAX_JOBS."""
+    if after:
+        return _most_wanted([job for name in history.changed_after(after) if (job := state.job(name)) is not None])
+    of_state = (state.live_jobs, state.ended_jobs)
+    return _most_wanted([job for jobs in of_state for name, job in jobs.items() if name in history.tracks])
 
 
 def _update(
@@ -98,11 +103,13 @@ def _update(
 
 
 def _most_wanted(jobs: list[Job]) -> list[Job]:
-    """At most MAX_JOBS, in their order: those at risk, then the live ones, then the newest."""
+    """At most MAX_JOBS, by name: those at risk, then the live ones, then the newest."""
+    by_name = sorted(jobs, key=_NAME)
     if len(jobs) <= MAX_JOBS:
-        return jobs
-    wanted = sorted(jobs, key=lambda job: (not job.at_risk, not job.live, -job.decided_at_s, job.job_id))
-    return sorted(wanted[:MAX_JOBS], key=lambda job: job.job_id)
+        return by_name
+    newest = sorted(by_name, key=_DECIDED_AT_S, reverse=True)
+    wanted = sorted(newest, key=lambda job: (not job.at_risk, not job.live))
+    return sorted(wanted[:MAX_JOBS], key=_NAME)
 
 
 def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -> dict[str, Any]:
