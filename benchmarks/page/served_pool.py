@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from playwright.async_api import Page, async_playwright  # pyright: ignore[reportMissingImports]
+from playwright.async_api import Page, ViewportSize, async_playwright  # pyright: ignore[reportMissingImports]
 
 from benchmarks.page.ledgers import append_all
 from elasticflow.shared.messages import events
@@ -20,7 +20,7 @@ from tests.support.served_page import served_page
 
 PATIENCE_MS = 120_000
 _POLL_S = 0.2
-_VIEWPORT = {"width": 1280, "height": 900}
+_VIEWPORT: ViewportSize = {"width": 1280, "height": 900}
 
 
 @dataclass(slots=True, kw_only=True)

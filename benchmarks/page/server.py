@@ -72,7 +72,7 @@ async def _add_nodes(pool: ServedPool) -> None:
 async def _viewers(pool: ServedPool, count: int) -> AsyncIterator[None]:
     """Streams of the pool's changes, read as they arrive."""
     host = urlsplit(pool.origin).netloc
-    cookie = "; ".join(f"{each['name']}={each['value']}" for each in await pool.page.context.cookies())
+    cookie = "; ".join(f"{each.get('name')}={each.get('value')}" for each in await pool.page.context.cookies())
     request = f"GET /api/stream HTTP/1.1\r\nhost: {host}\r\ncookie: {cookie}\r\n\r\n".encode()
     address, _, port = host.partition(":")
     streams = [await asyncio.open_connection(address, int(port)) for _ in range(count)]
