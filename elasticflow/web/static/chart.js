@@ -89,7 +89,7 @@ function options(width, title, unit, colour, steps, zeroLine, cursor) {
     cursor: { sync: { key: cursor }, y: false },
     legend: { live: true },
     scales: {
-      x: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => widened(low, high) },
+      x: { range: widened },
       y: {
         range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) =>
           padded(low, high, zeroLine),
@@ -118,9 +118,10 @@ function options(width, title, unit, colour, steps, zeroLine, cursor) {
   };
 }
 
-/** A single report is shown in the middle of a minute. @param {number} low @param {number} high @returns {[number, number]} */
-function widened(low, high) {
-  return low === high ? [low - 30, high + 30] : [low, high];
+/** A single report is shown in the middle of a minute; of its own, uPlot shows it at the beginning of a day.
+ * @param {any} plot @param {number} low @param {number} high @returns {[number, number]} */
+function widened(plot, low, high) {
+  return plot.data[0].length === 1 ? [low - 30, low + 30] : [low, high];
 }
 
 /** @param {number} low @param {number} high @param {boolean} zeroLine @returns {[number, number]} */
