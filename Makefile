@@ -13,6 +13,7 @@ ADAPTERS := $(VENV)/.adapters
 DOCS := $(VENV)/.docs
 PAGE := $(VENV)/.page
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser)
+TSC := $(shell command -v tsc)
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
 SOURCES := shared services simulator elasticflow examples benchmarks tests docs/*.py setup.py
@@ -76,6 +77,11 @@ $(PAGE): $(PACKAGES)
 	@touch $@
 
 page: install $(if $(CHROMIUM),$(PAGE))  ## the tests of `eflow ui` in a browser, where a Chromium is (says so where not)
+ifdef TSC
+	$(TSC) -p tests/page/tsconfig.json
+else
+	@echo 'types of the scripts of the page: skipped, no tsc was found (npm install --global typescript)'
+endif
 ifdef CHROMIUM
 	$(BIN)/pytest -q tests/page
 else

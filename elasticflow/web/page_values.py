@@ -5,14 +5,17 @@ The texts are those of the command line. Times are seconds since 1970.
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
+from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.load_views import load_views
-from elasticflow.history.pool_views import JobView, gpu_type_of, job_view, node_views
+from elasticflow.history.pool_views import JobView, NodeView, gpu_type_of, job_view, node_views
 from elasticflow.sdk.times import duration_in_words
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.state.expected_finish import expected_finish_s
 from elasticflow.shared.state.gpu_types import count_by_type, num_added_by_type, shown_type
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
@@ -23,13 +26,57 @@ FEED_COUNT = 200  # sentences on the page of the pool
 MAX_JOBS = 2_000  # of one update: the live and the newest; a row has about 700 bytes
 _DAY_S = 86_400.0
 _OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offers")  # `asdict` copies at depth
+_NAME, _DECIDED_AT_S = attrgetter("job_id"), attrgetter("decided_at_s")
+_OF_A_NODE = tuple(field.name for field in fields(NodeView))
+_OF_A_SENTENCE = tuple(field.name for field in fields(HistoryEntry))
 
 
-def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: int) -> dict[str, Any]:
-    """What messages after this sequence have changed; everything if it is 0. state: now, or one of the past."""
-    names = sorted(history.changed_after(after))
-    jobs = _most_wanted([job for name in names if (job := state.job(name)) is not None])
-    has_new_nodes = history.nodes_changed_sequence > after or state is not history.state
+class Known(NamedTuple):
+    """What a browser has: the state of a past, as it was shown for this time."""
+
+    state: PoolState
+    now_s: float
+
+
+def pool_update(history: PoolHistory, now_s: float, *, after: int) -> dict[str, Any]:
+    """What messages after this sequence have changed; everything if it is 0."""
+    state = history.state
+    has_new_nodes = history.nodes_changed_sequence > after
+    return _update(history, state, now_s, _shown(history, state, after), has_new_nodes=has_new_nodes, after=after)
+
+
+def past_update(history: PoolHistory, state: PoolState, now_s: float, known: Known | None) -> dict[str, Any]:
+    """The pool at another time: all of it, or what differs from a state that the browser has. gone: names of jobs.
+
+    Nodes are part of the whole only: a replay does not draw them, and their rows take longer than all else.
+    """
+    jobs = _shown(history, state, 0)
+    if known is None:
+        return _update(history, state, now_s, jobs, has_new_nodes=True, after=0) | {"whole": True, "gone": []}
+    before = {job.job_id: job for job in _shown(history, known.state, 0)}
+    changed = [job for job in jobs if _looks_other(before.pop(job.job_id, None), job, known.now_s, now_s)]
+    update = _update(history, state, now_s, changed, has_new_nodes=False, after=0)
+    return update | {"whole": False, "gone": list(before)}
+
+
+def _looks_other(before: Job | None, job: Job, before_s: float, now_s: float) -> bool:
+    """Whether a job has changed, or what is expected of it has, between two times."""
+    if before is not job and before != job:
+        return True
+    return job.live and expected_finish_s(job, before_s) != expected_finish_s(job, now_s)
+
+
+def _shown(history: PoolHistory, state: PoolState, after: int) -> list[Job]:
+    """The jobs that a later message concerns, by name; at most MAX_JOBS."""
+    if after:
+        return _most_wanted([job for name in history.changed_after(after) if (job := state.job(name)) is not None])
+    of_state = (state.live_jobs, state.ended_jobs)
+    return _most_wanted([job for jobs in of_state for name, job in jobs.items() if name in history.tracks])
+
+
+def _update(
+    history: PoolHistory, state: PoolState, now_s: float, jobs: list[Job], *, has_new_nodes: bool, after: int
+) -> dict[str, Any]:
     feed = history.feed_until(state.sequence, after=after, count=FEED_COUNT)
     return {
         "sequence": state.sequence,
@@ -40,7 +87,9 @@ def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: 
         "num_forgotten": state.num_forgotten,
         "num_jobs": len(state.live_jobs) + len(state.ended_jobs),
         "jobs": [_job_row(state, job, history.tracks.get(job.job_id), now_s) for job in jobs],
-        "nodes": [asdict(view) for view in node_views(state)] if has_new_nodes else None,
+        "nodes": [{name: getattr(view, name) for name in _OF_A_NODE} for view in node_views(state)]
+        if has_new_nodes
+        else None,
         "loads": [
             {**asdict(view), "progress": view.progress, "tasks_in_words": view.tasks_in_words}
             for view in load_views(state, now_s, ended=True)
@@ -54,11 +103,13 @@ def pool_update(history: PoolHistory, state: PoolState, now_s: float, *, after: 
 
 
 def _most_wanted(jobs: list[Job]) -> list[Job]:
-    """At most MAX_JOBS, in their order: those at risk, then the live ones, then the newest."""
+    """At most MAX_JOBS, by name: those at risk, then the live ones, then the newest."""
+    by_name = sorted(jobs, key=_NAME)
     if len(jobs) <= MAX_JOBS:
-        return jobs
-    wanted = sorted(jobs, key=lambda job: (not job.at_risk, not job.live, -job.decided_at_s, job.job_id))
-    return sorted(wanted[:MAX_JOBS], key=lambda job: job.job_id)
+        return by_name
+    newest = sorted(by_name, key=_DECIDED_AT_S, reverse=True)
+    wanted = sorted(newest, key=lambda job: (not job.at_risk, not job.live))
+    return sorted(wanted[:MAX_JOBS], key=_NAME)
 
 
 def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -> dict[str, Any]:
@@ -87,7 +138,7 @@ def tenant_rows(state: PoolState, now_s: float, *, more: Iterable[str] = ()) -> 
 
 
 def feed_row(entry: FeedEntry) -> dict[str, Any]:
-    return {"name": entry.name, **asdict(entry.entry)}
+    return {"name": entry.name, **{name: getattr(entry.entry, name) for name in _OF_A_SENTENCE}}
 
 
 def _tenant_row(state: PoolState, tenant: str, now_s: float) -> dict[str, Any]:

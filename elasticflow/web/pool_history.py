@@ -1,8 +1,9 @@
 """A ledger as the page draws it: the state, and for each job its GPUs and reports over time. Pure."""
 
 import math
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
@@ -14,11 +15,10 @@ from elasticflow.shared.state.expected_finish import margin_s
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.web.checkpoints import Checkpoints
+from elasticflow.web.reports import Report, Reports
 from elasticflow.web.unread_messages import UnreadMessages
 
-CHECKPOINT_EVERY = 128  # messages between two states that are kept at first; a step of the replay folds so many
-MAX_CHECKPOINTS = 64  # beyond, every second one is dropped: each may hold another version of every live job
-MAX_REPORTS = 2_000  # of one job; beyond, every second one is dropped
 MAX_FEED = 100_000
 _ONLY_OF_A_JOB = (events.WorkersStopped.__name__, events.CheckpointRequested.__name__)  # consequences, not decisions
 _NODE_EVENTS = (events.NodeJoined, events.NodeLost, events.WorkerLagged, events.PlacementDecided)
@@ -33,26 +33,13 @@ class Step:
     num_gpus: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The progress of a job at one time. margin_s: deadline less expected finish, as it was then."""
-
-    sequence: int
-    at_s: float
-    iteration: int
-    num_gpus: int
-    iterations_per_s: float | None
-    margin_s: float | None
-    metrics: Mapping[str, float]
-
-
 @dataclass(slots=True, kw_only=True)
 class JobTrack:
     """What is kept of a job or padding load beside the state."""
 
     changed_sequence: int = 0
     steps: list[Step] = field(default_factory=list[Step])
-    reports: list[Report] = field(default_factory=list[Report])
+    reports: Reports = field(default_factory=Reports)
     history: list[HistoryEntry] = field(default_factory=list[HistoryEntry])
 
 
@@ -62,14 +49,6 @@ class FeedEntry:
 
     name: str
     entry: HistoryEntry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """The state after a message, from which later states are folded."""
-
-    at_s: float
-    state: PoolState
 
 
 class PoolHistory:
@@ -84,8 +63,8 @@ class PoolHistory:
         self.nodes_changed_sequence = 0
         self.unread = UnreadMessages()
         self.usage = UsageFold(since_s=0.0, until_s=math.inf)
-        self.checkpoint_every = CHECKPOINT_EVERY
-        self._checkpoints = [Checkpoint(at_s=0.0, state=PoolState())]
+        self.checkpoints = Checkpoints()
+        self._sequences, self._times_s = array("q"), array("d")  # of the messages
 
     @property
     def state(self) -> PoolState:
@@ -106,8 +85,9 @@ class PoolHistory:
                 self.feed.append(FeedEntry(name=name, entry=entry))
         if len(self.feed) > MAX_FEED:
             del self.feed[: MAX_FEED // 2]
-        if sequence % self.checkpoint_every == 0:
-            self._keep_state(at_s)
+        self._sequences.append(sequence)
+        self._times_s.append(self.last_at_s)
+        self.checkpoints.offer(self.state)
         if self.state.num_forgotten > before.num_forgotten:
             self._forget()
 
@@ -117,15 +97,15 @@ class PoolHistory:
         start = bisect_right(self.feed, after, key=lambda entry: entry.entry.sequence)
         return self.feed[max(start, end - count) : end]
 
-    def checkpoint_before(self, sequence: int) -> Checkpoint:
-        """The last one up to this sequence."""
-        index = bisect_right(self._checkpoints, sequence, key=lambda checkpoint: checkpoint.state.sequence)
-        return self._checkpoints[max(0, index - 1)]
+    def sequence_at(self, at_s: float) -> int:
+        """Of the last message that was stored up to this instant; 0 before the first."""
+        index = bisect_right(self._times_s, at_s)
+        return self._sequences[index - 1] if index else 0
 
-    def checkpoint_before_time(self, at_s: float) -> Checkpoint:
-        """The last one up to this instant."""
-        index = bisect_right(self._checkpoints, at_s, key=lambda checkpoint: checkpoint.at_s)
-        return self._checkpoints[max(0, index - 1)]
+    def stored_at_s(self, sequence: int) -> float:
+        """When this message was stored; 0.0 before the first."""
+        index = bisect_right(self._sequences, sequence)
+        return self._times_s[index - 1] if index else 0.0
 
     def changed_after(self, sequence: int) -> Iterator[str]:
         """Jobs and loads that a later message concerns."""
@@ -145,12 +125,6 @@ class PoolHistory:
         if any(isinstance(event, _NODE_EVENTS) for event in parts) or self.state.nodes is not before.nodes:
             self.nodes_changed_sequence = sequence
 
-    def _keep_state(self, at_s: float) -> None:
-        self._checkpoints.append(Checkpoint(at_s=at_s, state=self.state))
-        if len(self._checkpoints) > MAX_CHECKPOINTS:
-            self.checkpoint_every *= 2
-            del self._checkpoints[1::2]
-
     def _track(self, name: str, sequence: int) -> JobTrack:
         track = self.tracks.setdefault(name, JobTrack())
         track.changed_sequence = sequence
@@ -169,8 +143,6 @@ def _add_step(track: JobTrack, job: Job, sequence: int, at_s: float) -> None:
 
 
 def _add_report(track: JobTrack, job: Job, event: JobProgressed, sequence: int) -> None:
-    if len(track.reports) >= MAX_REPORTS:
-        del track.reports[::2]
     track.reports.append(
         Report(
             sequence=sequence,

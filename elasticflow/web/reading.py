@@ -18,10 +18,10 @@ from elasticflow.history.event_rows import event_rows
 from elasticflow.history.usage_report import Prices
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.page_values import job_detail, pool_update
+from elasticflow.web.page_values import Known, job_detail, past_update
 from elasticflow.web.policy_names import POLICIES
 from elasticflow.web.saved_page import saved_page
-from elasticflow.web.sources import Source, state_at, state_at_time
+from elasticflow.web.sources import Source
 from elasticflow.web.streams import PoolStream, encoded, log_events
 from elasticflow.web.tenant_values import tenant_values
 
@@ -110,19 +110,20 @@ async def stream(request: Request) -> Response:
 
 
 async def state(request: Request) -> Response:
-    """The pool after one message of the ledger."""
+    """The pool after one message of the ledger; only what differs, if the browser has another state of late."""
     source = page_of(request).source(request)
     past, at_s = await _state(request, source)
-    return as_json(pool_update(source.history, past, at_s, after=0) | {"whole": True})
+    state = source.past.known(number(request, "known", 0))
+    known = Known(state, number(request, "known_at_ms", 0) / 1e3) if state else None
+    return as_json(past_update(source.history, past, at_s, known))
 
 
 async def saved(request: Request) -> Response:
     """The pool at one time as a file that opens without this server."""
     source = page_of(request).source(request)
     past, at_s = await _state(request, source)
-    shown = saved_page(
-        source.title, pool_update(source.history, past, at_s, after=0), incomplete=source.history.unread.in_words()
-    )
+    update = past_update(source.history, past, at_s, None)
+    shown = saved_page(source.title, update, incomplete=source.history.unread.in_words())
     name = f'attachment; filename="eflow-message-{past.sequence}.html"'
     return HTMLResponse(shown, headers={"content-disposition": name})
 
@@ -182,10 +183,11 @@ def known_job(request: Request, past: PoolState) -> Job:
 async def _state(request: Request, source: Source) -> tuple[PoolState, float]:
     """Now, after the message that the request names, or at the millisecond that it names."""
     if "sequence" in request.query_params:
-        return await state_at(source, number(request, "sequence", 0))
+        past = await source.past.at(number(request, "sequence", 0))
+        return past, source.history.stored_at_s(past.sequence)
     if "at_ms" in request.query_params:
         at_s = number(request, "at_ms", 0) / 1e3
-        return (await state_at_time(source, at_s))[0], at_s
+        return await source.past.at_time(at_s), at_s
     return source.history.state, source.now_s()
 
 

@@ -29,7 +29,7 @@ _NODE_COLUMNS = ("Node", "State", "GPUs", "Jobs")
 
 
 def saved_page(title: str, update: Mapping[str, Any], *, incomplete: str = "") -> str:
-    """update: of `pool_update`, the whole pool. incomplete: what of the ledger could not be read, in words."""
+    """update: of `past_update`, the whole pool. incomplete: what of the ledger could not be read, in words."""
     now_s, jobs = update["now_s"], _in_order(update["jobs"])
     at = datetime.fromtimestamp(now_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     styles = "".join((Path(__file__).parent / "static" / name).read_text() for name in _STYLES)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
@@ -10,9 +9,8 @@ from elasticflow.client.client import Client
 from elasticflow.client.ledger import LedgerEntry
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.runtime.process.clock import Clock
-from elasticflow.shared.state.fold import ledger_fold
-from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.pool_history import Checkpoint, PoolHistory
+from elasticflow.web.past_states import PastStates
+from elasticflow.web.pool_history import PoolHistory
 
 _CHECK_S = 0.5  # between two looks at the connection
 _FOLD_AT_ONCE = 200  # messages of a file; viewers are served in between
@@ -24,6 +22,7 @@ class Source(Protocol):
     title: str
     is_live: bool
     history: PoolHistory
+    past: PastStates
     last_sequence: int
     stale_since_s: float | None
 
@@ -34,31 +33,6 @@ class Source(Protocol):
     async def changed(self) -> None:
         """Return at the next message, or when the connection breaks or is back."""
         ...
-
-
-async def state_at(source: Source, sequence: int) -> tuple[PoolState, float]:
-    """The state after this message, or after the last one that is folded; and when that message was stored."""
-    checkpoint = source.history.checkpoint_before(sequence)
-    return await _folded_from(source, checkpoint, sequence, math.inf)
-
-
-async def state_at_time(source: Source, at_s: float) -> tuple[PoolState, float]:
-    """The state at an instant, and when its last message was stored."""
-    checkpoint = source.history.checkpoint_before_time(at_s)
-    return await _folded_from(source, checkpoint, checkpoint.state.sequence + source.history.checkpoint_every, at_s)
-
-
-async def _folded_from(
-    source: Source, checkpoint: Checkpoint, sequence: int, until_s: float
-) -> tuple[PoolState, float]:
-    state, at_s = checkpoint.state, checkpoint.at_s
-    up_to = min(sequence, source.history.state.sequence)
-    async with contextlib.aclosing(source.entries(state.sequence, max(up_to, state.sequence))) as entries:
-        async for stored, message in entries:
-            if stored.stored_at_s > until_s:
-                break
-            state, at_s = ledger_fold.evolve(state, message, stored.sequence), stored.stored_at_s
-    return state, at_s
 
 
 class Changes:
@@ -83,6 +57,7 @@ class LiveSource:
     def __init__(self, client: Client, clock: Clock) -> None:
         self.title = f"pool {client.endpoint.pool}"
         self.history = PoolHistory()
+        self.past = PastStates(self.history, self.entries)
         self.last_sequence = 0
         self.stale_since_s: float | None = None
         self._client, self._clock, self._changes = client, clock, Changes()
@@ -134,6 +109,7 @@ class RecordedSource:
         self.title = title
         self.stale_since_s: float | None = None
         self.history = PoolHistory()
+        self.past = PastStates(self.history, self.entries)
         self.last_sequence = len(recorded)
         self._recorded, self._changes = recorded, Changes()
 

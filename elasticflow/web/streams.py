@@ -5,7 +5,6 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict
-from itertools import islice
 from typing import Any, cast
 
 from elasticflow.client.stored_logs import StoredLogs
@@ -17,6 +16,7 @@ from elasticflow.web.sources import Source
 
 _SPACING_S = 0.1  # at least, between two events to one browser
 _KEEP_ALIVE_S = 10.0
+_MAX_KEPT_BYTES = 4 << 20  # two updates of MAX_JOBS
 _LOG_POLL_S = 0.3
 _MAX_LINES = 2_000  # of one event; of more, the newest
 
@@ -67,14 +67,14 @@ class PoolStream:
                     yield b": alive\n\n"
 
     def _update(self, after: int, sequence: int) -> bytes:
-        """One update is kept for each of the newest ranges: browsers in step get the same bytes."""
+        """The newest updates are kept: browsers in step get the same bytes."""
         key = (after, sequence)
         if key not in self._encoded:
             source = self._source
-            update = pool_update(source.history, source.history.state, source.now_s(), after=after)
+            update = pool_update(source.history, source.now_s(), after=after)
             self._encoded[key] = event(update | {"whole": after == 0}, id=sequence)
-            for old in list(islice(self._encoded, max(0, len(self._encoded) - 8))):
-                del self._encoded[old]
+            while len(self._encoded) > 1 and sum(map(len, self._encoded.values())) > _MAX_KEPT_BYTES:
+                del self._encoded[next(iter(self._encoded))]
         return self._encoded[key]
 
 

@@ -155,6 +155,21 @@ async def test_an_operator_amends_cancels_and_reserves(cli: CommandLinePool) -> 
     assert job["activity"] == "cancelled"
 
 
+async def test_an_operator_of_another_tenant_changes_nothing(cli: CommandLinePool) -> None:
+    await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
+    with served_page("--operator", "--tenant", "another", environment=cli.environment()) as link:
+        client = await asyncio.to_thread(PageClient, link)
+        await _known(client, "j1")
+        before = (await asyncio.to_thread(client.get, "/api/jobs/j1"))[1]["row"]
+        assert before["tenant"] != client.session["tenant"] == "another"
+        for command, wanted in (("cancel", {}), ("amend", {"deadline_in_s": 600}), ("checkpoint", {})):
+            status, answer = await asyncio.to_thread(client.post, f"/api/jobs/j1/{command}", wanted)
+            assert (status, answer["accepted"]) == (200, False), command
+            assert "tenant another has no such job" in answer["text"], command
+        after = (await asyncio.to_thread(client.get, "/api/jobs/j1"))[1]["row"]
+        assert (after["activity"], after["deadline_s"]) == (before["activity"], before["deadline_s"])
+
+
 async def test_logs_follow_the_files_of_the_workers(cli: CommandLinePool) -> None:
     await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
     folder = cli.folder / "logs" / "j1"

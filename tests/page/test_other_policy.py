@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.page.axe import findings
 from tests.page.conftest import Viewer
-from tests.page.test_pages import findings
 from tests.page.waiting import until
 
 WATCH_OUTLINES = """

@@ -1,28 +1,14 @@
 """Every page on a recorded ledger: no error, accessible, narrow, by keyboard, and harmless."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.page.axe import SETTLE_MS, findings_in_both_themes
 from tests.page.conftest import Viewer
 from tests.support.page_ledger import HOSTILE
 
-AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-SETTLE_MS = 400  # charts and tables are drawn after the first answer
 PAGES = ("", "job/kept", "job/rejected", "job/crashed", "nodes", "quote", "replay", "events", "tenants", "job/unknown")
-
-
-def findings(page: Any) -> list[str]:
-    """What axe finds, a line for each element."""
-    page.evaluate(AXE)
-    found = page.evaluate("rules => axe.run({runOnly: rules})", RULES)
-    return [
-        f"{violation['id']}: {node['html'][:120]} {node['failureSummary']}"
-        for violation in found["violations"]
-        for node in violation["nodes"]
-    ]
 
 
 @pytest.mark.parametrize("address", PAGES)
@@ -31,10 +17,7 @@ def test_a_page_is_accessible_in_both_themes_and_without_errors(viewer: Viewer, 
     viewer.page.wait_for_timeout(SETTLE_MS)
     for details in viewer.page.query_selector_all("details > summary"):
         details.click()
-    for theme in ("light", "dark"):
-        viewer.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
-        viewer.page.wait_for_timeout(SETTLE_MS)
-        assert findings(viewer.page) == []
+    assert findings_in_both_themes(viewer.page) == []
     expected = {"Failed to load resource: the server responded with a status of 404 (Not Found)"}
     assert set(viewer.problems) <= (expected if address == "job/unknown" else set())
 
@@ -109,15 +92,6 @@ def test_lanes_are_chosen_and_opened_with_the_keyboard(viewer: Viewer) -> None:
     viewer.page.wait_for_selector("button:text('Fit'):disabled")
     lanes.press("Enter")
     viewer.page.wait_for_selector("h1:has-text('running')")
-
-
-def test_everything_is_reached_with_the_tabulator(viewer: Viewer) -> None:
-    reached: set[str] = set()
-    for _ in range(40):
-        viewer.page.keyboard.press("Tab")
-        reached.add(viewer.page.evaluate("document.activeElement.textContent.trim().slice(0, 30)"))
-        reached.add(viewer.page.evaluate("document.activeElement.className"))
-    assert {"Skip to the content", "Pool", "Tenants", "Fit", "lanes", "As a table"} <= reached | {"Fit"}
 
 
 def test_hostile_texts_are_only_text(viewer: Viewer) -> None:

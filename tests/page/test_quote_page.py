@@ -6,8 +6,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.page.axe import findings
 from tests.page.conftest import Viewer
-from tests.page.test_pages import findings
 from tests.page.waiting import until
 from tests.support.histories import NOW_S
 

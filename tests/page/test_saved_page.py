@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from tests.page.axe import findings
 from tests.page.conftest import VIEWPORT, Viewer, watched
-from tests.page.test_pages import findings
 
 
 def test_a_saved_replay_opens_without_the_server_as_it_was(viewer: Viewer, browser: Any, tmp_path: Path) -> None:

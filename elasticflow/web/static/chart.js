@@ -89,6 +89,7 @@ function options(width, title, unit, colour, steps, zeroLine, cursor) {
     cursor: { sync: { key: cursor }, y: false },
     legend: { live: true },
     scales: {
+      x: { range: widened },
       y: {
         range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) =>
           padded(low, high, zeroLine),
@@ -101,7 +102,7 @@ function options(width, title, unit, colour, steps, zeroLine, cursor) {
         stroke: of(colour),
         width: 2,
         spanGaps: false,
-        points: { show: false },
+        points: { show: (/** @type {any} */ plot) => plot.data[0].length === 1, fill: of(colour) },
         paths: steps ? Plot.paths.stepped({ align: 1 }) : undefined,
         value: (/** @type {any} */ _, /** @type {number} */ value) => shortNumber(value),
       },
@@ -115,6 +116,12 @@ function options(width, title, unit, colour, steps, zeroLine, cursor) {
       { ...axis, size: 54, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map(shortNumber) },
     ],
   };
+}
+
+/** A single report is shown in the middle of a minute; of its own, uPlot shows it at the beginning of a day.
+ * @param {any} plot @param {number} low @param {number} high @returns {[number, number]} */
+function widened(plot, low, high) {
+  return plot.data[0].length === 1 ? [low - 30, low + 30] : [low, high];
 }
 
 /** @param {number} low @param {number} high @param {boolean} zeroLine @returns {[number, number]} */

@@ -44,7 +44,7 @@ export function JobLogs({ name, source }) {
           >Worker
           <select value=${worker} onChange=${(/** @type {any} */ event) => setWorker(event.target.value)}>
             <option value="">all</option>
-            ${workers.map((each) => html`<option>${each}</option>`)}
+            ${workers.map((each) => html`<option value=${each}>${each}</option>`)}
           </select></label
         >
         <label

@@ -72,9 +72,8 @@ function drawTimes(context, view, colour, xOf) {
     const x = Math.round(xOf(atS));
     context.fillStyle = colour("--line");
     context.fillRect(x, AXIS_PX, 1, view.height);
-    if (x < view.labelPx + 30 || x > view.width - 30) continue;
     context.fillStyle = colour("--muted");
-    context.fillText(clockTime(atS), x, 9);
+    context.fillText(clockTime(atS), Math.max(view.labelPx + 30, Math.min(view.width - 30, x)), 9);
   }
 }
 

@@ -1,11 +1,11 @@
 // The pool at any time of a ledger: a scrubber, playback, and two states side by side.
 
-import { html, useEffect, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { useNewest } from "./newest.js";
 import { laidOver, OtherPolicy } from "./other_policy.js";
 import { PoolView } from "./pool_page.js";
 import { read, write } from "./requests.js";
-import { emptyPool, merged } from "./store.js";
+import { emptyPool, movedTo } from "./store.js";
 import { clockTime, durationInWords, marginOf } from "./words.js";
 
 const SPEEDS = [1, 10, 100, 1000];
@@ -72,7 +72,12 @@ function Scrubber({ source, ledger, policies }) {
   const [plays, setPlays] = useState(false);
   const [compared, setCompared] = useState(/** @type {any} */ (null));
   const [pinned, setPinned] = useState(/** @type {any} */ (null));
-  const past = async (/** @type {any} */ asked) => merged(emptyPool(), await read("/api/state", { source, ...asked }));
+  const shown = useRef(EMPTY);
+  const past = async (/** @type {any} */ asked) => {
+    const known = { known: shown.current.sequence, known_at_ms: Math.round(shown.current.nowS * 1000) };
+    shown.current = movedTo(shown.current, await read("/api/state", { source, ...asked, ...known }));
+    return shown.current;
+  };
   const { answer, problem } = useNewest(past, place);
   const pool = answer ?? EMPTY;
   const atS = "at_ms" in place ? place.at_ms / 1000 : pool.nowS;

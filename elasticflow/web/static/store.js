@@ -45,6 +45,14 @@ export function merged(pool, update) {
   };
 }
 
+/** A pool of the past at another time. update: all of it, or what differs from this one.
+ * @param {Pool} pool @param {any} update @returns {Pool} */
+export function movedTo(pool, update) {
+  const jobs = new Map(pool.jobs);
+  for (const name of update.gone) jobs.delete(name);
+  return { ...merged({ ...pool, jobs }, update), feed: update.feed };
+}
+
 /** Follows one source. Calls its listeners at most once a frame. */
 export class PoolStore {
   /** @param {string} source @param {boolean} isLive */

@@ -1,15 +1,17 @@
 """The values that a browser gets."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from elasticflow.client.ledger import LedgerEntry
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.page_values import MAX_JOBS, job_detail, pool_update, promise_word, tenant_rows
+from elasticflow.web.page_values import MAX_JOBS, Known, job_detail, past_update, pool_update, promise_word, tenant_rows
 from elasticflow.web.pool_history import PoolHistory
 from elasticflow.web.streams import encoded
 from tests.support.histories import NOW_S, gpus, pool, spec
@@ -20,12 +22,16 @@ from tests.support.worker_events import admitted
 END_S = NOW_S + 60.0
 
 
-@pytest.fixture(scope="module")
-def history() -> PoolHistory:
+def folded(messages: Sequence[LedgerEntry]) -> PoolHistory:
     history = PoolHistory()
-    for stored, message in recorded(page_history()):
+    for stored, message in messages:
         history.fold(stored.sequence, stored.stored_at_s, message)
     return history
+
+
+@pytest.fixture(scope="module")
+def history() -> PoolHistory:
+    return folded(recorded(page_history()))
 
 
 def test_of_ten_thousand_jobs_the_live_and_the_newest_are_sent_and_the_others_counted() -> None:
@@ -38,16 +44,16 @@ def test_of_ten_thousand_jobs_the_live_and_the_newest_are_sent_and_the_others_co
         )
         history.fold(sequence, END_S, decision)
     assert (len(history.state.live_jobs), len(history.state.ended_jobs)) == (1_000, 9_000)
-    update = pool_update(history, history.state, END_S, after=0)
+    update = pool_update(history, END_S, after=0)
     assert (len(update["jobs"]), update["num_jobs"]) == (MAX_JOBS, num_jobs)
-    assert pool_update(history, history.state, END_S, after=history.state.sequence)["num_jobs"] == num_jobs
+    assert pool_update(history, END_S, after=history.state.sequence)["num_jobs"] == num_jobs
     assert sum(row["live"] for row in update["jobs"]) == 1_000
     assert min(row["decided_at_s"] for row in update["jobs"] if not row["live"]) > NOW_S + 8_000
     assert len(encoded(update)) < 3_000_000
 
 
 def test_a_first_update_has_everything(history: PoolHistory) -> None:
-    update = pool_update(history, history.state, END_S, after=0)
+    update = pool_update(history, END_S, after=0)
     rows = {row["job_id"]: row for row in update["jobs"]}
     assert {name: row["promise"] for name, row in rows.items()} == {
         "crashed": "void",
@@ -64,19 +70,39 @@ def test_a_first_update_has_everything(history: PoolHistory) -> None:
 
 
 def test_a_later_update_has_only_what_changed(history: PoolHistory) -> None:
-    update = pool_update(history, history.state, END_S, after=history.state.sequence - 1)
+    update = pool_update(history, END_S, after=history.state.sequence - 1)
     assert [row["job_id"] for row in update["jobs"]] == ["risky"]
     assert update["nodes"] is None
     assert [row["type"] for row in update["feed"]] == ["JobAtRisk"]
 
 
 def test_the_past_knows_nothing_of_the_future(history: PoolHistory) -> None:
-    past = PoolHistory()
-    for stored, message in recorded(page_history())[:20]:
-        past.fold(stored.sequence, stored.stored_at_s, message)
-    then = pool_update(history, past.state, NOW_S + 20.0, after=0)
-    assert then == pool_update(past, past.state, NOW_S + 20.0, after=0)
+    past = folded(recorded(page_history())[:20])
+    then = past_update(history, past.state, NOW_S + 20.0, None)
+    assert then == pool_update(past, NOW_S + 20.0, after=0) | {"whole": True, "gone": []}
     assert [row["steps"] for row in then["jobs"]] == [[[NOW_S + 1.0, 8]]]
+
+
+@pytest.mark.parametrize("to", [1, 8, 40, 60, 67])
+@pytest.mark.parametrize("start", [0, 5, 30, 66])
+def test_what_differs_from_a_known_state_makes_the_other(start: int, to: int) -> None:
+    messages = recorded(page_history())
+    history = folded(messages)
+    (known, known_s), (state, now_s) = ((folded(messages[:end]).state, NOW_S + end) for end in (start, to))
+    before, whole = past_update(history, known, known_s, None), past_update(history, state, now_s, None)
+    part = past_update(history, state, now_s, Known(known, known_s))
+    rows = {row["job_id"]: row for row in before["jobs"] if row["job_id"] not in part["gone"]}
+    rows |= {row["job_id"]: row for row in part["jobs"]}
+    assert rows == {row["job_id"]: row for row in whole["jobs"]}
+    others = set(whole) - {"jobs", "nodes", "whole", "gone"}
+    assert {name: part[name] for name in others} == {name: whole[name] for name in others}
+
+
+def test_a_step_of_one_message_names_one_job() -> None:
+    messages = recorded(page_history())
+    history, before = folded(messages), folded(messages[:15]).state
+    step = past_update(history, folded(messages[:16]).state, NOW_S + 12.0, Known(before, NOW_S + 11.0))
+    assert ([row["job_id"] for row in step["jobs"]], step["nodes"]) == (["kept"], None)
 
 
 def test_a_job_has_its_offers_reports_and_texts(history: PoolHistory) -> None:

@@ -7,9 +7,11 @@ import pytest
 from elasticflow.history.job_history import job_history
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web import pool_history
+from elasticflow.web import checkpoints, past_states
+from elasticflow.web import reports as reports_module
 from elasticflow.web.pool_history import PoolHistory
-from elasticflow.web.sources import RecordedSource, state_at, state_at_time
+from elasticflow.web.reports import Report, Reports
+from elasticflow.web.sources import RecordedSource
 from tests.support.histories import NOW_S, History
 from tests.support.page_ledger import page_history, recorded
 
@@ -17,9 +19,9 @@ LEDGER = page_history()
 JOBS = ("kept", "rejected", "crashed", "running", "risky")
 
 
-def folded(history: History) -> PoolHistory:
+def folded(history: History, up_to: int | None = None) -> PoolHistory:
     folded = PoolHistory()
-    for stored, message in recorded(history):
+    for stored, message in recorded(history)[:up_to]:
         folded.fold(stored.sequence, stored.stored_at_s, message)
     return folded
 
@@ -38,16 +40,35 @@ def test_gpus_over_time_begin_with_the_placement_and_end_with_the_job() -> None:
 
 
 def test_reports_have_the_margin_of_their_time() -> None:
-    report = folded(LEDGER).tracks["kept"].reports[0]
+    report = next(iter(folded(LEDGER).tracks["kept"].reports))
     assert (report.iteration, report.metrics) == (4, {"loss": 1.0})
     assert report.margin_s == pytest.approx(100.0 - (3.0 + 96 / 4.0))
 
 
 def test_too_many_reports_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_history, "MAX_REPORTS", 8)
-    reports = folded(LEDGER).tracks["kept"].reports
+    monkeypatch.setattr(reports_module, "MAX_REPORTS", 8)
+    reports = list(folded(LEDGER).tracks["kept"].reports)
     assert len(reports) <= 8
     assert reports[-1].iteration == 96
+
+
+def test_a_report_is_kept_with_what_it_does_not_say() -> None:
+    reports = Reports()
+    made = [
+        Report(
+            sequence=number,
+            at_s=NOW_S,
+            iteration=number,
+            num_gpus=2,
+            iterations_per_s=rate,
+            margin_s=None,
+            metrics=metrics,
+        )
+        for number, (rate, metrics) in enumerate(((None, {"loss": 1.0}), (2.0, {"accuracy": 0.5}), (0.0, {})), start=1)
+    ]
+    for report in made:
+        reports.append(report)
+    assert list(reports) == made
 
 
 def test_the_feed_has_decisions_without_reports_and_consequences() -> None:
@@ -70,8 +91,11 @@ def test_only_what_a_later_message_concerns_has_changed() -> None:
 
 @pytest.mark.parametrize(("every", "most"), [(1, 64), (1, 3), (5, 2), (128, 64)])
 def test_a_past_state_is_the_one_that_was_folded(monkeypatch: pytest.MonkeyPatch, every: int, most: int) -> None:
-    monkeypatch.setattr(pool_history, "CHECKPOINT_EVERY", every)
-    monkeypatch.setattr(pool_history, "MAX_CHECKPOINTS", most)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_EVERY", every)
+    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", most)
+    monkeypatch.setattr(past_states, "_MAX_STATES", most)
+    monkeypatch.setattr(past_states, "_KEEP_EVERY", every)
+    monkeypatch.setattr(past_states, "_MAX_ENTRIES", 2 * every)
     source = RecordedSource("ledger", recorded(LEDGER))
 
     async def compare() -> None:
@@ -79,14 +103,17 @@ def test_a_past_state_is_the_one_that_was_folded(monkeypatch: pytest.MonkeyPatch
         state = PoolState()
         for stored, message in recorded(LEDGER):
             state = ledger_fold.evolve(state, message, stored.sequence)
-            assert await state_at(source, stored.sequence) == (state, stored.stored_at_s)
-        assert (await state_at(source, 1 << 40))[0] == state
-        assert (await state_at(source, 0))[0] == PoolState()
-        at_20_s, _ = await state_at_time(source, NOW_S + 20.0)
+            assert await source.past.at(stored.sequence) == state
+            assert source.history.stored_at_s(stored.sequence) == stored.stored_at_s
+        assert await source.past.at(1 << 40) == state
+        for sequence in (*range(60, 0, -1), *(number * 29 % 67 + 1 for number in range(67))):
+            assert await source.past.at(sequence) == folded(LEDGER, sequence).state
+        assert await source.past.at(0) == PoolState()
+        at_20_s = await source.past.at_time(NOW_S + 20.0)
         assert at_20_s.live_jobs["kept"].iteration == 4 * 18
         for second in range(59):
             until_s = NOW_S + second
             sequence = max(stored.sequence for stored, _ in recorded(LEDGER) if stored.stored_at_s <= until_s)
-            assert (await state_at_time(source, until_s))[0].sequence == sequence
+            assert (await source.past.at_time(until_s)).sequence == sequence
 
     asyncio.run(compare())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.web.page_values import pool_update
+from elasticflow.web.page_values import past_update
 from elasticflow.web.pool_history import PoolHistory
 from elasticflow.web.saved_page import MAX_LANES, saved_page
 from tests.support.histories import NOW_S, History
@@ -36,7 +36,7 @@ def update_of(history: History, *, messages: int | None = None, now_s: float = N
     shown = PoolHistory()
     for stored, message in recorded(history)[:messages]:
         shown.fold(stored.sequence, stored.stored_at_s, message)
-    return pool_update(shown, shown.state, now_s, after=0)
+    return past_update(shown, shown.state, now_s, None)
 
 
 def test_it_has_the_jobs_the_nodes_the_lanes_and_the_decisions() -> None:

@@ -1,0 +1,1 @@
+"""The page of `eflow ui` in a real browser, beside its goals."""
