@@ -113,8 +113,9 @@ def test_a_quote_is_reserved(viewer: Viewer, pool: PoolInThread) -> None:
         slider.press("ArrowRight")
     viewer.page.wait_for_function("before => document.querySelector('dl.quote dd')?.innerText !== before", arg=before)
     viewer.page.click("text=Reserve for 5 minutes")
-    text = viewer.page.wait_for_selector(".done >> text=Reserved until").inner_text()
-    reserved = text.partition("--quote ")[2].split()[0]
+    viewer.page.wait_for_selector(".done >> text=is reserved until")
+    command = viewer.page.locator(".command code").inner_text()
+    reserved = command.partition("--quote ")[2].split()[0]
     viewer.page.wait_for_selector(".lanes")
     viewer.page.click("text=As a table")
     viewer.page.wait_for_selector(f".behind tbody >> text={reserved}")
