@@ -1,4 +1,4 @@
-"""Defects of the service host, seeded on purpose: the simulated faults find each of them within a few seeds."""
+"""Defects of the service host, seeded on purpose: the simulated faults find each of them within some seeds."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from elasticflow.shared.runtime.service.decider import DecideResult
 from elasticflow.shared.runtime.service.host import Host
 from tests.support.simulated_runs import problems, short_storm
 
-SEEDS = range(500, 515)
+SEEDS = range(540, 580)  # the rarest defect shows in one of twelve
 
 
 class AcknowledgesEarly(Host[Any]):
