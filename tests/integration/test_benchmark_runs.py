@@ -32,7 +32,7 @@ async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() ->
 async def test_hostile_messages_of_each_kind_are_sent_and_end_no_process(tmp_path: Path) -> None:
     result = await attack(1_000, 120.0, 0, tmp_path)
     frames = result.sent.pop(FRAMES)
-    assert len(result.sent) == 20, "18 kinds of places, and two that are attacked at the end only"
+    assert len(result.sent) == 21, "19 kinds of places, and two that are attacked at the end only"
     assert sum(result.sent.values()) + sum(result.refused.values()) == 1_000
     assert frames > 0
     assert (result.same_processes, result.job_afterwards) == (True, "finished")
