@@ -1,6 +1,7 @@
 """Makes the workloads of runs from the given folders, and runs them."""
 
 import hashlib
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +33,12 @@ class Inputs:
     @property
     def tables(self) -> Throughputs:
         return _tables(self.throughputs or bundled_throughputs())
+
+    @property
+    def in_words(self) -> str:
+        """As options of the command, with a space behind each."""
+        given = {"--traces": self.traces, "--throughputs": self.throughputs}
+        return "".join(f"{option} {shlex.quote(str(path))} " for option, path in given.items() if path is not None)
 
     def has(self, jobs: Jobs) -> bool:
         """Whether these jobs can be made."""

@@ -26,14 +26,11 @@ class Row:
     described: Mapping[str, Measurement]
     reason: str
     missing: tuple[str, ...]
-
-    @property
-    def command(self) -> str:
-        return f"python -m benchmarks.papers --only {self.claim.figure}"
+    command: str  # for its figure alone
 
     def as_object(self) -> dict[str, object]:
         """For JSON."""
-        return {**asdict(self), "claim": self.claim.claim_id, "about": asdict(self.claim), "command": self.command}
+        return {**asdict(self), "claim": self.claim.claim_id, "about": asdict(self.claim)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +73,7 @@ def sections(
             described=described,
             reason=reasons.get(claim.claim_id, reasons.get(claim.figure, "")),
             missing=missing(claim, numbers_of, has) if found is None else (OTHERS,) * is_open,
+            command=f"python -m benchmarks.papers {inputs.in_words}--only {claim.figure}",
         )
 
     return tuple(

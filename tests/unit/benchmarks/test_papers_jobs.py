@@ -1,8 +1,11 @@
 """Jobs of the published generator, and the numbers of a run that claims name."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.papers.claims_file import read_claims
+from benchmarks.papers.execution import Inputs
 from benchmarks.papers.published_jobs import GeneratorSettings, published_jobs
 from benchmarks.papers.quantities import share_with_time_enough
 from elasticflow.shared.messages.job_spec import JobClass
@@ -28,6 +31,11 @@ SETTINGS = GeneratorSettings(
 
 def generated(seed: int) -> Workload:
     return published_jobs(SETTINGS, TABLES, num_jobs=400, mean_gap_s=100.0, seed=seed)
+
+
+def test_the_command_for_one_figure_names_the_folders_that_were_given() -> None:
+    assert Inputs(None, None, SETTINGS).in_words == ""
+    assert Inputs(Path("my traces"), Path("tables"), SETTINGS).in_words == "--traces 'my traces' --throughputs tables "
 
 
 def test_generated_jobs_follow_the_settings() -> None:
