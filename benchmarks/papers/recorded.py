@@ -57,11 +57,22 @@ def whole_loads(part: Mapping[str, Any]) -> Mapping[str, float]:
     return {"besides-a-task": part["task_s"] / part["useful_share"] - part["task_s"]}
 
 
+def fidelity(part: Mapping[str, Any]) -> Mapping[str, float]:
+    """Mean errors of completion times over the live runs that are not void, and of live runs against each other."""
+    runs = [run for run in part["runs"] if not run["void"]]
+    return {
+        "error-own-decisions": fmean(run["simulated"]["mean"] for run in runs),
+        "error-recorded-placements": fmean(run["placements"]["mean"] for run in runs),
+        "live-against-live": fmean(pair["mean"] for pair in part["live_against_live"]),
+    }
+
+
 READERS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, float]]] = {
     "mixed_slots": mixed_slots,
     "runners": runners,
     "useful_shares": useful_shares,
     "whole_loads": whole_loads,
+    "fidelity": fidelity,
 }
 
 

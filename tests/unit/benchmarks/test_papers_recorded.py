@@ -51,6 +51,18 @@ def test_verdicts_follow_the_file(tmp_path: Path) -> None:
     assert "load average 1.0 before and 2.8 after" in before.conditions
 
 
+def test_void_runs_say_nothing_about_the_simulator(tmp_path: Path) -> None:
+    def void(content: dict[str, Any]) -> None:
+        first, *others = content["fidelity"]["runs"]
+        first["simulated"]["mean"], first["placements"]["mean"] = 0.02, 0.04
+        for run in others:
+            run["void"] = True
+
+    analogue = BY_ID["simulator-fidelity"]
+    found = shown(analogue, changed(analogue, tmp_path, void))
+    assert verdicts(found) == {"own-decisions": "holds", "recorded-placements": "differs"}
+
+
 def test_a_number_that_the_file_lacks_is_not_run(tmp_path: Path) -> None:
     analogue = BY_ID["mixed-slots"]
     folder = changed(analogue, tmp_path, lambda content: content["mixed_slots"].update(sums=[]))
