@@ -26,7 +26,7 @@ from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import PoolState
 
 ARCHIVES = "EF_ARCHIVES"  # names the folder to which `eflow events archive` wrote
-_AT_ONCE = 512  # archived messages without a pause for other tasks
+_AT_ONCE = 512  # archived or written messages without a pause for other tasks
 
 LedgerEntry = tuple[LedgerRecord, LedgerMessage]
 
@@ -133,23 +133,36 @@ async def write_ledger(
     on_message: called with the number of messages that are written, and of all.
     """
     unfinished = file.with_name(f".{file.name}.part")
-    count = 0
     try:
         with unfinished.open("wb") as out:
-            writer = ExportWriter(out)
             last = await client.last_sequence()
-            async with contextlib.aclosing(client.entries(up_to=last)) as entries:
-                async for stored, _ in entries:
-                    writer.add(stored)
-                    count += 1
-                    if on_message is not None:
-                        on_message(count, last)
-            writer.finish()
+
+            def written(count: int) -> None:
+                if on_message is not None:
+                    on_message(count, last)
+
+            count = await write_entries(client.entries(up_to=last), out, written)
         unfinished.replace(file)
     except OSError as error:  # with the file name that the user gave
         raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
         unfinished.unlink(missing_ok=True)
+    return count
+
+
+async def write_entries(
+    entries: AsyncGenerator[LedgerEntry, None], out: BinaryIO, on_message: Callable[[int], None] = lambda written: None
+) -> int:
+    """Write an export of these messages, with pauses for other tasks; return their number."""
+    writer, count = ExportWriter(out), 0
+    async with contextlib.aclosing(entries):
+        async for stored, _ in entries:
+            writer.add(stored)
+            count += 1
+            on_message(count)
+            if count % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+    writer.finish()
     return count
 
 

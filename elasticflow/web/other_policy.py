@@ -4,7 +4,6 @@ The client has no policies: the simulator compares, as a process of its own, so 
 """
 
 import asyncio
-import contextlib
 import os
 import tempfile
 from collections.abc import Coroutine
@@ -17,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from elasticflow.client.ledger import write_entries
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.extras import require_extra
-from elasticflow.shared.messages.export import ExportWriter
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.web.policy_names import POLICIES
 from elasticflow.web.reading import number, page_of
@@ -27,7 +26,6 @@ from elasticflow.web.sources import Source
 
 MAX_S = 120.0  # of one comparison
 _CHECK_S = 0.2  # between two looks whether the browser still waits
-_WRITE_AT_ONCE = 200  # messages; viewers are served in between
 
 
 async def other_policy(request: Request) -> Response:
@@ -65,20 +63,9 @@ async def _unless_gone(request: Request, comparison: Coroutine[Any, Any, bytes])
 async def _compared(source: Source, policy: str, after: int) -> bytes:
     with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
         file = Path(folder) / "page.ledger"
-        await _write(source, file)
+        with file.open("wb") as out:
+            await write_entries(source.entries(0, source.history.state.sequence), out)
         return await replayed(str(file), "--policy", policy, "--from", str(after), "--json")
-
-
-async def _write(source: Source, file: Path) -> None:
-    """The ledger up to now."""
-    with file.open("wb") as out:
-        writer = ExportWriter(out)
-        async with contextlib.aclosing(source.entries(0, source.history.state.sequence)) as entries:
-            async for stored, _ in entries:
-                writer.add(stored)
-                if stored.sequence % _WRITE_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-        writer.finish()
 
 
 async def replayed(*arguments: str) -> bytes:

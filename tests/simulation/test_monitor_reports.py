@@ -6,7 +6,8 @@ from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import Workload
+from tests.support.trace_jobs import job
 
 SETTINGS = {1: 1.0, 2: 2.0, 4: 4.0}
 TRUE = {1: 0.95, 2: 1.3, 4: 1.4}  # iterations/s; that of one GPU is close to the settings
@@ -14,26 +15,14 @@ TRUE = {1: 0.95, 2: 1.3, 4: 1.4}  # iterations/s; that of one GPU is close to th
 
 def simulated(jobs: dict[str, tuple[float, int]]) -> Simulation:
     """jobs: the time of arrival and the iterations, by id."""
-    workload = Workload.of(
-        "test",
-        (
-            TraceJob(
-                job_id=job_id,
-                submitted_at_s=at_s,
-                num_iterations=num_iterations,
-                model_name="m",
-                global_batch_size=8,
-                deadline_s=None,
-                job_class=JobClass.BEST_EFFORT,
-                curve=ScalingCurve(tuple(TRUE), tuple(TRUE.values())),
-            )
-            for job_id, (at_s, num_iterations) in jobs.items()
-        ),
+    curve = ScalingCurve(tuple(TRUE), tuple(TRUE.values()))
+    arriving = (
+        job(job_id, num_iterations, at_s, None, curve, JobClass.BEST_EFFORT)
+        for job_id, (at_s, num_iterations) in jobs.items()
     )
-    config = PoolConfig(curves={"m/b8": SETTINGS}, resize_cost_s=1.0)
-    return Simulation(
-        workload, ClusterShape(num_nodes=1, gpus_per_node=4), resize_cost=ResizeCost.flat(1.0), config=config
-    )
+    config = PoolConfig(curves={"model/b64": SETTINGS}, resize_cost_s=1.0)
+    cluster = ClusterShape(num_nodes=1, gpus_per_node=4)
+    return Simulation(Workload.of("test", arriving), cluster, resize_cost=ResizeCost.flat(1.0), config=config)
 
 
 def test_a_speed_unlike_the_settings_corrects_the_curve_where_a_job_trained() -> None:

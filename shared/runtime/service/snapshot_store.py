@@ -24,7 +24,6 @@ from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import PoolState
 
 MAX_BYTES = 1 << 30
-_READS = 3  # of the newest snapshot; each time the monitor has replaced it meanwhile
 _CHAIN_LENGTH = 32  # characters, before the state
 
 
@@ -135,8 +134,9 @@ async def save(bus: Bus, pool: str, snapshot: Snapshot, now_s: float) -> None:
     digest, bucket = hashlib.sha256(data).hexdigest(), streams.snapshot_bucket(pool)
     await bus.put_object(bucket, saved_object(digest), data)
     saved = SnapshotSaved(based_on=snapshot.state.sequence, snapshot=digest, shape=snapshot_encoding.SHAPE, at_s=now_s)
-    message = codec.encode(saved, id=event_id(saved), recorded_at_s=now_s)
-    await bus.append(subject_of(pool, saved), message, message_id=event_id(saved))
+    message_id = event_id(saved)
+    message = codec.encode(saved, id=message_id, recorded_at_s=now_s)
+    await bus.append(subject_of(pool, saved), message, message_id=message_id)
     if before is not None and before.snapshot != digest:
         replaced = saved_object(before.snapshot)
         await bus.delete_old_objects(bucket, before_s=math.inf, is_needed=lambda name: name != replaced)
@@ -161,15 +161,14 @@ async def _newest_own(bus: Bus, pool: str, log: Any) -> Snapshot | None:
 
 async def _saved(bus: Bus, pool: str) -> Snapshot | None:
     """Raises Undecodable, NotFound if it is gone, and what the bus raises."""
-    for attempt in range(_READS):
-        if (saved := await newest_saved(bus, pool)) is None:
-            return None
+    bucket, saved = streams.snapshot_bucket(pool), await newest_saved(bus, pool)
+    while saved is not None:
         try:
-            bucket, name = streams.snapshot_bucket(pool), saved_object(saved.snapshot)
-            return decode(await _object(bus, bucket, name, saved.snapshot))
+            return decode(await _object(bus, bucket, saved_object(saved.snapshot), saved.snapshot))
         except NotFound:
-            if attempt == _READS - 1:
+            if (newer := await newest_saved(bus, pool)) == saved:  # else the monitor has replaced it meanwhile
                 raise
+            saved = newer
     return None
 
 

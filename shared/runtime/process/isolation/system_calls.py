@@ -66,10 +66,10 @@ def make_mounts_private() -> None:
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
 
 
-def mount_memory(folder: str, *, num_bytes: int, mode: str = "755") -> None:
+def mount_memory(folder: str, *, num_bytes: int) -> None:
     """A file system in memory. Its files are bounded in number, too: empty ones take memory of the kernel."""
     pages = max(1, num_bytes // _PAGE_BYTES)  # a size of 0 is no limit
-    options = f"mode={mode},size={pages * _PAGE_BYTES},nr_inodes={pages + _FEW_FILES}"
+    options = f"mode=755,size={pages * _PAGE_BYTES},nr_inodes={pages + _FEW_FILES}"
     _mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 
