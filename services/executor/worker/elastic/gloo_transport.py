@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from elasticflow.services.executor.worker.elastic.full_mesh import connect_all
-from elasticflow.services.executor.worker.elastic.tcp_connections import connections, shut_down
+from elasticflow.services.executor.worker.elastic.tcp_connections import Connection, connections, shut_down
 from elasticflow.services.executor.worker.elastic.transport import Transfer, broadcast_coalesced
 
 _NO_LIMIT = timedelta(days=7)
@@ -33,18 +33,16 @@ class GlooTransport:
     ) -> None:
         self._rank, self._size = rank, size
         self._timeout = timedelta(seconds=timeout_s)
-        self._state = threading.Lock()
-        self._is_aborted = False
-        self._unfinished: dict[torch.futures.Future[torch.Tensor], torch.Tensor] = {}  # sums
         self.process_group = dist.ProcessGroup(store, rank, size)
-        gloo, self._connections = connect_all(store, rank, size, timeout_s=timeout_s, aborted=aborted, secret=secret)
+        gloo, own_connections = connect_all(store, rank, size, timeout_s=timeout_s, aborted=aborted, secret=secret)
+        self._sums = _Sums(own_connections)
         self.process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self.process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 
     @property
     def error(self) -> str:
         """A sum failed, which its caller cannot see."""
-        return "the group's connections were closed" if self._is_aborted else ""
+        return "the group's connections were closed" if self._sums.is_aborted else ""
 
     def all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """The tensors of all workers, by rank."""
@@ -75,26 +73,11 @@ class GlooTransport:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """It ends with an abort, and is invalid then."""
-        done = torch.futures.Future[torch.Tensor]()
-        with self._state:
-            if self._is_aborted:  # it would wait forever behind a partly sent transfer
-                done.set_result(tensor)
-                return done
-            # before it begins: another thread may close the group at any time
-            self._unfinished[done] = tensor
-        sum_of_library = self.process_group.allreduce([tensor]).get_future()
-        sum_of_library.add_done_callback(lambda summed: self._summed(summed, done))
+        done, sums = self._sums.begin(tensor), self._sums
+        if not done.done():
+            sum_of_library = self.process_group.allreduce([tensor]).get_future()
+            sum_of_library.add_done_callback(lambda summed: sums.end(summed, done))
         return done
-
-    def _summed(self, summed: Any, done: torch.futures.Future[torch.Tensor]) -> None:
-        try:
-            summed.value()
-        except RuntimeError:
-            self.abort()
-        with self._state:
-            tensor = self._unfinished.pop(done, None)
-        if tensor is not None:
-            done.set_result(tensor)
 
     def broadcast(self, tensors: list[torch.Tensor], *, source: int) -> None:
         broadcast_coalesced(self.process_group, tensors, source)
@@ -104,16 +87,53 @@ class GlooTransport:
 
     def abort(self) -> None:
         """Shut down the connections. Peers that wait for this worker fail, and most waits in this process."""
+        self._sums.abort()
+
+    def release(self) -> None:
+        with suppress(AttributeError):
+            del self.process_group
+
+
+class _Sums:
+    """The unfinished sums of a group, and its connections.
+
+    gloo's thread keeps this until a sum has ended. It must not keep the process group: if it dropped the last
+    reference, the destructor would wait for its own thread, and that ends the process.
+    """
+
+    def __init__(self, own_connections: set[Connection]) -> None:
+        self.is_aborted = False
+        self._connections = own_connections
+        self._state = threading.Lock()
+        self._unfinished: dict[torch.futures.Future[torch.Tensor], torch.Tensor] = {}
+
+    def begin(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Done at once in an aborted group: the sum would wait forever behind a partly sent transfer."""
+        done = torch.futures.Future[torch.Tensor]()
         with self._state:
-            if self._is_aborted:
+            if self.is_aborted:
+                done.set_result(tensor)
+            else:  # before it begins: another thread may close the group at any time
+                self._unfinished[done] = tensor
+        return done
+
+    def end(self, summed: Any, done: torch.futures.Future[torch.Tensor]) -> None:
+        try:
+            summed.value()
+        except RuntimeError:
+            self.abort()
+        with self._state:
+            tensor = self._unfinished.pop(done, None)
+        if tensor is not None:
+            done.set_result(tensor)
+
+    def abort(self) -> None:
+        with self._state:
+            if self.is_aborted:
                 return
-            self._is_aborted = True
+            self.is_aborted = True
             unfinished, self._unfinished = self._unfinished, {}
         for connection in self._connections & connections():
             shut_down(connection)
         for done, tensor in unfinished.items():
             done.set_result(tensor)
-
-    def release(self) -> None:
-        with suppress(AttributeError):
-            del self.process_group

@@ -121,8 +121,8 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The sum, in place, in any order. The result is invalid if `check_received` raises PeerLost afterwards."""
-        done = self._transport_of(tensor).all_reduce(tensor)
-        done.add_done_callback(lambda _: self._unchecked.set())  # a check before its end does not count for it
+        done, unchecked = self._transport_of(tensor).all_reduce(tensor), self._unchecked
+        done.add_done_callback(lambda _: unchecked.set())  # a check before its end does not count for it
         return done
 
     def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:

@@ -2,8 +2,10 @@
 
 # pyright: reportPrivateImportUsage=false
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -131,6 +133,20 @@ def test_an_aborted_sum_ends_and_is_invalid(group: Group) -> None:
     with pytest.raises(PeerLost):
         group.check_received()
     library.sum.set_result([gradients])  # late, without effect
+
+
+def test_an_unfinished_sum_does_not_keep_its_group() -> None:
+    """gloo's thread holds the sum: if it dropped the group, its destructor would wait for that thread, and abort."""
+    group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=CPU, timeout_s=WAIT_S)
+    of_gloo, library = group._host.process_group, NeverSums()
+    group._host.process_group = library  # type: ignore[assignment]
+    done, transport = group.all_reduce(torch.ones(3)), weakref.ref(group._host)
+    del group
+    gc.collect()
+    assert transport() is None
+    library.sum.set_result([torch.ones(3)])
+    assert done.done()
+    del of_gloo  # in this thread, whatever was found
 
 
 def test_connections_of_users_while_a_group_is_built_do_not_belong_to_the_group() -> None:

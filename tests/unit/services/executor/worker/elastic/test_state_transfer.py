@@ -263,7 +263,7 @@ def test_a_third_worker_learns_of_a_loss_from_the_one_that_noticed_it():
         group.barrier()  # both have arrived
         if group.rank == 0:
             # without the copies that the other thread made meanwhile
-            still_open = group._host._connections & connections()
+            still_open = group._host._sums._connections & connections()
             copies.extend(os.dup(descriptor) for descriptor, _ in still_open)
             group.close()
             return
