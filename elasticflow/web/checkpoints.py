@@ -1,5 +1,6 @@
 """States of a ledger's past from which later ones are folded, in little memory. Pure."""
 
+import pickle
 from bisect import bisect_right
 from dataclasses import dataclass, fields
 
@@ -12,8 +13,9 @@ from elasticflow.shared.state.pool import PoolState
 CHECKPOINT_EVERY = 128  # messages between two states that are kept at first
 MAX_CHECKPOINTS = 64  # beyond, every second one is dropped: each may hold another version of every live job
 _NAMES = tuple(field.name for field in fields(Job))
+_MOST_BYTES = 250  # of a packed job; beyond, the job becomes the version that later ones differ from
 
-PackedJob = tuple[object, ...]  # the fields of a job: a quarter of the memory of the job itself
+PackedJob = tuple[Job, bytes]  # an earlier version that many share, and the fields that differ from it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,19 @@ class Checkpoints:
 
     def _packed(self, job: Job) -> tuple[Job, PackedJob]:
         known = self._newest.get(job.job_id)
-        return known if known and known[0] is job else (job, tuple(getattr(job, name) for name in _NAMES))
+        if known is None:
+            return job, (job, b"")
+        before, (base, _) = known
+        if before is job:
+            return known
+        names = enumerate(_NAMES)
+        changed = {index: value for index, name in names if (value := getattr(job, name)) is not getattr(base, name)}
+        packed = pickle.dumps(changed)
+        return job, ((base, packed) if len(packed) <= _MOST_BYTES else (job, b""))
 
 
 def _unpacked(packed: PackedJob) -> Job:
-    job = object.__new__(Job)
-    job.__dict__.update(zip(_NAMES, packed, strict=True))
-    return job
+    base, changed = packed
+    if not changed:
+        return base
+    return fast_replace(base, **{_NAMES[index]: value for index, value in pickle.loads(changed).items()})

@@ -26,7 +26,7 @@ FEED_COUNT = 200  # sentences on the page of the pool
 MAX_JOBS = 2_000  # of one update: the live and the newest; a row has about 700 bytes
 _DAY_S = 86_400.0
 _OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offers")  # `asdict` copies at depth
-_NAME, _DECIDED_AT_S = attrgetter("job_id"), attrgetter("decided_at_s")
+_DECIDED_AT_S = attrgetter("decided_at_s")
 _OF_A_NODE = tuple(field.name for field in fields(NodeView))
 _OF_A_SENTENCE = tuple(field.name for field in fields(HistoryEntry))
 
@@ -60,18 +60,29 @@ def past_update(history: PoolHistory, state: PoolState, now_s: float, known: Kno
 
 
 def _looks_other(before: Job | None, job: Job, before_s: float, now_s: float) -> bool:
-    """Whether a job has changed, or what is expected of it has, between two times."""
+    """Whether a job has changed, or what is expected of it has, between two times.
+
+    An expected finish is never in the past: it differs if it is before the later of the times.
+    """
     if before is not job and before != job:
         return True
-    return job.live and expected_finish_s(job, before_s) != expected_finish_s(job, now_s)
+    finish_s = expected_finish_s(job, min(before_s, now_s)) if job.live else None
+    return finish_s is not None and finish_s < max(before_s, now_s)
 
 
 def _shown(history: PoolHistory, state: PoolState, after: int) -> list[Job]:
-    """The jobs that a later message concerns, by name; at most MAX_JOBS."""
+    """The jobs that a later message concerns, in no order: at most MAX_JOBS, those at risk and the live ones first."""
     if after:
-        return _most_wanted([job for name in history.changed_after(after) if (job := state.job(name)) is not None])
-    of_state = (state.live_jobs, state.ended_jobs)
-    return _most_wanted([job for jobs in of_state for name, job in jobs.items() if name in history.tracks])
+        changed = [job for name in history.changed_after(after) if (job := state.job(name)) is not None]
+        live, ended = [job for job in changed if job.live], [job for job in changed if not job.live]
+    else:
+        of_state = (state.live_jobs, state.ended_jobs)
+        live, ended = ([job for name, job in jobs.items() if name in history.tracks] for jobs in of_state)
+    if len(live) > MAX_JOBS:
+        live.sort(key=lambda job: (not job.at_risk, -job.decided_at_s))
+    if len(live) + len(ended) > MAX_JOBS:
+        ended.sort(key=_DECIDED_AT_S, reverse=True)
+    return (live + ended)[:MAX_JOBS]
 
 
 def _update(
@@ -100,16 +111,6 @@ def _update(
         ],
         "feed": [feed_row(entry) for entry in feed],
     }
-
-
-def _most_wanted(jobs: list[Job]) -> list[Job]:
-    """At most MAX_JOBS, by name: those at risk, then the live ones, then the newest."""
-    by_name = sorted(jobs, key=_NAME)
-    if len(jobs) <= MAX_JOBS:
-        return by_name
-    newest = sorted(by_name, key=_DECIDED_AT_S, reverse=True)
-    wanted = sorted(newest, key=lambda job: (not job.at_risk, not job.live))
-    return sorted(wanted[:MAX_JOBS], key=_NAME)
 
 
 def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
@@ -130,3 +131,4 @@ class RecordedSource:
                 self._changes.tell()
                 await asyncio.sleep(0)
         self._changes.tell()
+        gc.freeze()  # a full collection would visit all of these messages, for tenths of a second

@@ -37,8 +37,7 @@ export function drawLanes(context, view, colour) {
   context.textBaseline = "middle";
   context.font = `12px ${FONT}`;
   drawTimes(context, view, colour, xOf);
-  const stepsOf = (/** @type {any} */ job) => [...job.steps, ...job.promised, ...otherSteps(view, job)];
-  const most = Math.max(1, ...view.jobs.flatMap((job) => stepsOf(job).map((step) => step.at(-1))));
+  const most = mostGpus(view);
   const end = Math.min(view.jobs.length, view.first + Math.ceil(height / LANE_PX) + 1);
   for (let index = Math.floor(view.first); index < end; index += 1) {
     const top = AXIS_PX + (index - view.first) * LANE_PX;
@@ -121,9 +120,15 @@ function drawLane(context, view, job, top, most, colour, xOf) {
   drawLabel(context, view, job, top, colour);
 }
 
-/** @param {View} view @param {any} job */
-function otherSteps(view, job) {
-  return view.laidOver?.jobs.get(job.job_id)?.steps ?? [];
+/** Of any job at any time, also under another policy; at least 1. @param {View} view */
+function mostGpus(view) {
+  let most = 1;
+  for (const job of view.jobs) {
+    for (const [, gpus] of job.steps) most = Math.max(most, gpus);
+    for (const [, , gpus] of job.promised) most = Math.max(most, gpus);
+    for (const [, gpus] of view.laidOver?.jobs.get(job.job_id)?.steps ?? []) most = Math.max(most, gpus);
+  }
+  return most;
 }
 
 /** The GPUs under another policy as an outline, and a sign at its end.

@@ -1,6 +1,6 @@
 // The answer to the newest of several questions: one request at a time, and none for what was passed over.
 
-import { useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
 
 const ASK_AGAIN = 503;
 const ASK_AGAIN_MS = 1000;
@@ -47,7 +47,8 @@ export function useNewest(ask, question, spacingMs = 0) {
     }
     isBusy.current = false;
   };
-  useEffect(() => {
+  useLayoutEffect(() => {
+    // at once: an effect would wait for the next frame
     wanted.current = { question };
     if (!isBusy.current) load();
   }, [JSON.stringify(question)]);

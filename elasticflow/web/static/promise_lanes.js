@@ -1,6 +1,6 @@
 // Promise lanes: the canvas with its keyboard and mouse, the sentence of the selected job, and the table behind.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { JobTable } from "./job_table.js";
 import { asLane, LaneFilter, LaneLegend, LaneZoom, lanesOf, moved, zoomed } from "./lane_tools.js";
 import { AXIS_PX, drawLanes, LANE_PX, spanOf } from "./lanes.js";
@@ -53,7 +53,7 @@ function LaneCanvas({ view, onSelect, onSpan }) {
   const mostFirst = Math.max(0, jobs.length - numFit);
   const first = Math.min(wantedFirst, mostFirst);
   const labelPx = width < 560 ? 140 : 190;
-  useEffect(() => draw(canvas.current, { ...view, first, width, height, labelPx }));
+  useLayoutEffect(() => draw(canvas.current, { ...view, first, width, height, labelPx }));
 
   const index = jobs.findIndex((job) => job.job_id === selected);
   const select = (/** @type {number} */ wanted) => {

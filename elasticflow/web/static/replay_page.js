@@ -1,6 +1,6 @@
 // The pool at any time of a ledger: a scrubber, playback, and two states side by side.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { useNewest } from "./newest.js";
 import { laidOver, OtherPolicy } from "./other_policy.js";
 import { PoolView } from "./pool_page.js";
@@ -80,6 +80,10 @@ function Scrubber({ source, ledger, policies }) {
   };
   const { answer, problem } = useNewest(past, place);
   const pool = answer ?? EMPTY;
+  const view = useMemo(
+    () => html`<${PoolView} pool=${pool} nowS=${pool.nowS} laidOver=${compared?.laid} />`,
+    [pool, compared], // not drawn again while an answer is awaited
+  );
   const atS = "at_ms" in place ? place.at_ms / 1000 : pool.nowS;
   const setTime = (/** @type {number} */ seconds) =>
     setPlace({ at_ms: Math.ceil(Math.min(lastS, Math.max(firstS, seconds)) * 1000) });
@@ -135,7 +139,7 @@ function Scrubber({ source, ledger, policies }) {
       compared=${compared}
       onCompared=${(/** @type {any} */ found) => setCompared(found && { ...found, laid: laidOver(found) })}
     />
-    <${PoolView} pool=${pool} nowS=${atS} laidOver=${compared?.laid} />
+    ${view}
   `;
 }
 

@@ -25,7 +25,7 @@ const MAX_FEED = 300;
 /** The pool after an update. @param {Pool} pool @param {any} update @returns {Pool} */
 export function merged(pool, update) {
   const jobs = update.whole ? new Map() : pool.jobs;
-  const inOrder = [...update.jobs].sort((a, b) => a.decided_at_s - b.decided_at_s);
+  const inOrder = [...update.jobs].sort((a, b) => a.decided_at_s - b.decided_at_s || (a.job_id < b.job_id ? -1 : 1));
   for (const job of inOrder) {
     jobs.set(job.job_id, job);
     colourOf(job.job_id);
