@@ -21,23 +21,28 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.web.policy_names import POLICIES
-from elasticflow.web.reading import number, page_of
+from elasticflow.web.reading import page_of, policy_of
 from elasticflow.web.sources import Source
 
 MAX_S = 120.0  # of one comparison
+_MAX_KEPT = 8  # comparisons of a ledger, for browsers that save one
 _CHECK_S = 0.2  # between two looks whether the browser still waits
 
 
 async def other_policy(request: Request) -> Response:
     """The comparison, in JSON. One at a time: each takes a core."""
     page = page_of(request)
-    source, policy, after = page.source(request), request.query_params.get("policy", ""), number(request, "from", 0)
+    source, (policy, after) = page.source(request), policy_of(request)
     if policy not in POLICIES:
         raise _refused(f"policy {policy!r} is none of {', '.join(POLICIES)}")
     try:
         require_extra("server", "another policy")
         async with page.comparing:
             compared = await _unless_gone(request, _compared(source, policy, after))
+        if compared:
+            source.comparisons[policy, after] = compared
+            while len(source.comparisons) > _MAX_KEPT:
+                del source.comparisons[next(iter(source.comparisons))]
         return Response(compared, media_type="application/json")
     except TimeoutError:
         advice = f"`eflow replay --policy {policy}` has no limit"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -75,6 +76,11 @@ def number(request: Request, name: str, otherwise: int) -> int:
     return int(text)
 
 
+def policy_of(request: Request) -> tuple[str, int]:
+    """Another policy, and the message after which it decides; the key of its comparison. Raises HTTPException."""
+    return request.query_params.get("policy", ""), number(request, "from", 0)
+
+
 async def session(request: Request) -> Response:
     page = page_of(request)
     shown = {
@@ -123,9 +129,23 @@ async def saved(request: Request) -> Response:
     source = page_of(request).source(request)
     past, at_s = await _state(request, source)
     update = past_update(source.history, past, at_s, None)
-    shown = saved_page(source.title, update, incomplete=source.history.unread.in_words())
+    shown = saved_page(
+        source.title,
+        update,
+        incomplete=source.history.unread.in_words(),
+        compared=_laid_over(request, source) if "policy" in request.query_params else None,
+    )
     name = f'attachment; filename="eflow-message-{past.sequence}.html"'
     return HTMLResponse(shown, headers={"content-disposition": name})
+
+
+def _laid_over(request: Request, source: Source) -> Any:
+    """The comparison that this browser shows. Raises HTTPException if newer ones have replaced it."""
+    policy, after = policy_of(request)
+    compared = source.comparisons.get((policy, after))
+    if compared is None:
+        raise HTTPException(HTTPStatus.CONFLICT, f"lay {policy} over again: this server has forgotten its result")
+    return json.loads(compared)
 
 
 async def job(request: Request) -> Response:

@@ -3,33 +3,29 @@
 Every text of the ledger is escaped, and the policy of the file itself forbids scripts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.web.saved_lanes import PROMISES, lanes, promise_at
 
-MAX_LANES = 200
 _STYLES = ("frame.css", "parts.css", "pages.css", "saved.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_NUM_COLOURS = 8
-_NUMBERED_PART = 0.04  # of the time that is shown: a shorter bar has no room for its number
-_PROMISES = {  # as in words.js: symbol, word, tone
-    "live": ("●", "promised", "good"),
-    "at risk": ("▲", "at risk", "risk"),
-    "broken": ("✕", "broken", "bad"),
-    "kept": ("✓", "kept", "good"),
-    "void": ("○", "ended early", "none"),
-    "": ("·", "no promise", "none"),
-}
 _JOB_COLUMNS = ("Job", "Tenant", "Promise", "State", "GPUs", "Iteration", "Finish", "Deadline", "Margin")
 _NODE_COLUMNS = ("Node", "State", "GPUs", "Jobs")
+_FATE_COLUMNS = ("Job", "Deadline", "Recorded", "As recorded, modelled", "Under it, modelled")
 
 
-def saved_page(title: str, update: Mapping[str, Any], *, incomplete: str = "") -> str:
-    """update: of `past_update`, the whole pool. incomplete: what of the ledger could not be read, in words."""
+def saved_page(
+    title: str, update: Mapping[str, Any], *, incomplete: str = "", compared: Mapping[str, Any] | None = None
+) -> str:
+    """update: of `past_update`, the whole pool. incomplete: what of the ledger could not be read, in words.
+
+    compared: what `eflow replay --policy OTHER --json` prints; laid over the lanes.
+    """
     now_s, jobs = update["now_s"], _in_order(update["jobs"])
     at = datetime.fromtimestamp(now_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     styles = "".join((Path(__file__).parent / "static" / name).read_text() for name in _STYLES)
@@ -45,7 +41,8 @@ def saved_page(title: str, update: Mapping[str, Any], *, incomplete: str = "") -
             f'<h1>{escape(title)}</h1><p class="when">At <b>{at}</b>, after message {update["sequence"]}</p>',
             *(f'<p class="problem">{escape(note)}</p>' for note in notes if note),
             _numbers(update, now_s),
-            _panel("Promise lanes", _lanes(jobs, now_s)),
+            _panel("Promise lanes", lanes(jobs, now_s, compared)),
+            *([_other_policy(compared, now_s)] if compared else ()),
             _panel("Decisions", _feed(update["feed"], now_s)),
             _panel("Jobs", _table("Jobs", _JOB_COLUMNS, (_job_cells(job, now_s) for job in jobs))),
             _panel("Nodes", _table("Nodes", _NODE_COLUMNS, (_node_cells(node) for node in update["nodes"] or ()))),
@@ -64,7 +61,7 @@ def _panel(title: str, content: str) -> str:
 
 
 def _numbers(update: Mapping[str, Any], now_s: float) -> str:
-    words = [_promise_word(job, now_s) for job in update["jobs"]]
+    words = [promise_at(job, now_s) for job in update["jobs"]]
     shown = {
         "GPUs used": f"{update['num_gpus_used']}<small> of {update['num_gpus']}</small>",
         "● Promises live": words.count("live") + words.count("at risk"),
@@ -76,66 +73,22 @@ def _numbers(update: Mapping[str, Any], now_s: float) -> str:
     return f'<dl class="numbers saved">{rows}</dl>'
 
 
-def _promise_word(job: Mapping[str, Any], now_s: float) -> str:
-    """A live promise whose deadline has passed is broken."""
-    return "broken" if job["live"] and job["promise"] and job["deadline_s"] < now_s else job["promise"]
+def _other_policy(compared: Mapping[str, Any], now_s: float) -> str:
+    def cell(job: Mapping[str, Any], whose: str) -> str:
+        end_s: float | None = job[f"{whose}_end_s"]
+        is_over = end_s is not None and job[whose] != "rejected"
+        return f"{job[whose]} at {clock_time(end_s, now_s=now_s)}" if is_over and end_s is not None else job[whose]
 
+    def cells(job: Mapping[str, Any]) -> tuple[str, ...]:
+        deadline = "-" if job["deadline_s"] is None else clock_time(job["deadline_s"], now_s=now_s)
+        return job["job_id"], deadline, *(cell(job, whose) for whose in ("recorded", "modelled", "other"))
 
-# --- lanes ----------------------------------------------------------------------------------------------
-
-
-def _lanes(jobs: list[Mapping[str, Any]], now_s: float) -> str:
-    if not jobs:
-        return '<p class="empty">No job was submitted so far.</p>'
-    shown = jobs[:MAX_LANES]
-    from_s = min(now_s - 60.0, *(job["steps"][0][0] if job["steps"] else job["decided_at_s"] for job in shown))
-    ends = (job[name] or 0.0 for job in shown for name in ("deadline_s", "ended_at_s", "expected_finish_s"))
-    to_s = max(now_s + 30.0, *ends)
-    to_s += 0.04 * (to_s - from_s)
-    most = max([1, *(step[-1] for job in shown for step in (*job["steps"], *job["promised"]))])
-    in_turn = sorted(jobs, key=lambda job: (job["decided_at_s"], job["job_id"]))
-    colours = {job["job_id"]: number % _NUM_COLOURS for number, job in enumerate(in_turn)}
-
-    def place(start_s: float, end_s: float | None = None) -> str:
-        """Left edge and width, in percent of the time that is shown."""
-        left = 100.0 * (max(start_s, from_s) - from_s) / (to_s - from_s)
-        width = "" if end_s is None else f";width:{max(0.2, 100.0 * (end_s - from_s) / (to_s - from_s) - left):.2f}%"
-        return f"left:{left:.2f}%{width}"
-
-    def tall(num_gpus: float) -> str:
-        return f"height:{max(12.0, 100.0 * num_gpus / most):.0f}%"
-
-    def lane(job: Mapping[str, Any]) -> Iterator[str]:
-        symbol, _, tone = _PROMISES[_promise_word(job, now_s)]
-        colour = f"job-{colours[job['job_id']]}"
-        yield f"<li><span><b>{symbol} {escape(job['job_id'])}</b><small>{escape(job['activity'])}</small></span>"
-        yield f'<span class="track" role="img" aria-label="{escape(job["sentence"])}">'
-        ends_s = [*(step[0] for step in job["steps"][1:]), job["ended_at_s"] or now_s]
-        for (start_s, num_gpus), end_s in zip(job["steps"], ends_s, strict=False):
-            if num_gpus:
-                shown_gpus = num_gpus if end_s - start_s > _NUMBERED_PART * (to_s - from_s) else ""
-                yield f'<i class="held {colour}" style="{place(start_s, end_s)};{tall(num_gpus)}">{shown_gpus}</i>'
-        for start_s, end_s, num_gpus in job["promised"]:
-            if end_s > now_s:
-                edge = f"border-color:var(--{colour})"
-                yield f'<i class="ahead" style="{place(max(start_s, now_s), end_s)};{tall(num_gpus)};{edge}"></i>'
-        if job["deadline_s"] is not None:
-            yield f'<i class="line {tone}" style="{place(job["deadline_s"])}"></i>'
-        yield f'<i class="line now" style="{place(now_s)}"></i></span></li>'
-
-    rows = "".join(part for job in shown for part in lane(job))
-    scale = "".join(
-        f"<span>{clock_time(from_s + part * (to_s - from_s), now_s=now_s)}</span>" for part in (0.0, 0.5, 1.0)
-    )
-    left_out = f"<p>The first {MAX_LANES} of {len(jobs)}; the table has all.</p>" if len(jobs) > MAX_LANES else ""
-    legend = (
-        '<ul class="legend"><li><i class="solid"></i>GPUs held</li><li><i class="dashed"></i>GPUs promised</li>'
-        '<li><i class="deadline"></i>deadline</li><li>● promised ▲ at risk ✕ broken ✓ kept</li></ul>'
-    )
-    return f'<ol class="saved-lanes">{rows}</ol><p class="scale">{scale}</p>{left_out}{legend}'
-
-
-# --- decisions and tables -------------------------------------------------------------------------------
+    jobs = compared["jobs"]
+    changed = sum(job["modelled"] != job["other"] for job in jobs)
+    begin = f"after message {compared['from_sequence']}" if compared["from_sequence"] else "from the start"
+    policy = escape(compared["policy"])
+    said = f"<p>{changed} of {len(jobs)} jobs end otherwise under {policy}, which decides {begin}.</p>"
+    return _panel(f"Another policy: {policy}", said + _table("Its jobs", _FATE_COLUMNS, map(cells, jobs)))
 
 
 def _feed(feed: list[Mapping[str, Any]], now_s: float) -> str:
@@ -161,7 +114,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]
 
 
 def _job_cells(job: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
-    symbol, word, _ = _PROMISES[_promise_word(job, now_s)]
+    symbol, word, _ = PROMISES[promise_at(job, now_s)]
 
     def time(at_s: float | None) -> str:
         return "-" if at_s is None else clock_time(at_s, now_s=now_s)

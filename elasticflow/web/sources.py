@@ -18,12 +18,16 @@ _FOLD_AT_ONCE = 200  # messages of a file; viewers are served in between
 
 
 class Source(Protocol):
-    """One ledger. last_sequence: of the ledger; more than the state's while it is still being read."""
+    """One ledger. last_sequence: of the ledger; more than the state's while it is still being read.
+
+    comparisons: in JSON, by another policy and the message after which it decides; the last ones.
+    """
 
     title: str
     is_live: bool
     history: PoolHistory
     past: PastStates
+    comparisons: dict[tuple[str, int], bytes]
     last_sequence: int
     stale_since_s: float | None
 
@@ -59,6 +63,7 @@ class LiveSource:
         self.title = f"pool {client.endpoint.pool}"
         self.history = PoolHistory()
         self.past = PastStates(self.history, self.entries)
+        self.comparisons: dict[tuple[str, int], bytes] = {}
         self.last_sequence = 0
         self.stale_since_s: float | None = None
         self._client, self._clock, self._changes = client, clock, Changes()
@@ -111,6 +116,7 @@ class RecordedSource:
         self.stale_since_s: float | None = None
         self.history = PoolHistory()
         self.past = PastStates(self.history, self.entries)
+        self.comparisons: dict[tuple[str, int], bytes] = {}
         self.last_sequence = len(recorded)
         self._recorded, self._changes = recorded, Changes()
 

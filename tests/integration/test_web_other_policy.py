@@ -58,6 +58,20 @@ def test_an_opened_export_is_compared_also_with_messages_of_a_newer_eflow(client
     assert shown["until_sequence"] == len(history.messages) + 2
 
 
+def test_a_saved_page_has_a_comparison_of_its_own_ledger_only(client: PageClient) -> None:
+    history = page_history()
+    assert client.post("/api/export", exported(history))[0] == 200
+    saved = "/api/saved?policy=edf&from=20&source=export"
+    forgotten = (409, "lay edf over again: this server has forgotten its result\n")
+    assert client.get(saved) == forgotten
+    client.post("/api/other-policy?policy=edf&from=20&source=export", {})
+    status, page = client.get(saved)
+    assert status == 200
+    assert "under edf, which decides after message 20" in page
+    client.post("/api/export", exported(history))
+    assert client.get(saved) == forgotten
+
+
 async def test_a_live_ledger_is_compared_up_to_now(cli: CommandLinePool) -> None:
     await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
     await cli.place("j1", "node-0:0", "node-0:1")

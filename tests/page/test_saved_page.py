@@ -30,3 +30,26 @@ def test_a_saved_replay_opens_without_the_server_as_it_was(viewer: Viewer, brows
         assert saved.page.evaluate("document.documentElement.scrollWidth") <= width
     assert saved.problems == viewer.problems == []
     context.close()
+
+
+def test_a_saved_replay_has_the_policy_that_is_laid_over(viewer: Viewer, browser: Any, tmp_path: Path) -> None:
+    viewer.go("replay")
+    viewer.page.wait_for_selector("text=message 67 of 67")
+    viewer.page.click("text=Lay over")
+    viewer.page.wait_for_selector("text=3 of 5 jobs end otherwise under edf")
+    with viewer.page.expect_download() as download:
+        viewer.page.click("text=Save as HTML")
+    download.value.save_as(tmp_path / "saved.html")
+    context = browser.new_context(viewport=VIEWPORT, offline=True)
+    saved = watched(context.new_page(), "")
+    saved.page.goto((tmp_path / "saved.html").as_uri())
+    assert "3 of 5 jobs end otherwise under edf, which decides from the start" in saved.page.inner_text("main")
+    outlines = saved.page.locator(".track .other")
+    assert outlines.count() > 0
+    assert all(each.bounding_box()["width"] > 1 for each in outlines.all())
+    for theme, width in (("light", 1280), ("dark", 390)):
+        saved.page.emulate_media(color_scheme=theme)
+        saved.page.set_viewport_size({"width": width, "height": 844})
+        assert findings(saved.page) == []
+        assert saved.page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()

@@ -98,6 +98,7 @@ function Scrubber({ source, ledger, policies }) {
     return () => clearTimeout(timer);
   });
   const where = `, ${durationInWords(atS - firstS)} after the first message; message ${pool.sequence} of ${lastSequence}`;
+  const overlay = compared ? { policy: compared.policy, from: compared.from_sequence } : {};
   const play = () => {
     if (!plays && atS >= lastS) setTime(firstS);
     setPlays(!plays);
@@ -118,7 +119,7 @@ function Scrubber({ source, ledger, policies }) {
         >
         <span><b>${clockTime(atS)}</b>${where}</span>
         <button onClick=${() => setPinned({ pool, atS })}>Compare from here</button>
-        <a class="button" download href=${`/api/saved?${new URLSearchParams({ source, ...place })}`}>Save as HTML</a>
+        <a class="button" download href=${`/api/saved?${new URLSearchParams({ source, ...place, ...overlay })}`}>Save as HTML</a>
       </div>
       <input
         type="range"

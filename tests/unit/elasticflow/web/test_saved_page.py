@@ -8,7 +8,8 @@ import pytest
 
 from elasticflow.web.page_values import past_update
 from elasticflow.web.pool_history import PoolHistory
-from elasticflow.web.saved_page import MAX_LANES, saved_page
+from elasticflow.web.saved_lanes import MAX_LANES
+from elasticflow.web.saved_page import saved_page
 from tests.support.histories import NOW_S, History
 from tests.support.page_ledger import HOSTILE, page_history, recorded
 
@@ -54,6 +55,43 @@ def test_it_has_the_jobs_the_nodes_the_lanes_and_the_decisions() -> None:
     assert f"after message {update['sequence']}" in elements.text
 
 
+COMPARED: dict[str, Any] = {
+    "policy": "edf",
+    "from_sequence": 0,
+    "modelled_until_s": NOW_S + 500.0,
+    "jobs": [
+        {
+            "job_id": name,
+            "deadline_s": deadline_s,
+            "recorded": "live",
+            "recorded_end_s": None,
+            "modelled": "met",
+            "modelled_end_s": NOW_S + 90.0,
+            "other": fate,
+            "other_end_s": end_s,
+            "other_gpus": [[NOW_S + 1.0, 8], [NOW_S + 5.0, 0], [NOW_S + 9.0, 4]],
+        }
+        for name, deadline_s, fate, end_s in (
+            ("running", NOW_S + 200.0, "late", None),
+            ("risky", None, "met", NOW_S + 80.0),
+            ("of another time", None, "met", NOW_S + 80.0),
+        )
+    ],
+}
+
+
+def test_another_policy_is_laid_over_and_in_a_table() -> None:
+    saved = saved_page("run.ledger", update_of(page_history()), compared=COMPARED)
+    elements = Elements(saved)
+    assert "1 of 3 jobs end otherwise under edf, which decides from the start." in elements.text
+    assert "GPUs under edf, modelled" in elements.text
+    outlines = [attributes["style"] for tag, attributes in elements.found if attributes.get("class") == "ahead other"]
+    assert len(outlines) == 2 * 2  # jobs that are shown, and times with GPUs
+    row = saved.partition("Another policy: edf")[2].partition('<th scope="row">running</th>')[2].partition("</tr>")[0]
+    assert row.count("met at ") == 1
+    assert row.endswith("<td>late</td>")
+
+
 def test_an_earlier_instant_knows_nothing_of_the_later_ones() -> None:
     saved = saved_page("run.ledger", update_of(page_history(), messages=12, now_s=NOW_S + 10.0))
     assert ">kept<" in saved
@@ -71,7 +109,8 @@ def test_hostile_texts_are_only_text_and_nothing_comes_from_elsewhere() -> None:
     update["jobs"][0] |= {"job_id": HOSTILE, "activity": HOSTILE, "sentence": f'"{HOSTILE}', "tenant": HOSTILE}
     update["feed"][0] |= {"name": HOSTILE, "text": HOSTILE}
     update["nodes"][0] |= {"node_id": HOSTILE, "jobs": [HOSTILE]}
-    elements = Elements(saved_page(HOSTILE, update, incomplete=HOSTILE))
+    compared = COMPARED | {"policy": HOSTILE, "jobs": [COMPARED["jobs"][0] | {"job_id": HOSTILE, "other": HOSTILE}]}
+    elements = Elements(saved_page(HOSTILE, update, incomplete=HOSTILE, compared=compared))
     assert HOSTILE in elements.text
     assert {tag for tag, _ in elements.found} & {"script", "img", "link", "iframe", "a"} == set()
     names = {name for _, attributes in elements.found for name in attributes}
