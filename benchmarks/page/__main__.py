@@ -12,6 +12,7 @@ import typer
 
 from benchmarks.page.drawing import drawing_rows, measure_drawing
 from benchmarks.page.ledgers import large_history
+from benchmarks.page.logs import logs_rows, measure_logs
 from benchmarks.page.served_pool import served_pool
 from benchmarks.page.server import measure_server, server_rows
 from benchmarks.page.sliders import measure_quotes, measure_scrubbing, quote_rows, scrubbing_rows
@@ -23,6 +24,7 @@ ROWS: dict[str, RowsOf] = {
     "drawing": drawing_rows,
     "scrubbing": scrubbing_rows,
     "quotes": quote_rows,
+    "logs": logs_rows,
     "server": server_rows,
 }
 
@@ -58,7 +60,9 @@ async def _measure(names: list[str], num_messages: int, num_jobs: int, *, scale:
 
     if started("quotes"):
         found["quotes"] = await measure_quotes(num_steps=scaled(60))
-    if set(names) - {"quotes"}:
+    if started("logs"):
+        found["logs"] = await measure_logs(seconds=scaled(20))
+    if set(names) - {"quotes", "logs"}:
         typer.echo(f"a ledger of {num_messages:,} messages ...", err=True)
         history = large_history(num_messages, num_jobs, SystemClock().now_s())
         if {"drawing", "server"} & set(names):
