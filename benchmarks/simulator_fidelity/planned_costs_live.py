@@ -1,21 +1,23 @@
 """`python -m benchmarks.simulator_fidelity.planned_costs_live`: promises of a live pool, by the budget for a change.
 
-The live side of `planned_costs`: the same jobs, on pools that differ in nothing but the budget for a change of GPUs.
-Deadlines leave little more than the work, so that the budget decides who is admitted.
+The live side of `planned_costs`: the same jobs, on pools that differ in nothing but the budget for a change of GPUs,
+and with `--confidence` in the speed that a promise assumes. Deadlines leave little more than the work, so that the
+budget decides which jobs are admitted.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from benchmarks.report import Measured, Row, report, where_and_when
 from benchmarks.simulator_fidelity.live_run import read_messages, run_unless_kept
 from benchmarks.simulator_fidelity.outcomes import recorded_run
-from benchmarks.simulator_fidelity.workload import CONFIG, Arrival, tight_arrivals
+from benchmarks.simulator_fidelity.workload import CONFIG, tight_arrivals
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.process.logs import configure_logs
 
@@ -27,10 +29,30 @@ BUDGETS: Mapping[str, PoolConfig] = {
 }
 
 
+class Run(NamedTuple):
+    """A workload on a pool with one budget. confidence: None: promises have the margin for speeds instead."""
+
+    seed: int
+    confidence: float | None
+    budget: str
+
+    @property
+    def config(self) -> PoolConfig:
+        return replace(BUDGETS[self.budget], confidence=self.confidence)
+
+    @property
+    def name(self) -> str:
+        return f"{self.seed}-{list(BUDGETS).index(self.budget)}-{_speeds(self.confidence)}"
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Folder of the ledgers and of planned_costs_live.json.")] = Path("budgets"),
     jobs: Annotated[int, typer.Option(min=1, help="Jobs of a run, beside the control job.")] = 20,
-    repeats: Annotated[int, typer.Option(min=1, help="Workloads, each with every budget.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Workloads, each with every budget and confidence.")] = 3,
+    confidence: Annotated[
+        list[float] | None,
+        typer.Option(min=0.5, max=0.9999, help="Also promise with this probability; may be repeated."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the first workload.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the ledgers that --out has.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
@@ -40,15 +62,8 @@ def main(
     configure_logs(level="error")
     before = os.getloadavg()[0]
     out.mkdir(parents=True, exist_ok=True)
-    measured = [
-        {
-            "seed": each,
-            "budget": name,
-            **_run(tight_arrivals(each, jobs), config, out / f"{each}-{number}.eflow", resume),
-        }
-        for each in range(seed, seed + repeats)
-        for number, (name, config) in enumerate(BUDGETS.items())
-    ]
+    runs = product(range(seed, seed + repeats), (None, *(confidence or ())), BUDGETS)
+    measured = [_measured(Run(*each), jobs, out, resume) for each in runs]
     result = {**where_and_when(before), "jobs": jobs, "planned_costs_live": measured}
     report(
         "Budgets for a change of GPUs, live",
@@ -59,24 +74,36 @@ def main(
     )
 
 
-def _run(jobs: tuple[Arrival, ...], config: PoolConfig, ledger: Path, resume: bool) -> Measured:
+def _measured(run: Run, jobs: int, folder: Path, resume: bool) -> Measured:
     """Of the jobs with a deadline: how many were admitted, and how many of these were late."""
-    run_unless_kept(jobs, ledger, resume=resume, config=config)
+    arrivals, ledger = tight_arrivals(run.seed, jobs), folder / f"{run.name}.eflow"
+    run_unless_kept(arrivals, ledger, resume=resume, config=run.config)
     outcomes = recorded_run(read_messages(ledger)).outcomes.values()
     promised = [outcome for outcome in outcomes if outcome.deadline_s is not None]
     return {
-        "asked": sum(job.deadline_in_s is not None for job in jobs),
+        **run._asdict(),
+        "asked": sum(job.deadline_in_s is not None for job in arrivals),
         "admitted": len(promised),
         "late": sum(not outcome.met for outcome in promised),
     }
 
 
 def rows(measured: list[Measured]) -> Iterator[Row]:
-    for name in BUDGETS:
-        runs = [run for run in measured if run["budget"] == name]
+    """The workloads of each budget and confidence added up."""
+    for confidence, name in product(dict.fromkeys(run["confidence"] for run in measured), BUDGETS):
+        runs = [run for run in measured if (run["confidence"], run["budget"]) == (confidence, name)]
         admitted, late, asked = (sum(run[what] for run in runs) for what in ("admitted", "late", "asked"))
         each = ", ".join(f"{run['admitted']} ({run['late']})" for run in runs)
-        yield Row(f"budget {name}: admitted, late", f"{admitted}, {late}", "none late", f"of {asked}; runs: {each}")
+        yield Row(
+            f"budget {name}, {_speeds(confidence)}: admitted, late",
+            f"{admitted}, {late}",
+            "none late",
+            f"of {asked}; runs: {each}",
+        )
+
+
+def _speeds(confidence: float | None) -> str:
+    return "margin" if confidence is None else f"confidence-{confidence:g}"
 
 
 if __name__ == "__main__":
