@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulator_fidelity.__main__ import rows
-from benchmarks.simulator_fidelity.calibration import Calibration, is_void
+from benchmarks.simulator_fidelity.calibration import Calibration
+from benchmarks.simulator_fidelity.control_job import verdict
 from benchmarks.simulator_fidelity.outcomes import Outcome, compared, recorded_run
 from benchmarks.simulator_fidelity.workload import (
     CONFIG,
@@ -76,7 +77,7 @@ def test_the_simulator_decides_for_itself_and_knows_the_live_settings() -> None:
 def test_a_control_job_of_another_speed_makes_a_run_void() -> None:
     assert calibration().control_change(ledger(speed=0.5)) == pytest.approx(-0.5, abs=0.02)
     assert calibration().control_change([]) is None
-    assert [is_void(change) for change in (0.0, 0.02, -0.2, None)] == [False, False, True, True]
+    assert [verdict(change)["void"] for change in (0.0, 0.02, -0.2, None)] == [False, False, True, True]
 
 
 def test_errors_are_relative_to_live_completion_times() -> None:
