@@ -37,7 +37,7 @@ _Speeds = tuple[float | None, SpeedNoise | None]  # the confidence of promises, 
 def main(
     traces: Annotated[Path | None, typer.Option(help="Folder of traces.", show_default="those at hand")] = None,
     throughputs: Annotated[Path | None, typer.Option(help="Folder of tables.", show_default="those at hand")] = None,
-    most_jobs: Annotated[int | None, typer.Option(min=1, help="Leave out workloads of more jobs.")] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="So many jobs of each workload.", show_default="all")] = None,
     speed_noise: Annotated[
         float | None,
         typer.Option(help="True speed: curve times a lognormal factor. Then each confidence is simulated."),
@@ -49,7 +49,7 @@ def main(
     """Simulate each workload with three budgets for a change, and the same physics: jobs switch without a stop."""
     before, known = os.getloadavg()[0], tables(throughputs)
     cases = [*trace_cases(traces, known), *generated_cases(known)]
-    taken = [case for case in cases if most_jobs is None or len(case.workload.jobs) <= most_jobs]
+    taken = cases if first is None else [case.first(first) for case in cases]
     measured = [_measured(*each) for each in product(taken, _FACTORS, _speeds(speed_noise, seeds))]
     result = {**where_and_when(before), "speed_noise": speed_noise, "planned_costs": measured}
     report(

@@ -86,14 +86,14 @@ def test_a_promise_with_a_confidence_counts_on_less_speed_whatever_the_budget(
         assert admitted == [int(run["confidence"] != 0.99)] * 3
 
 
-def test_large_workloads_may_be_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    jobs = [job(name, 1, 0.0, TRAINING_S) for name in ("a", "b")]
-    cases = [Case(workload=Workload.of(str(num), jobs[:num]), published_gpus=NUM_GPUS) for num in (1, 2)]
-    monkeypatch.setattr(planned_costs, "trace_cases", lambda *_: cases)
+def test_only_the_first_jobs_of_each_workload_may_be_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    jobs = [job(name, 1, 0.0, TRAINING_S) for name in ("a", "b", "c")]
+    case = Case(workload=Workload.of("three", jobs), published_gpus=NUM_GPUS)
+    monkeypatch.setattr(planned_costs, "trace_cases", lambda *_: [case])
     monkeypatch.setattr(planned_costs, "generated_cases", lambda *_: [])
-    planned_costs.main(most_jobs=1, as_json=True, out=tmp_path / "costs.json")
+    planned_costs.main(first=2, as_json=True, out=tmp_path / "costs.json")
     found = json.loads((tmp_path / "costs.json").read_text())["planned_costs"]
-    assert {run["workload"] for run in found} == {"1"}
+    assert [run["jobs"] for run in found] == [2, 2]
 
 
 def test_the_table_adds_up_the_seeds_and_then_the_workloads() -> None:
