@@ -62,7 +62,7 @@ def main(
 ) -> None:
     """Run each workload on a live pool of CPU slots with each budget.
 
-    Exit code 1 if a run is void: it has no result, and --resume repeats it.
+    Exit code 1 if a run is void: it has no result, and --resume repeats it. Delete control-alone.eflow if all are.
     """
     os.environ.pop("NATS_URL", None)  # each run has a pool of its own
     configure_logs(level="error")
