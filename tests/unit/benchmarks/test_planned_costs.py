@@ -1,6 +1,7 @@
 """Promises by the budget for a change: the budget decides who is admitted, and the same physics decide who is late."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,16 @@ def test_the_page_has_the_recorded_numbers() -> None:
         cost = {1: "reference", 10: "ten times"}[case["factor"]]
         cells = [f"{case['budgets'][name]['admitted']} ({case['budgets'][name]['late']})" for name in case["budgets"]]
         assert f"| {case['workload']} | {case['jobs']} | {cost} | {' | '.join(cells)} |" in page
+
+
+def test_the_page_has_the_recorded_sums_of_each_confidence() -> None:
+    recorded: list[dict[str, Any]] = json.loads((RESULTS / "planned_costs_confidence.json").read_text())[
+        "planned_costs"
+    ]
+    page = (RESULTS / "simulator_fidelity.md").read_text()
+    for factor, confidence in product((1, 10), planned_costs.CONFIDENCES):
+        runs = [run for run in recorded if (run["factor"], run["confidence"]) == (factor, confidence)]
+        assert len({run["seed"] for run in runs}) > 1
+        cells = [", ".join(map(str, planned_costs.added_up(runs, budget))) for budget in planned_costs.BUDGETS]
+        cost = {1: "reference", 10: "ten times"}[factor]
+        assert f"| {cost} | {confidence or 'none'} | {' | '.join(cells)} |" in page
