@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.report import Measured, Row, report, where_and_when
-from benchmarks.simulator_fidelity.calibration import MAX_CONTROL_CHANGE, Calibration, is_void
+from benchmarks.simulator_fidelity.calibration import Calibration
+from benchmarks.simulator_fidelity.control_job import control_row, name_and_verdict, verdict
 from benchmarks.simulator_fidelity.live_run import read_messages, run_unless_kept
 from benchmarks.simulator_fidelity.outcomes import Comparison, compared, recorded_run
 from benchmarks.simulator_fidelity.workload import CONFIG, Arrival, arrivals, calibration_arrivals
@@ -67,12 +68,11 @@ def measure(calibration_ledger: Path, ledgers: tuple[Path, ...], jobs: tuple[Arr
     live = {ledger.stem: read_messages(ledger) for ledger in ledgers}
     recorded = {name: recorded_run(messages) for name, messages in live.items()}
     for name, messages in live.items():
-        run, control_change = recorded[name], calibration.control_change(messages)
+        run = recorded[name]
         runs.append(
             {
                 "run": name,
-                "control_change": control_change,
-                "void": is_void(control_change),
+                **verdict(calibration.control_change(messages)),
                 "simulated": _numbers(compared(simulated, run.outcomes)),
                 "placements": _numbers(compared(calibration.with_recorded_placements(jobs, run), run.outcomes)),
                 "stops": _numbers(compared(calibration.with_recorded_placements(jobs, run, planned), run.outcomes)),
@@ -111,13 +111,9 @@ def _numbers(comparison: Comparison) -> dict[str, Any]:
 
 def rows(measured: Measured) -> Iterator[Row]:
     for run in measured["runs"]:
-        name = f"{run['run']} (void)" if run["void"] else run["run"]
-        change = "it did not train" if run["control_change"] is None else f"{run['control_change']:+.1%}"
-        yield Row(
-            f"speed of the control job in {name}", change, f"±{MAX_CONTROL_CHANGE:.0%}", "against the calibration"
-        )
+        yield control_row(run["run"], run, "the calibration")
         for which, title in _TITLES.items():
-            yield _row(title.format(name), run[which], _GOAL)
+            yield _row(title.format(name_and_verdict(run["run"], run)), run[which], _GOAL)
     for pair in measured["live_against_live"]:
         yield _row(" against ".join(pair["runs"]), pair, "")
 

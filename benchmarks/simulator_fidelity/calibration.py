@@ -23,8 +23,6 @@ from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.trace.training import Training
 from elasticflow.simulator.workload.workload import TraceJob
 
-MAX_CONTROL_CHANGE = 0.03  # of the control job's speed; beyond it other processes disturbed a run
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
@@ -93,11 +91,6 @@ class Calibration:
         state.release(job.job_id, training.done_at_s)
         gpu_seconds = sum(occupancy.gpu_seconds for occupancy in state.occupancies)
         return replace(recorded, finished_s=training.done_at_s, gpu_seconds=gpu_seconds)
-
-
-def is_void(control_change: float | None) -> bool:
-    """Whether a run says nothing about the simulator."""
-    return control_change is None or abs(control_change) > MAX_CONTROL_CHANGE
 
 
 def _completed(model_name: str, recorded: Mapping[int, float]) -> Mapping[int, float]:

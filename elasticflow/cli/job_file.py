@@ -4,7 +4,6 @@ What a key means and which values it takes is declared by the option alone; `job
 """
 
 import datetime
-import difflib
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from elasticflow.cli.option_values import setting_word, sweep_word
 from elasticflow.errors import BadJobFile
+from elasticflow.sdk.job_fields import nearest_name
 
 _TABLE_LINE = re.compile(r"\s*\[\s*[\"']?([\w-]+)")
 _KEY_LINE = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*[=.]")
@@ -63,7 +63,8 @@ def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignore
         if key in options:
             reading.read(options[key], value)
         elif key not in ignored:
-            reading.fail(key, _unknown(key, [*options, *ignored]))
+            nearest = nearest_name(key, [*options, *ignored])
+            reading.fail(key, f"unknown key; the nearest known one is {nearest}")
     if not reading.target and not reading.problems:
         reading.problems.append('target: it is missing; name what is trained, like target = "train.py"')
     if reading.problems:
@@ -161,11 +162,6 @@ def _allowed(option: Option) -> str:
     if option.kind is str and option.metavar:
         what += f": {option.metavar}"
     return what + (f" ({option.help.rstrip('.')})" if option.help and option.kind is not bool else "")
-
-
-def _unknown(key: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-    return f"unknown key; the nearest known one is {nearest}"
 
 
 def _is_list_of_words(value: Any) -> bool:

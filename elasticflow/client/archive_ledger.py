@@ -24,6 +24,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.durable_file import rename_durably, write_durably
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.decision_problems import chain_problem
@@ -119,10 +120,9 @@ async def _written(
         if problem := _problem(chain, state, unreadable):
             raise CannotArchive(pool, problem)
         file = folder / archive_name(pool, begun + 1, last, chain.digest)
-        unfinished.replace(file)
+        rename_durably(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
-    _sync(folder)
     written = Archive(file=file, first=begun + 1, last=last, digest=chain.digest)
     return written, Snapshot(state=state, chain=chain.digest)
 
@@ -141,23 +141,15 @@ async def _stored(bus: NatsBus, pool: str, folder: Path, snapshot: Snapshot) -> 
     """Store the snapshot, also beside the archive; its digest."""
     data = await asyncio.to_thread(_encoded, snapshot)
     digest = hashlib.sha256(data).hexdigest()
-    _write(folder / f"{pool}-{snapshot.state.sequence}-{digest}.snapshot", data)
+    file = folder / f"{pool}-{snapshot.state.sequence}-{digest}.snapshot"
+    unfinished = file.with_name(f".{file.name}.part")
+    write_durably(unfinished, data)
+    rename_durably(unfinished, file)
     bucket, name = streams.snapshot_bucket(pool), snapshot_store.epoch_object(digest)
     await with_retry(bus.put_object, bucket, name, data)
     if await with_retry(bus.get_object, bucket, name, max_bytes=snapshot_store.MAX_BYTES) != data:
         raise CannotArchive(pool, f"object {name} in {bucket} is not what was stored")
     return digest
-
-
-def _write(file: Path, data: bytes) -> None:
-    """The file is there whole, also after a crash of the machine, or not at all."""
-    unfinished = file.with_name(f".{file.name}.part")
-    with unfinished.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    unfinished.replace(file)
-    _sync(file.parent)
 
 
 def _encoded(snapshot: Snapshot) -> bytes:
@@ -181,12 +173,3 @@ async def _delete_archived(bus: NatsBus, pool: str, folder: Path) -> None:
     await asyncio.to_thread(_read_whole, archived_records(folder, pool, epoch.began, deleted_before))
     await snapshot_store.of_epoch(bus, pool, epoch.began)
     await bus.delete_ledger(pool, up_to=epoch.began.based_on)
-
-
-def _sync(folder: Path) -> None:
-    """So that the new name survives a crash of the machine, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

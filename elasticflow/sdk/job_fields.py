@@ -3,6 +3,8 @@
 Wrong values stay as they are: validation names them.
 """
 
+import difflib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from elasticflow.shared.messages.job_spec import MetricCondition
@@ -16,6 +18,11 @@ class InvalidJob(ValueError):
     def __init__(self, *problems: str) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str:
+    """The known name that a user may have meant."""
+    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
 
 
 def metric_condition(metric: str, condition: Any) -> MetricCondition:

@@ -1,7 +1,6 @@
 """Sweeps: one job for each combination of hyperparameter values. Pure."""
 
 import copy
-import difflib
 import itertools
 import math
 import re
@@ -9,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.sdk.job_fields import nearest_name
 from elasticflow.sdk.script import Script
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 
@@ -85,7 +85,7 @@ def _filled(argument: str, combination: Combination) -> str:
 
 
 def _unknown(job: ElasticJob, name: str, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    nearest = nearest_name(name, known)
     if isinstance(job, Script):
         return (
             f"sweep: no argument of the script contains {{{name}}}; write it where the value belongs, as in "

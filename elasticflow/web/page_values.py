@@ -106,7 +106,7 @@ def _update(
             for view in load_views(state, now_s, ended=True)
         ],
         "quotes": [
-            {"job_id": quote.job_id, "deadline_s": quote.deadline_s, "promised": flat(quote.schedule)}
+            {"job_id": quote.job_id, "deadline_s": quote.deadline_s, "promised": parts_with_gpus(quote.schedule)}
             for quote in state.quotes_at(now_s)
         ],
         "feed": [feed_row(entry) for entry in feed],
@@ -182,7 +182,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
         "sentence": _sentence(view),
         "gpus_in_words": _gpus_in_words(view),
         "steps": [[step.at_s, step.num_gpus] for step in steps if step.sequence <= state.sequence],
-        "promised": flat(job.planned_share or job.minimum_satisfactory_share) if job.live else [],
+        "promised": parts_with_gpus(job.planned_share or job.minimum_satisfactory_share) if job.live else [],
         "submittable": job.spec is not None and not job.profile_only,
         "global_batch_size": job.spec.global_batch_size if job.spec else 0,
     }
@@ -220,10 +220,6 @@ def _gpus_in_words(view: JobView) -> str:
     return gpus_of_types(view.num_gpus, view.gpu_type, view.num_added_gpus_by_type)
 
 
-def flat(schedule: ShareSchedule) -> list[list[float]]:
-    """Its parts with GPUs: start, end, GPUs."""
-    return [[segment.start_s, segment.end_s, segment.num_gpus] for segment in _used(schedule)]
-
-
-def _used(schedule: ShareSchedule) -> Iterable[Any]:
-    return (segment for segment in segments(schedule) if segment.num_gpus)
+def parts_with_gpus(schedule: ShareSchedule) -> list[list[float]]:
+    """Start, end and GPUs of each."""
+    return [[start_s, end_s, num_gpus] for start_s, end_s, num_gpus in segments(schedule) if num_gpus]

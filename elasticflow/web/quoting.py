@@ -17,7 +17,7 @@ from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages.events import DeadlineQuoted
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobClass, JobSpec
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.page_values import flat
+from elasticflow.web.page_values import parts_with_gpus
 from elasticflow.web.reading import as_json, known_job, number, page_of
 
 _ANY_DEADLINE_S = 86_400.0  # a quote ignores it
@@ -42,7 +42,7 @@ async def quote(request: Request) -> Response:
 
 def quote_values(quoted: DeadlineQuoted, spec: JobSpec, past: PoolState, prices: Prices | None) -> dict[str, Any]:
     """price: of a GPU-hour, and cost, in dollars; None without a price of this type, absent without any prices."""
-    values: dict[str, Any] = asdict(quoted) | {"promised": flat(quoted.schedule), **submission_words(spec)}
+    values: dict[str, Any] = asdict(quoted) | {"promised": parts_with_gpus(quoted.schedule), **submission_words(spec)}
     del values["schedule"]
     if prices is not None:
         gpu_type = quoted.gpu_type or next(iter(past.gpu_types), "")

@@ -6,37 +6,46 @@ Source of the classes: Amoeba, Table 2; a size is requested GPUs times duration.
 from collections.abc import Iterable, Mapping
 from statistics import mean, median
 
-from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.trace.result import HOUR_S, Fate, Result
 
-SMALL_GPU_S, LARGE_GPU_S = 1e4, 2e5  # limits between small, medium and large jobs
+SIZES_GPU_S = {"small": (0.0, 1e4), "medium": (1e4, 2e5), "large": (2e5, float("inf"))}  # from, and to below
 
 
 def completion_numbers(result: Result) -> Mapping[str, float | None]:
     """By name; None where no job ended that would count.
 
-    Times run from a job's submission to its end, or to its first GPUs (queueing), over the jobs that ended.
-    utilization: GPU-hours held over those of the pool, over the makespan. scheduling_interval_s: between two instants
-    at which any job got other GPUs.
+    Times run from a job's submission to its end, or to its first GPUs (queueing), over the jobs that ended. A job of
+    unknown size is in no class. utilization: GPU-hours held over those of the pool, over the makespan.
+    scheduling_interval_s: between two instants at which any job got other GPUs.
     """
     ended = [fate for fate in result.fates if fate.finished_at_s is not None]
-    sizes = {"small": (0.0, SMALL_GPU_S), "medium": (SMALL_GPU_S, LARGE_GPU_S), "large": (LARGE_GPU_S, float("inf"))}
+    by_size = {
+        name: [fate for fate in ended if least <= _size_gpu_s(fate) < most and _size_gpu_s(fate)]
+        for name, (least, most) in SIZES_GPU_S.items()
+    }
     placed_at_s = sorted({occupancy.placed_at_s for fate in result.fates for occupancy in fate.occupancies})
     spans_h = result.cluster.num_gpus * result.makespan_s / HOUR_S
     return {
-        "mean_jct_s": _mean(map(_jct_s, ended)),
-        "median_jct_s": median(map(_jct_s, ended)) if ended else None,
+        **_mean_and_median("jct", map(_jct_s, ended)),
         **{
-            f"mean_jct_{name}_s": _mean(_jct_s(fate) for fate in ended if least <= _size_gpu_s(fate) < most)
-            for name, (least, most) in sizes.items()
+            name: value
+            for size, fates in by_size.items()
+            for name, value in _mean_and_median(f"jct_{size}", map(_jct_s, fates)).items()
         },
-        "mean_jct_best_effort_s": _mean(_jct_s(fate) for fate in ended if fate.job.job_class is JobClass.BEST_EFFORT),
-        "mean_queueing_s": _mean(map(_queueing_s, ended)),
-        "median_queueing_s": median(map(_queueing_s, ended)) if ended else None,
+        "mean_jct_best_effort_s": result.mean_jct_best_effort_s,
+        **_mean_and_median("queueing", map(_queueing_s, ended)),
         "utilization": result.gpu_hours / spans_h if spans_h else None,
         "scheduling_interval_s": (
             (placed_at_s[-1] - placed_at_s[0]) / (len(placed_at_s) - 1) if len(placed_at_s) > 1 else None
         ),
+    }
+
+
+def _mean_and_median(what: str, times_s: Iterable[float]) -> Mapping[str, float | None]:
+    known = list(times_s)
+    return {
+        f"mean_{what}_s": mean(known) if known else None,
+        f"median_{what}_s": median(known) if known else None,
     }
 
 
@@ -51,8 +60,3 @@ def _queueing_s(fate: Fate) -> float:
 
 def _size_gpu_s(fate: Fate) -> float:
     return fate.job.num_gpus * fate.job.duration_s
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return mean(known) if known else None

@@ -213,7 +213,7 @@ class Result:
         return sum(fate.gpu_seconds for fate in self.fates) / HOUR_S
 
     def numbers(self) -> Mapping[str, object]:
-        """The published numbers of this run, by name."""
+        """Counts and sums of this run, by name; times by job and idle time have their own files."""
         return {
             "jobs": len(self.submitted),
             "admitted": self.num_admitted,
@@ -231,7 +231,6 @@ class Result:
             "migrations": self.num_migrations,
             "outages": self.num_outages,
             "gpu_hours": self.gpu_hours,
-            **(self.idle_time.numbers() if self.idle_time is not None else {}),
         }
 
 

@@ -12,6 +12,7 @@ from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
 from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
+from elasticflow.simulator.trace.completion_times import completion_numbers
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures, SpeedNoise
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.node_ends import NodeEnds
@@ -122,6 +123,8 @@ class Outcome:
             "overhead": self.run.overhead,
             "policy": self.run.policy,
             **result.numbers(),
+            **completion_numbers(result),
+            **(result.idle_time.numbers() if result.idle_time is not None else {}),
             BY_TYPE: numbers_by_type(result) if len(result.cluster.gpu_types) > 1 else None,
             "bound": bound.jobs_met if bound is not None else None,
             "bound_exact": bound.exact if bound is not None else None,

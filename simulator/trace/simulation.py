@@ -10,11 +10,7 @@ from itertools import cycle, groupby
 from typing import Any, Protocol
 
 from elasticflow.shared.messages.commands import Command, SubmitJob
-from elasticflow.shared.messages.events import (
-    PlacedJob,
-    PlacementDecided,
-    PlanEvent,
-)
+from elasticflow.shared.messages.events import PlacementDecided, PlanEvent
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.state.policy import Policy
@@ -34,10 +30,11 @@ from elasticflow.simulator.trace.failures_and_speed_noise import (
 )
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.monitor_reports import MonitorReports
-from elasticflow.simulator.trace.node_ends import EndsOfNodes, NodeEnds
+from elasticflow.simulator.trace.node_ends import NodeEnds
 from elasticflow.simulator.trace.result import JobLog, Result
+from elasticflow.simulator.trace.simulated_nodes import SimulatedNodes
 from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, single_gpu_profiles, submission
-from elasticflow.simulator.trace.training import Training
+from elasticflow.simulator.trace.simulated_workers import SimulatedWorkers
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 
@@ -80,10 +77,8 @@ class Simulation:
         assert failures is None or ends is None, "nodes that fail have no ends here"
         self.workload, self.cluster = workload, cluster
         self._observers, self._idle_time_meter = observers, idle_time_meter
-        self._jobs = {job.job_id: job for job in workload.jobs}
         self._engine = Engine(workload.jobs[0].submitted_at_s)
         self._driver = PolicyDriver(self._engine, (policies or planners()).values(), self._settle)
-        self._fold, self._soon = self._driver.fold, self._driver.soon
         speeds = noise.speeds(workload) if noise else NO_SPEEDS
         self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency, changes)
         self._reports = self._reports_of(config, noise)
@@ -91,12 +86,13 @@ class Simulation:
         self._num_to_come = len(workload.jobs)
         self._starved_s = starved_after_s(failures) + max(resize_cost.seconds_C)
         self._log = JobLog(cluster.gpu_types[0])
-        self._ends = EndsOfNodes(cluster.node_ids, ends) if ends is not None else None
-        self._away_s = ends.away_s if ends is not None else None
-        for node_id in cluster.node_ids:
-            self._join(node_id)
+        by_id = {job.job_id: job for job in workload.jobs}
+        self._workers = SimulatedWorkers(
+            self._engine, self._driver, self.cluster_state, by_id, self._reports, self._log
+        )
+        nodes = SimulatedNodes(self._engine, self._driver, cluster, self.cluster_state, ends)
         for profile in single_gpu_profiles(workload, cluster.gpu_types, mix_efficiency, self.now_s):
-            self._fold(profile)
+            self._driver.fold(profile)
         config = config or pool_config(
             workload,
             resize_cost,
@@ -107,11 +103,11 @@ class Simulation:
             gpu_types=cluster.gpu_types,
             stop_free=changes is not None,
         )
-        self._fold(simulated_events.pool_configured(config, self.state.sequence, self.now_s))
+        self._driver.fold(simulated_events.pool_configured(config, self.state.sequence, self.now_s))
         for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
             self._engine.at(at_s, partial(self._arrive, tuple(together)))
         if failures is not None:
-            FailingNodes(self._engine, cluster.node_ids, failures, lose=self._lose, rejoin=self._rejoin)
+            FailingNodes(self._engine, cluster.node_ids, failures, lose=nodes.lose, rejoin=nodes.rejoin)
 
     @property
     def state(self) -> PoolState:
@@ -164,68 +160,15 @@ class Simulation:
         return self.now_s - last_trained_s > self._starved_s
 
     def _reports_of(self, config: PoolConfig | None, noise: SpeedNoise | None) -> MonitorReports | ThroughputReports:
-        engine, cluster_state, fold, soon = self._engine, self.cluster_state, self._fold, self._soon
+        engine, cluster_state, fold, soon = self._engine, self.cluster_state, self._driver.fold, self._driver.soon
         if config is not None:
             return MonitorReports(engine, cluster_state, fold=fold, soon=soon, pool=lambda: self.state)
         return ThroughputReports(engine, cluster_state, fold=fold, soon=soon, of_all=noise is not None)
 
-    # -- events ------------------------------------------------------------------------------------------
-
     def _arrive(self, jobs: tuple[TraceJob, ...]) -> None:
         self._num_to_come -= len(jobs)
         self._commands.extend(submission(job) for job in jobs)
-        self._soon()
-
-    def _start(self, training: Training) -> None:
-        """The stop ends, unless the job has left these GPUs."""
-        if self.cluster_state.is_present(training):
-            self._fold(simulated_events.generation_started(training, self.now_s))
-            self._reports.begin(training)
-            if self.state.config.stop_free:  # workers that left, and changes that waited for the switch
-                self._report_stopped(training.job.job_id)
-                self._soon()
-
-    def _finish(self, training: Training) -> None:
-        if not self.cluster_state.is_present(training):
-            return
-        job_id = training.job.job_id
-        self._log.finished_at_s[job_id] = self.now_s
-        self._fold(simulated_events.job_finished(training, self.now_s))
-        self._report_stopped(job_id)
-        self.cluster_state.finish(job_id, self.now_s)
-        self._soon()
-
-    def _join(self, node_id: str) -> None:
-        known, node = self.state.nodes.get(node_id), self.cluster.nodes[node_id]
-        until_s = self._ends.until_s(node_id, self.now_s) if self._ends is not None else None
-        self._fold(simulated_events.node_joined(node_id, node.num_gpus, known, self.now_s, node.gpu_type, until_s))
-        if until_s is not None:
-            self._engine.at(until_s, lambda: self._leave(node_id))
-
-    def _leave(self, node_id: str) -> None:
-        """A node ends as announced: all of its jobs have moved."""
-        assert not self.cluster_state.jobs_on(node_id, self.now_s), f"{node_id} ends with jobs on it"
-        self.cluster_state.lose(node_id, self.now_s)
-        self._fold(simulated_events.node_left(self.state.nodes[node_id], self.now_s))
-        if self._away_s is not None:
-            self._engine.after(self._away_s, lambda: self._rejoin(node_id))
-        self._soon()
-
-    def _lose(self, node_id: str) -> None:
-        """A node is lost; its jobs lose their GPUs and keep their progress."""
-        for job_id in self.cluster_state.jobs_on(node_id, self.now_s):
-            self._fold(simulated_events.progressed(self.cluster_state.trainings[job_id], self.now_s))
-            self.cluster_state.release(job_id, self.now_s)
-        self.cluster_state.lose(node_id, self.now_s)
-        self._fold(simulated_events.node_lost(self.state.nodes[node_id], self.now_s))
-        self._soon()
-
-    def _rejoin(self, node_id: str) -> None:
-        self.cluster_state.rejoin(node_id, self.now_s)
-        self._join(node_id)
-        self._soon()
-
-    # -- decisions ---------------------------------------------------------------------------------------
+        self._driver.soon()
 
     def _settle(self) -> None:
         """Ask the policies in turn, until all others have nothing to decide after the last decision."""
@@ -248,44 +191,11 @@ class Simulation:
         before, decision = self.state, self._driver.ask(policy, commands)
         if decision is None:
             return False
-        self._fold(decision)
+        self._driver.fold(decision)
         for event in decision.events:
             self._log.record(event, self.now_s)
             if isinstance(event, PlacementDecided):
-                self._carry_out(event)
+                self._workers.carry_out(event)
         for observer in self._observers:
             observer.decided(before, decision.events, self.now_s)
         return True
-
-    # -- placements --------------------------------------------------------------------------------------
-
-    def _carry_out(self, decision: PlacementDecided) -> None:
-        """All jobs leave their GPUs before any job takes new ones; jobs that only leave some go first."""
-        left: dict[str, Training | None] = {}
-        for placed in decision.placements:
-            left[placed.job_id] = self.cluster_state.release(placed.job_id, self.now_s)
-            self._report_stopped(placed.job_id)
-
-        def takes(placed: PlacedJob) -> bool:
-            before = left[placed.job_id]
-            return before is None or not set(placed.gpus) <= set(before.gpus)
-
-        for placed in sorted(decision.placements, key=takes):
-            if placed.gpus:
-                switches = self.state.live_jobs[placed.job_id].previous_generation is not None
-                self._occupy(placed, left[placed.job_id] if switches else None)
-
-    def _report_stopped(self, job_id: str) -> None:
-        """Each node reports that the job's workers have stopped; otherwise the fold never forgets an ended job."""
-        job, iteration = self.state.job(job_id), self.cluster_state.iteration(job_id, self.now_s)
-        for stopping in job.stopping if job is not None else ():
-            self._fold(simulated_events.workers_stopped(job_id, stopping, iteration, self.now_s))
-
-    def _occupy(self, placed: PlacedJob, before: Training | None) -> None:
-        job = self._jobs[placed.job_id]
-        training = self.cluster_state.occupy(
-            job, placed.generation, placed.gpus, self.now_s, placed.virtual_nodes_by_rank, before
-        )
-        self._engine.at(training.starts_s, lambda: self._start(training))
-        if training.done_at_s < NEVER_S:
-            self._engine.at(training.done_at_s, lambda: self._finish(training))

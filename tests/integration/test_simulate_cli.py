@@ -38,7 +38,15 @@ NUMBERS = (
     "deadline_satisfactory_ratio",
     "cluster_efficiency",
     "makespan_s",
+    "mean_jct_s",
+    "median_jct_s",
+    "mean_jct_small_s",
+    "median_jct_large_s",
     "mean_jct_best_effort_s",
+    "mean_queueing_s",
+    "median_queueing_s",
+    "utilization",
+    "scheduling_interval_s",
     "resizes",
     "migrations",
     "wall_s",
@@ -69,7 +77,12 @@ def test_json_is_one_object_with_all_numbers() -> None:
 def test_the_table_has_the_same_numbers() -> None:
     result = simulate("--trace", "small", "--nodes", "2")
     assert result.exit_code == 0
-    assert "deadline_satisfactory_ratio" in result.stdout
+    shown = [line.split() for line in result.stdout.splitlines()]
+    assert all(len(each) == 2 for each in shown), "a name and a number on each line of 80 columns"
+    assert {"deadline_satisfactory_ratio", "median_jct_medium_s", "scheduling_interval_s"} <= {
+        name for name, _ in shown
+    }
+    assert max(map(len, result.stdout.splitlines())) <= 80
     assert result.stderr == ""
 
 

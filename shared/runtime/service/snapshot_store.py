@@ -14,13 +14,13 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.events import EpochBegan, SnapshotSaved
-from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.service.ledger_encoding import event_id, read_message, subject_of
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.ledger_chain import LedgerChain
+from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.shared.state.pool import PoolState
 
 MAX_BYTES = 1 << 30
@@ -92,10 +92,8 @@ async def beginning(bus: Bus, pool: str) -> PoolState:
 
 async def newest_epoch(bus: Bus, pool: str) -> Epoch | None:
     """None in the first one."""
-    record = await _last_record(bus, subjects.epoch(pool))
-    if record is None or not isinstance(began := read_message(record), EpochBegan):
-        return None
-    return Epoch(sequence=record.sequence, began=began)
+    sequence, began = await _last(bus, subjects.epoch(pool))
+    return Epoch(sequence=sequence, began=began) if isinstance(began, EpochBegan) else None
 
 
 async def of_epoch(bus: Bus, pool: str, began: EpochBegan) -> Snapshot:
@@ -114,8 +112,7 @@ def epoch_object(digest: str) -> str:
 
 async def newest_saved(bus: Bus, pool: str) -> SnapshotSaved | None:
     """What the ledger says of the newest snapshot that this version can read. Raises Unavailable."""
-    record = await _last_record(bus, subjects.snapshot(pool, snapshot_encoding.SHAPE))
-    saved = read_message(record) if record is not None else None
+    _, saved = await _last(bus, subjects.snapshot(pool, snapshot_encoding.SHAPE))
     return saved if isinstance(saved, SnapshotSaved) else None
 
 
@@ -180,8 +177,10 @@ async def _object(bus: Bus, bucket: str, name: str, digest: str) -> bytes:
     return data
 
 
-async def _last_record(bus: Bus, subject: str) -> LedgerRecord | None:
+async def _last(bus: Bus, subject: str) -> tuple[int, LedgerMessage | None]:
+    """The newest message of a subject, and its sequence; None if there is none."""
     try:
-        return await with_retry(bus.last_record, subject)
+        record = await with_retry(bus.last_record, subject)
     except UnknownStream:
-        return None
+        record = None
+    return (0, None) if record is None else (record.sequence, read_message(record))

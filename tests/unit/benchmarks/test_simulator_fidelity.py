@@ -1,75 +1,24 @@
 """The pure parts of the comparison of simulator and live pool: outcomes of a ledger, calibration, measures of error."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.simulator_fidelity.__main__ import rows
-from benchmarks.simulator_fidelity.calibration import Calibration, is_void
+from benchmarks.simulator_fidelity.calibration import Calibration
+from benchmarks.simulator_fidelity.control_job import verdict
 from benchmarks.simulator_fidelity.outcomes import Outcome, compared, recorded_run
 from benchmarks.simulator_fidelity.workload import (
     CONFIG,
     CONTROL,
     LEVELS,
-    Arrival,
     arrivals,
     calibration_arrivals,
     nominal_rates,
 )
-from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.events import (
-    GenerationStarted,
-    JobAdmitted,
-    JobFinished,
-    PlacedJob,
-    PlacementDecided,
-    PlanDecided,
-    PlanEvent,
-)
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.simulator.timing.recorded_times import recorded_times
-
-GPUS = (GpuId("node-0", 0), GpuId("node-0", 1))
-RATE = nominal_rates(CONTROL)[1]
-JOB = Arrival(job_id="a", model_name=CONTROL, at_s=0.0, num_iterations=round(20 * RATE), deadline_in_s=60.0)
-
-
-def decided(service: str, at_s: float, *events: PlanEvent, commands: tuple[SubmitJob, ...] = ()) -> PlanDecided:
-    return PlanDecided(service=service, based_on=0, now_s=at_s, commands=commands, events=events)
-
-
-def placed(generation: int, at_s: float, num_gpus: int) -> PlanDecided:
-    one = PlacedJob(job_id="a", generation=generation, gpus=GPUS[:num_gpus])
-    return decided("placement", at_s, PlacementDecided(placements=(one,), at_s=at_s))
-
-
-def ledger(speed: float = 1.0) -> Iterator[LedgerMessage]:
-    """A first start of 2 s, 8 s on one slot, growth: prepared in 2 s, a stop of 0.5 s; the rest on two slots."""
-    command = SubmitJob(job_id="a", tenant="t", spec=JOB.spec())
-    admitted = JobAdmitted(
-        job_id="a",
-        tenant="t",
-        spec=JOB.spec(),
-        deadline_s=160.0,
-        minimum_satisfactory_share=(),
-        gpu_seconds=0,
-        at_s=100,
-    )
-    yield decided("admission", 100.0, admitted, commands=(command,))
-    yield placed(1, 100.0, 1)
-    yield GenerationStarted(job_id="a", generation=1, num_gpus=1, iteration=0, at_s=102.0)
-    yield placed(2, 110.0, 2)
-    resize = ResizeTimeline(prepare_s=2.0, stop_s=0.5, first_step_s=0.25, bytes_moved=0)
-    done = round(10 * RATE * speed)
-    yield GenerationStarted(job_id="a", generation=2, num_gpus=2, iteration=done, resize=resize, at_s=112.75)
-    left_s = (JOB.num_iterations - done) / (2 * RATE * speed)
-    yield JobFinished(
-        job_id="a", generation=2, iteration=JOB.num_iterations, condition="max_iterations", at_s=112.5 + left_s
-    )
+from tests.support.control_ledger import JOB, ledger
 
 
 def calibration(speed: float = 1.0) -> Calibration:
@@ -128,7 +77,7 @@ def test_the_simulator_decides_for_itself_and_knows_the_live_settings() -> None:
 def test_a_control_job_of_another_speed_makes_a_run_void() -> None:
     assert calibration().control_change(ledger(speed=0.5)) == pytest.approx(-0.5, abs=0.02)
     assert calibration().control_change([]) is None
-    assert [is_void(change) for change in (0.0, 0.02, -0.2, None)] == [False, False, True, True]
+    assert [verdict(change)["void"] for change in (0.0, 0.02, -0.2, None)] == [False, False, True, True]
 
 
 def test_errors_are_relative_to_live_completion_times() -> None:

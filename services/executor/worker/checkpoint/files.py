@@ -13,7 +13,7 @@ def read_state(file: BinaryIO) -> dict[str, Any]:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def write_durably(path: Path, state: Mapping[str, Any]) -> str:
+def write_state(path: Path, state: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the bytes once they are on the disk."""
     with path.open("wb") as file:
         stream = _Hashed(file)
@@ -49,13 +49,3 @@ class _Hashed:
                 do()
             except OSError as error:
                 self.error = error
-
-
-def rename_durably(path: Path, name: Path) -> None:
-    """In the same folder."""
-    path.replace(name)
-    folder = os.open(name.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

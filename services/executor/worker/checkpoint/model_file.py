@@ -11,8 +11,9 @@ from typing import Any
 
 import structlog
 
-from elasticflow.services.executor.worker.checkpoint.files import rename_durably, write_durably
+from elasticflow.services.executor.worker.checkpoint.files import write_state
 from elasticflow.shared.messages.worker_protocol.job_files import MODEL_FOLDER, model_file_name
+from elasticflow.shared.runtime.process.durable_file import rename_durably
 
 log = structlog.get_logger()
 
@@ -24,7 +25,7 @@ def write_model(checkpoint_dir: Path, iteration: int, model: Mapping[str, Any]) 
     file = folder / model_file_name(iteration)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_durably(unfinished, model)
+        write_state(unfinished, model)
         rename_durably(unfinished, file)
     except OSError as error:
         with suppress(OSError):

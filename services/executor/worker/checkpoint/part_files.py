@@ -14,8 +14,9 @@ from typing import Any
 
 import structlog
 
-from elasticflow.services.executor.worker.checkpoint.files import read_state, rename_durably, write_durably
+from elasticflow.services.executor.worker.checkpoint.files import read_state, write_state
 from elasticflow.services.executor.worker.checkpoint.parameter_slices import whole_state
+from elasticflow.shared.runtime.process.durable_file import rename_durably
 
 log = structlog.get_logger()
 
@@ -36,7 +37,7 @@ class PartFiles:
         name = f"g{self._generation:010d}-i{iteration:014d}-p{rank:05d}"
         unfinished = self._folder / f"{name}.{os.getpid()}.unfinished"
         try:
-            digest = write_durably(unfinished, part)
+            digest = write_state(unfinished, part)
             rename_durably(unfinished, self._folder / f"{name}-{digest}.part")
         except OSError:
             unfinished.unlink(missing_ok=True)

@@ -19,9 +19,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import structlog
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.files import read_state, rename_durably, write_durably
+from elasticflow.services.executor.worker.checkpoint.files import read_state, write_state
 from elasticflow.services.executor.worker.checkpoint.part_files import PartFiles
 from elasticflow.shared.errors import Stop
+from elasticflow.shared.runtime.process.durable_file import rename_durably
 
 log = structlog.get_logger()
 
@@ -90,7 +91,7 @@ class CheckpointStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f"g{self._generation:010d}-i{iteration:014d}.{os.getpid()}.unfinished"
         try:
-            digest = write_durably(unfinished, state)
+            digest = write_state(unfinished, state)
             file = self._folder / _Entry(self._generation, iteration, digest).file_name
             num_bytes = unfinished.stat().st_size
             self._publish(unfinished, file)

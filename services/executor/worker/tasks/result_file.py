@@ -1,11 +1,10 @@
 """Large results of padding tasks: files in the data folder of the pool, named by their content."""
 
 import hashlib
-import os
 from pathlib import Path
 
-from elasticflow.services.executor.worker.checkpoint.files import rename_durably
 from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.process.durable_file import rename_durably, write_durably
 
 
 def write_result_file(folder: Path, result: bytes) -> str:
@@ -19,10 +18,7 @@ def write_result_file(folder: Path, result: bytes) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{digest}.{fresh_id()}.unfinished"
     try:
-        with unfinished.open("wb") as file:
-            file.write(result)
-            file.flush()
-            os.fsync(file.fileno())
+        write_durably(unfinished, result)
         rename_durably(unfinished, folder / digest)
     except OSError:
         unfinished.unlink(missing_ok=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.files import rename_durably
 from elasticflow.services.executor.worker.checkpoint.host_copies import HostCopies
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
+from elasticflow.shared.runtime.process.durable_file import rename_durably
 
 
 class WorkerReported:
