@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from benchmarks.papers.published_jobs import GeneratorSettings, published_jobs
+from benchmarks.papers.published_jobs import GeneratorSettings, Seeds, published_jobs
 from benchmarks.papers.quantities import part_of_linear_scaling, run_numbers, share_with_time_enough
 from benchmarks.papers.runs import BOUND, Jobs, Run
 from benchmarks.scheduling.workloads import cluster_of
@@ -48,13 +48,14 @@ class Inputs:
         if jobs.trace:
             workload = _trace(self._file(jobs), self.throughputs or bundled_throughputs())
         else:
+            seeds = Seeds(jobs=jobs.seed, deadlines=jobs.deadline_seed)
             workload = published_jobs(
-                self.generator, self.tables, num_jobs=jobs.num_jobs, mean_gap_s=jobs.mean_gap_s, seed=jobs.seed
+                self.generator, self.tables, num_jobs=jobs.num_jobs, mean_gap_s=jobs.mean_gap_s, seeds=seeds
             )
         if (times := jobs.deadline_over_duration) is not None:
             workload = Workload.of(workload.name, (_due_after(job, times) for job in workload.jobs))
         if jobs.best_effort_share is not None:
-            workload = mixed(workload, jobs.best_effort_share, jobs.seed)
+            workload = mixed(workload, jobs.best_effort_share, jobs.deadline_seed)
         return workload
 
     def num_jobs(self, jobs: Jobs) -> int:
