@@ -93,7 +93,7 @@ def main(
     note(", ".join(f"{count} {name}" for name, count in counts(shown).items()))
     if live_shown:
         checks = ", ".join(f"{count} {name}" for name, count in analogue_counts(live_shown).items())
-        note(f"checks of analogues on CPU slots: {checks}")
+        note(f"checks of analogues: {checks}")
     if interrupted:
         note("interrupted: the report has what was run until then; --resume goes on")
         raise typer.Exit(INTERRUPTED)

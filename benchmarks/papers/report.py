@@ -70,7 +70,7 @@ def _summary(shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], a
     total = sum(len(section.rows) for section in shown)
     found = ", ".join(f"{count} {name}" for name, count in counts(shown).items())
     checks = ", ".join(f"{count} {name}" for name, count in analogue_counts(analogues).items())
-    return f"{total} rows: {found}. Checks of analogues on CPU slots: {checks}. " + " ".join(
+    return f"{total} rows: {found}. Checks of analogues: {checks}. " + " ".join(
         f"{name}: {value}." for name, value in about.items()
     )
 

@@ -1,4 +1,4 @@
-"""Analogues on CPU slots: the file as it is, what its reader rejects, and verdicts that follow from checks."""
+"""Analogues: the file as it is, what its reader rejects, and verdicts that follow from checks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_a_part_of_another_setup_does_not_count_and_the_report_says_what_is_not_
     store.keep(analogue, 0, result)
     assert store.to_do([analogue]) == []
     text = "\n".join(markdown_lines([analogue_section(analogue, [store.result(analogue, 0)])]))
-    assert "Analogue on CPU slots" in text
+    assert "Analogue: padding" in text
     assert "| 1.1 |  | holds |" in text
     assert "python -m benchmarks.papers --live --only PT-F4" in text
     changed = replace(analogue, setup={"num_tasks": 5})
