@@ -82,6 +82,9 @@ class Analogue:
             f"not run: {self.recorded} is missing; {self.written_by} writes it" if self.recorded else "not run: --live"
         )
 
+    def check_id(self, check: Check) -> str:
+        return f"{self.analogue_id}/{check.name}"
+
     def settings(self, part: int) -> dict[str, Any]:
         return {**self.setup, **self.parts[part]}
 

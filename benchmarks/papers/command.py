@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated
@@ -63,9 +63,10 @@ def main(
         require_matplotlib()
         claims = read_claims()
         figures = chosen(claims.figures, tuple(only or ()))
-        reasons = read_reasons(claims.figures)
+        all_analogues = read_analogues(claims.figures, MEASURES)
+        analogues = chosen_analogues(all_analogues, figures)
+        reasons = read_reasons(claims.figures, all_analogues)
         inputs = Inputs(traces, throughputs, claims.generator)
-        analogues = chosen_analogues(read_analogues(claims.figures, MEASURES), figures)
         assert inputs.tables.models  # an error in them ends the command here
         make_folder(out)
         store = Store(out, inputs.digest(), resume=resume)
@@ -88,7 +89,7 @@ def main(
     }
     shown_store = live_store if live or resume else None
     with reporting_errors():
-        live_shown = [_analogue_section(analogue, results, shown_store) for analogue in analogues]
+        live_shown = [_analogue_section(analogue, results, shown_store, reasons) for analogue in analogues]
     print(write_report(out, shown, live_shown, about))
     note(", ".join(f"{count} {name}" for name, count in counts(shown).items()))
     if live_shown:
@@ -134,12 +135,14 @@ def _measure_all(store: LiveStore, analogues: Sequence[Analogue]) -> bool:
     return True
 
 
-def _analogue_section(analogue: Analogue, results: Path, store: LiveStore | None) -> AnalogueSection:
+def _analogue_section(
+    analogue: Analogue, results: Path, store: LiveStore | None, reasons: Mapping[str, str]
+) -> AnalogueSection:
     """store: None without live parts."""
     if analogue.recorded:
-        return analogue_section(analogue, [recorded_result(analogue, results)])
-    parts = range(len(analogue.parts))
-    return analogue_section(analogue, [None if store is None else store.result(analogue, part) for part in parts])
+        return analogue_section(analogue, [recorded_result(analogue, results)], reasons)
+    parts = [None if store is None else store.result(analogue, part) for part in range(len(analogue.parts))]
+    return analogue_section(analogue, parts, reasons)
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

@@ -9,6 +9,7 @@ from benchmarks.papers.analogue_rows import AnalogueSection, analogue_counts, ht
 from benchmarks.papers.cells import html_table, markdown_table, number_text
 from benchmarks.papers.claims import Claim, Form
 from benchmarks.papers.picture import picture
+from benchmarks.papers.reasons import NONE_KNOWN
 from benchmarks.papers.rows import Row, Section, counts, setup_text
 from benchmarks.papers.verdicts import Verdict
 from elasticflow.simulator.report.page import STYLE
@@ -84,8 +85,8 @@ def _not_reached(shown: tuple[Section, ...]) -> Iterator[str]:
                 f"{row.claim.name} {number_text(row.measurement)} (published {_published(row.claim)})"
                 for row in differing
             )
-            reason = differing[0].reason or "no reason was found yet"
-            yield f"{section.figure.figure_id}, {section.figure.title}: {rows}. {reason}"
+            reasons = " ".join(dict.fromkeys(row.reason or NONE_KNOWN for row in differing))
+            yield f"{section.figure.figure_id}, {section.figure.title}: {rows}. {reasons}"
 
 
 def _about(section: Section) -> str:

@@ -19,7 +19,7 @@ BY_ID = {analogue.analogue_id: analogue for analogue in RECORDED}
 
 
 def shown(analogue: Analogue, folder: Path) -> AnalogueSection:
-    return analogue_section(analogue, [recorded_result(analogue, folder)])
+    return analogue_section(analogue, [recorded_result(analogue, folder)], {})
 
 
 def verdicts(section: AnalogueSection) -> dict[str, str]:
