@@ -17,6 +17,7 @@ from benchmarks.papers.analogues_file import read_analogues
 from benchmarks.papers.claims import chosen
 from benchmarks.papers.claims_file import read_claims
 from benchmarks.papers.execution import Inputs, execute_run
+from benchmarks.papers.further_traces import further_figures
 from benchmarks.papers.live.measures import MEASURES, measure_part
 from benchmarks.papers.live.store import LiveStore
 from benchmarks.papers.reasons import read_reasons
@@ -33,7 +34,11 @@ from elasticflow.simulator.trace.plots import require_matplotlib
 
 
 def main(
-    traces: Annotated[Path | None, typer.Option(help="Folder of traces; rows of missing ones are not run.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Folder of traces: those of the papers, of which missing ones are not run, and any others."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the pool for traces that no paper has.")] = 128,
     throughputs: Annotated[
         Path | None, typer.Option(help="Folder of <model>.csv tables.", show_default="the project's own")
     ] = None,
@@ -57,12 +62,13 @@ def main(
       python -m benchmarks.papers --traces traces/ --throughputs tables/A100 --out report/
       python -m benchmarks.papers --traces traces/ --throughputs tables/A100 --only F9 --resume
       python -m benchmarks.papers --only F10     generated jobs on the project's own tables
+      python -m benchmarks.papers --traces mine/ --gpus 64 --only trace-june     the trace mine/june.csv
       python -m benchmarks.papers --live --only VF-T1     accuracies of real workers
     """
     with reporting_errors():
         require_matplotlib()
         claims = read_claims()
-        figures = chosen(claims.figures, tuple(only or ()))
+        figures = chosen(claims.figures + further_figures(claims.figures, traces, gpus), tuple(only or ()))
         all_analogues = read_analogues(claims.figures, MEASURES)
         analogues = chosen_analogues(all_analogues, figures)
         reasons = read_reasons(claims.figures, all_analogues)
