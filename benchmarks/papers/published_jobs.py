@@ -54,7 +54,7 @@ def _jobs(
 ) -> Iterator[TraceJob]:
     """The published program draws models, gaps, durations and GPUs with a seed each, and writes whole seconds."""
     models, gaps, durations, sizes = (Random(seeds.jobs + number) for number in range(4))
-    deadlines = Random(seeds.deadlines)
+    deadlines = Random(f"deadlines {seeds.deadlines}")  # no whole number: those are the seeds of the others
     counts, limits = list(settings.num_gpus_weights), list(accumulate(settings.num_gpus_weights.values()))
     runnable = {count: _runnable(settings, tables, count) for count in counts}
     at_s = 0.0

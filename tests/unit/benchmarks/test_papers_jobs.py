@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.papers.claims_file import read_claims
@@ -62,6 +63,16 @@ def test_a_seed_of_deadlines_changes_the_deadlines_alone() -> None:
     )
     assert first == second
     assert generated(1, 1) != generated(1, 2)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+def test_deadlines_do_not_follow_the_gpus_or_the_durations(seed: int) -> None:
+    """Although seeds of deadlines have the same numbers as those of the other draws."""
+    jobs = generated(1, deadlines=seed).jobs
+    durations_s = np.array([job.duration_s for job in jobs])
+    factors = np.array([(job.deadline_s or 0.0) - job.submitted_at_s for job in jobs]) / durations_s
+    for other in ([job.num_gpus for job in jobs], durations_s):
+        assert abs(np.corrcoef(factors, other)[0, 1]) < 0.2
 
 
 def test_the_published_seed_gives_the_jobs_of_figure_10_in_the_recorded_logs() -> None:
