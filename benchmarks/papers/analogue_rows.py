@@ -1,12 +1,13 @@
 """The rows of analogues: each check beside what was measured, its verdict, and the command for it alone."""
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.papers.analogues import LABEL, Analogue, Check, check_verdict, combined
 from benchmarks.papers.cells import html_table, markdown_table, number_text
+from benchmarks.papers.reasons import NONE_KNOWN
 from benchmarks.papers.verdicts import Measurement, Verdict
 
 COLUMNS = ("check", "number", "must be", "here", "beside it", "verdict")
@@ -15,11 +16,14 @@ _VERDICTS = (Verdict.DIFFERS, Verdict.HOLDS, Verdict.NOT_RUN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalogueSection:
-    """results: of the parts that were measured. numbers: of all of these together, by name."""
+    """results: of the parts that were measured. numbers: of all of these together, by name. reasons: of differences, by
+    check.
+    """
 
     analogue: Analogue
     results: tuple[Mapping[str, Any], ...]
     numbers: Mapping[str, Measurement]
+    reasons: Mapping[str, str]
 
     @property
     def is_whole(self) -> bool:
@@ -27,6 +31,12 @@ class AnalogueSection:
 
     def verdict(self, check: Check) -> Verdict:
         return check_verdict(check, self.numbers) if self.is_whole else Verdict.NOT_RUN
+
+    def differing(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.analogue.checks if self.verdict(check) is Verdict.DIFFERS)
+
+    def reason(self, check: Check) -> str:
+        return self.reasons.get(self.analogue.check_id(check), NONE_KNOWN)
 
     @property
     def conditions(self) -> str:
@@ -50,14 +60,18 @@ class AnalogueSection:
             "conditions": self.conditions,
             "numbers": {name: asdict(found) for name, found in self.numbers.items()},
             "verdicts": {check.name: self.verdict(check).value for check in self.analogue.checks},
+            "reasons": {check.name: self.reason(check) for check in self.differing()},
             "results": list(self.results),
         }
 
 
-def analogue_section(analogue: Analogue, results: Sequence[Mapping[str, Any] | None]) -> AnalogueSection:
+def analogue_section(
+    analogue: Analogue, results: Sequence[Mapping[str, Any] | None], reasons: Mapping[str, str]
+) -> AnalogueSection:
     """results: of its parts; None: not measured yet."""
     known = tuple(result for result in results if result is not None)
-    return AnalogueSection(analogue=analogue, results=known, numbers=combined([result["numbers"] for result in known]))
+    numbers = combined([result["numbers"] for result in known])
+    return AnalogueSection(analogue=analogue, results=known, numbers=numbers, reasons=reasons)
 
 
 def analogue_counts(shown: Sequence[AnalogueSection]) -> dict[str, int]:
@@ -69,13 +83,14 @@ def analogue_counts(shown: Sequence[AnalogueSection]) -> dict[str, int]:
 def not_reached(shown: Sequence[AnalogueSection]) -> Iterator[str]:
     """Checks that were run and differ, analogue by analogue."""
     for section in shown:
-        differing = [check for check in section.analogue.checks if section.verdict(check) is Verdict.DIFFERS]
+        differing = section.differing()
         if differing:
+            reasons = " ".join(_reasons(section))
             said = ", ".join(
                 f"{check.name} {number_text(section.numbers.get(check.number))} (must be {check.demand})"
                 for check in differing
             )
-            yield f"{LABEL}, {section.analogue.analogue_id}: {said}"
+            yield f"{LABEL}, {section.analogue.analogue_id}: {said}. {reasons}"
 
 
 def markdown_lines(shown: Sequence[AnalogueSection]) -> list[str]:
@@ -83,6 +98,7 @@ def markdown_lines(shown: Sequence[AnalogueSection]) -> list[str]:
     lines = list[str]()
     for section in shown:
         lines += ["", f"## {_heading(section)}", "", *_about(section), "", *markdown_table(COLUMNS, _rows(section))]
+        lines += ["", *(f"- {reason}" for reason in _reasons(section))] if section.differing() else []
         if section.numbers:
             lines += ["", _numbers(section)]
     return lines
@@ -94,9 +110,10 @@ def html_sections(shown: Sequence[AnalogueSection]) -> str:
 
 def _html(section: AnalogueSection) -> str:
     about = "".join(f"<p>{html.escape(line)}</p>\n" for line in _about(section) if line)
+    notes = "".join(f"<li>{html.escape(reason)}</li>" for reason in _reasons(section))
     return (
         f"<h2>{html.escape(_heading(section))}</h2>\n{about}{html_table(COLUMNS, _rows(section))}\n"
-        f'<p class="note">{html.escape(_numbers(section))}</p>'
+        f'<ul class="note">{notes}</ul>\n<p class="note">{html.escape(_numbers(section))}</p>'
     )
 
 
@@ -129,6 +146,11 @@ def _rows(section: AnalogueSection) -> Iterator[tuple[str, ...]]:
             number_text(section.numbers.get(check.beside)),
             section.analogue.missing if verdict is Verdict.NOT_RUN else verdict.value,
         )
+
+
+def _reasons(section: AnalogueSection) -> Iterable[str]:
+    """Of the checks that differ, each once."""
+    return dict.fromkeys(map(section.reason, section.differing()))
 
 
 def _numbers(section: AnalogueSection) -> str:

@@ -1,4 +1,4 @@
-"""Analogues on CPU slots of figures that need GPUs: what each measures, what must hold in it, and the verdicts.
+"""Analogues of figures that cannot run here: what each measures, what must hold in it, and the verdicts.
 
 `analogues.toml` beside this file holds them all; its first lines explain the keys.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.papers.claims import Figure
 from benchmarks.papers.verdicts import Measurement, Verdict, same_side
 
-LABEL = "analogue on CPU slots"
+LABEL = "analogue"
 
 
 class Relation(StrEnum):
@@ -81,6 +81,9 @@ class Analogue:
         return (
             f"not run: {self.recorded} is missing; {self.written_by} writes it" if self.recorded else "not run: --live"
         )
+
+    def check_id(self, check: Check) -> str:
+        return f"{self.analogue_id}/{check.name}"
 
     def settings(self, part: int) -> dict[str, Any]:
         return {**self.setup, **self.parts[part]}

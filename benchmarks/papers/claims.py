@@ -48,11 +48,12 @@ class Average(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Jobs of the published generator; each seed gives other jobs."""
+    """Jobs of the published generator. seed: the published one. deadline_seeds: each gives the jobs other deadlines."""
 
     num_jobs: int
     mean_gap_s: float
-    seeds: tuple[int, ...]
+    seed: int
+    deadline_seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

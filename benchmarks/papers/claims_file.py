@@ -72,7 +72,7 @@ SETUP_KEYS = {
     "batch_size",
 }
 GENERATOR_KEYS = {"short_share", "short_exponents", "long_exponents", "num_gpus_weights", "pairs", "tightness"}
-GENERATED_KEYS = {"num_jobs", "mean_gap_s", "seeds"}
+GENERATED_KEYS = {"num_jobs", "mean_gap_s", "seed", "deadline_seeds"}
 
 
 def read_claims(file: Path = CLAIMS) -> Claims:
@@ -209,13 +209,14 @@ def _generated(table: Table, where: str) -> Generated:
     missing = sorted(GENERATED_KEYS - table.keys())
     if missing:
         raise BadSettings((f"{where}: has no {', '.join(missing)}",))
-    seeds = tuple(whole(seed, f"{where}: seeds") for seed in table["seeds"])
+    seeds = tuple(whole(seed, f"{where}: deadline_seeds") for seed in table["deadline_seeds"])
     if not seeds:
-        raise BadSettings((f"{where}: has no seed",))
+        raise BadSettings((f"{where}: has no seed of deadlines",))
     return Generated(
         num_jobs=whole(table["num_jobs"], f"{where}: num_jobs"),
         mean_gap_s=positive(table, "mean_gap_s", where) or 0.0,
-        seeds=seeds,
+        seed=int(number(table["seed"], f"{where}: seed")),
+        deadline_seeds=seeds,
     )
 
 

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,7 @@ from benchmarks.papers.analogues_file import read_analogues
 from benchmarks.papers.claims import chosen
 from benchmarks.papers.claims_file import read_claims
 from benchmarks.papers.execution import Inputs, execute_run
+from benchmarks.papers.further_traces import further_figures
 from benchmarks.papers.live.measures import MEASURES, measure_part
 from benchmarks.papers.live.store import LiveStore
 from benchmarks.papers.reasons import read_reasons
@@ -33,7 +34,11 @@ from elasticflow.simulator.trace.plots import require_matplotlib
 
 
 def main(
-    traces: Annotated[Path | None, typer.Option(help="Folder of traces; rows of missing ones are not run.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="Folder of traces: those of the papers, of which missing ones are not run, and any others."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the pool for traces that no paper has.")] = 128,
     throughputs: Annotated[
         Path | None, typer.Option(help="Folder of <model>.csv tables.", show_default="the project's own")
     ] = None,
@@ -57,15 +62,17 @@ def main(
       python -m benchmarks.papers --traces traces/ --throughputs tables/A100 --out report/
       python -m benchmarks.papers --traces traces/ --throughputs tables/A100 --only F9 --resume
       python -m benchmarks.papers --only F10     generated jobs on the project's own tables
+      python -m benchmarks.papers --traces mine/ --gpus 64 --only trace-june     the trace mine/june.csv
       python -m benchmarks.papers --live --only VF-T1     accuracies of real workers
     """
     with reporting_errors():
         require_matplotlib()
         claims = read_claims()
-        figures = chosen(claims.figures, tuple(only or ()))
-        reasons = read_reasons(claims.figures)
+        figures = chosen(claims.figures + further_figures(claims.figures, traces, gpus), tuple(only or ()))
+        all_analogues = read_analogues(claims.figures, MEASURES)
+        analogues = chosen_analogues(all_analogues, figures)
+        reasons = read_reasons(claims.figures, all_analogues)
         inputs = Inputs(traces, throughputs, claims.generator)
-        analogues = chosen_analogues(read_analogues(claims.figures, MEASURES), figures)
         assert inputs.tables.models  # an error in them ends the command here
         make_folder(out)
         store = Store(out, inputs.digest(), resume=resume)
@@ -88,12 +95,12 @@ def main(
     }
     shown_store = live_store if live or resume else None
     with reporting_errors():
-        live_shown = [_analogue_section(analogue, results, shown_store) for analogue in analogues]
+        live_shown = [_analogue_section(analogue, results, shown_store, reasons) for analogue in analogues]
     print(write_report(out, shown, live_shown, about))
     note(", ".join(f"{count} {name}" for name, count in counts(shown).items()))
     if live_shown:
         checks = ", ".join(f"{count} {name}" for name, count in analogue_counts(live_shown).items())
-        note(f"checks of analogues on CPU slots: {checks}")
+        note(f"checks of analogues: {checks}")
     if interrupted:
         note("interrupted: the report has what was run until then; --resume goes on")
         raise typer.Exit(INTERRUPTED)
@@ -134,12 +141,14 @@ def _measure_all(store: LiveStore, analogues: Sequence[Analogue]) -> bool:
     return True
 
 
-def _analogue_section(analogue: Analogue, results: Path, store: LiveStore | None) -> AnalogueSection:
+def _analogue_section(
+    analogue: Analogue, results: Path, store: LiveStore | None, reasons: Mapping[str, str]
+) -> AnalogueSection:
     """store: None without live parts."""
     if analogue.recorded:
-        return analogue_section(analogue, [recorded_result(analogue, results)])
-    parts = range(len(analogue.parts))
-    return analogue_section(analogue, [None if store is None else store.result(analogue, part) for part in parts])
+        return analogue_section(analogue, [recorded_result(analogue, results)], reasons)
+    parts = [None if store is None else store.result(analogue, part) for part in range(len(analogue.parts))]
+    return analogue_section(analogue, parts, reasons)
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from benchmarks.papers.published_jobs import GeneratorSettings, published_jobs
+from benchmarks.papers.published_jobs import GeneratorSettings, Seeds, published_jobs
 from benchmarks.papers.quantities import part_of_linear_scaling, run_numbers, share_with_time_enough
 from benchmarks.papers.runs import BOUND, Jobs, Run
 from benchmarks.scheduling.workloads import cluster_of
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.simulator.report.run_matrix import mixed
+from elasticflow.simulator.report.run_matrix import due_after, mixed
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs
+from elasticflow.simulator.workload.workload import Workload, bundled_throughputs
 
 Numbers = Mapping[str, float | None]
 
@@ -48,13 +48,14 @@ class Inputs:
         if jobs.trace:
             workload = _trace(self._file(jobs), self.throughputs or bundled_throughputs())
         else:
+            seeds = Seeds(jobs=jobs.seed, deadlines=jobs.deadline_seed)
             workload = published_jobs(
-                self.generator, self.tables, num_jobs=jobs.num_jobs, mean_gap_s=jobs.mean_gap_s, seed=jobs.seed
+                self.generator, self.tables, num_jobs=jobs.num_jobs, mean_gap_s=jobs.mean_gap_s, seeds=seeds
             )
         if (times := jobs.deadline_over_duration) is not None:
-            workload = Workload.of(workload.name, (_due_after(job, times) for job in workload.jobs))
+            workload = due_after(workload, times)
         if jobs.best_effort_share is not None:
-            workload = mixed(workload, jobs.best_effort_share, jobs.seed)
+            workload = mixed(workload, jobs.best_effort_share, jobs.deadline_seed)
         return workload
 
     def num_jobs(self, jobs: Jobs) -> int:
@@ -84,11 +85,6 @@ def _tables(folder: Path) -> Throughputs:
 @lru_cache
 def _trace(file: Path, throughputs: Path) -> Workload:
     return read_trace(file, _tables(throughputs), True, 0)  # bad rows are left out; see Workload.skipped
-
-
-def _due_after(job: TraceJob, durations: float) -> TraceJob:
-    deadline_s = job.submitted_at_s + durations * job.duration_s
-    return replace(job, job_class=JobClass.SLO, deadline_s=deadline_s)
 
 
 def execute_run(run: Run, inputs: Inputs) -> dict[str, object]:

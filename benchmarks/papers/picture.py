@@ -16,7 +16,7 @@ WIDTH = 0.27
 
 def picture(section: Section) -> str:
     """Empty where nothing was measured."""
-    rows = [row for row in section.rows if row.measurement is not None and row.claim.value is not None]
+    rows = [row for row in section.rows if row.measurement is not None]
     if not rows:
         return ""
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": section.figure.figure_id}):
@@ -38,6 +38,8 @@ def picture(section: Section) -> str:
 def _bars(axes: object, rows: list[Row], series: str, position: int, colour: str) -> None:
     """Whiskers are the least and the greatest of several seeds or traces."""
     shown = [(at, row, value) for at, row in enumerate(rows) if (value := _value(row, series)) is not None]
+    if not shown:
+        return
     at_x = [at + (position - 1) * WIDTH for at, _, _ in shown]
     heights = [value for _, _, value in shown]
     axes.bar(at_x, heights, WIDTH, label=series, color=colour)  # pyright: ignore[reportAttributeAccessIssue]

@@ -8,7 +8,9 @@ from pathlib import Path
 from benchmarks.papers.analogue_rows import AnalogueSection, analogue_counts, html_sections, markdown_lines, not_reached
 from benchmarks.papers.cells import html_table, markdown_table, number_text
 from benchmarks.papers.claims import Claim, Form
+from benchmarks.papers.further_traces import LIKE
 from benchmarks.papers.picture import picture
+from benchmarks.papers.reasons import NONE_KNOWN
 from benchmarks.papers.rows import Row, Section, counts, setup_text
 from benchmarks.papers.verdicts import Verdict
 from elasticflow.simulator.report.page import STYLE
@@ -70,7 +72,7 @@ def _summary(shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], a
     total = sum(len(section.rows) for section in shown)
     found = ", ".join(f"{count} {name}" for name, count in counts(shown).items())
     checks = ", ".join(f"{count} {name}" for name, count in analogue_counts(analogues).items())
-    return f"{total} rows: {found}. Checks of analogues on CPU slots: {checks}. " + " ".join(
+    return f"{total} rows: {found}. Checks of analogues: {checks}. " + " ".join(
         f"{name}: {value}." for name, value in about.items()
     )
 
@@ -84,14 +86,15 @@ def _not_reached(shown: tuple[Section, ...]) -> Iterator[str]:
                 f"{row.claim.name} {number_text(row.measurement)} (published {_published(row.claim)})"
                 for row in differing
             )
-            reason = differing[0].reason or "no reason was found yet"
-            yield f"{section.figure.figure_id}, {section.figure.title}: {rows}. {reason}"
+            reasons = " ".join(dict.fromkeys(row.reason or NONE_KNOWN for row in differing))
+            yield f"{section.figure.figure_id}, {section.figure.title}: {rows}. {reasons}"
 
 
 def _about(section: Section) -> str:
     figure, first = section.figure, section.rows[0]
     setups = dict.fromkeys(setup_text(row.claim.setup) for row in section.rows if row.claim.setup is not None)
-    said = f"{figure.paper}, section {figure.section}; read from: {first.claim.read_from.value}. "
+    source = f"{figure.paper}, section {figure.section}; read from: {first.claim.read_from.value}. "
+    said = source if figure.section else f"No paper has this trace: rows as in {LIKE}. "
     return f"{said}{'; '.join(setups)}{'. ' if setups else ''}Alone: {first.command}"
 
 
@@ -106,7 +109,7 @@ def _notes(section: Section) -> Iterable[str]:
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.claim.name,
-        f"{_published(row.claim)} {row.claim.unit}".strip(),
+        f"{_published(row.claim)} {row.claim.unit if row.claim.value is not None else ''}".strip(),
         _policy(row.claim),
         number_text(row.measurement),
         ", ".join(f"{policy} {number_text(value)}" for policy, value in row.described.items()),

@@ -107,8 +107,9 @@ def setup_text(setup: Setup | None) -> str:
     sizes = " and ".join(map(str, dict.fromkeys(setup.num_gpus_by_trace)))
     parts = [", ".join(setup.traces)] if setup.traces else []
     if (generated := setup.generated) is not None:
-        seeds = ", ".join(map(str, generated.seeds))
-        parts.append(f"{generated.num_jobs} generated jobs, mean gap {generated.mean_gap_s:g} s, seeds {seeds}")
+        seeds = ", ".join(map(str, generated.deadline_seeds))
+        of_all = f"{generated.num_jobs} generated jobs, mean gap {generated.mean_gap_s:g} s, seed {generated.seed}"
+        parts.append(of_all if setup.deadline_over_duration else f"{of_all}, deadlines of seeds {seeds}")
     if setup.model:
         parts.append(f"{setup.model}, batch size {setup.batch_size}")
     if sizes:

@@ -17,12 +17,14 @@ class Jobs:
     num_jobs: int = 0
     mean_gap_s: float = 0.0
     seed: int = 0
+    deadline_seed: int = 0
     deadline_over_duration: float | None = None
     best_effort_share: float | None = None
 
     @property
     def name(self) -> str:
-        source = self.trace or f"generated-{self.num_jobs}-{self.mean_gap_s:g}-seed{self.seed}"
+        generated = f"generated-{self.num_jobs}-{self.mean_gap_s:g}-seed{self.seed}-deadlines{self.deadline_seed}"
+        source = self.trace or generated
         tight = "" if self.deadline_over_duration is None else f"-due{self.deadline_over_duration:g}"
         share = "" if self.best_effort_share is None else f"-be{self.best_effort_share:g}"
         return source + tight + share
@@ -67,10 +69,10 @@ def _jobs_of(setup: Setup, *, with_policy: bool) -> Iterator[tuple[Jobs, int]]:
     for trace, num_gpus in zip(setup.traces, sizes, strict=False):
         yield replace(changed, trace=trace), num_gpus
     if setup.generated is not None:
-        for seed in setup.generated.seeds:
-            generated = setup.generated
-            jobs = replace(changed, num_jobs=generated.num_jobs, mean_gap_s=generated.mean_gap_s, seed=seed)
-            yield jobs, sizes[0]
+        generated = setup.generated
+        jobs = replace(changed, num_jobs=generated.num_jobs, mean_gap_s=generated.mean_gap_s, seed=generated.seed)
+        for seed in generated.deadline_seeds:
+            yield replace(jobs, deadline_seed=seed), sizes[0]
 
 
 def for_ours(claim: Claim) -> Claim | None:

@@ -14,6 +14,7 @@ class Verdict(StrEnum):
     HOLDS = "holds"
     REPRODUCED = "reproduced"
     BETTER = "better"
+    NO_VALUE = "no published value"
     NOT_RUN = "not run"
 
 
@@ -36,13 +37,15 @@ class Measurement:
 
 
 def verdict(claim: Claim, measurement: Measurement | None) -> Verdict:
-    """None: it was not run.
+    """None: it was not run. No value: a trace that no paper has.
 
     Reproduced: within the tolerance. Better: beyond it in the better direction, for the paper's own system. Holds: the
     direction of a quotient or a reduction, or the order among the claims of the figure. A stand-in can at most hold.
     """
-    if measurement is None or claim.value is None:
+    if measurement is None:
         return Verdict.NOT_RUN
+    if claim.value is None:
+        return Verdict.NO_VALUE
     if not claim.stands_in:
         if abs(measurement.value - claim.value) <= claim.within:
             return Verdict.REPRODUCED

@@ -14,10 +14,7 @@ from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
-LOOSENING = 1.5  # the paper's; doubled until every job is admitted
 BEST_EFFORT_SEED = 0
-MAX_DOUBLINGS = 8
-MAX_LOOSENED_JOBS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,29 +125,13 @@ def _in_class(job: TraceJob, best_effort: set[str]) -> TraceJob:
     return replace(job, job_class=JobClass.SLO)
 
 
-def loosened(workload: Workload, times: float) -> Workload:
-    """The first jobs with a deadline, all of class slo, each with `times` the time until its deadline.
+def due_after(workload: Workload, durations: float) -> Workload:
+    """All jobs are of class slo, with so many durations until their deadlines.
 
     Source: ElasticFlow, section 6.4: efficiency is compared on schedulers that run the same jobs.
     """
-    dated = [job for job in workload.jobs if job.deadline_s is not None][:MAX_LOOSENED_JOBS]
-    return Workload.of(
-        f"{workload.name}, {times:g} times the time", (_with_looser_deadline(job, times) for job in dated)
+    due = (
+        replace(job, job_class=JobClass.SLO, deadline_s=job.submitted_at_s + durations * job.duration_s)
+        for job in workload.jobs
     )
-
-
-def _with_looser_deadline(job: TraceJob, times: float) -> TraceJob:
-    assert job.deadline_s is not None
-    deadline_s = job.submitted_at_s + times * (job.deadline_s - job.submitted_at_s)
-    return replace(job, job_class=JobClass.SLO, deadline_s=deadline_s)
-
-
-def loose_enough(matrix: RunMatrix, runner: Runner) -> Workload:
-    """Loosened until our policy rejects no job; at most MAX_DOUBLINGS times, as some jobs cannot run here at all."""
-    for doublings in range(MAX_DOUBLINGS):
-        workload = loosened(matrix.workloads[0], LOOSENING * 2**doublings)
-        run = matrix.run_of(workload, matrix.clusters[0], matrix.policies[0])
-        (outcome,) = runner([run])
-        if not outcome.result.num_rejected:
-            return workload
-    return loosened(matrix.workloads[0], LOOSENING * 2**MAX_DOUBLINGS)
+    return Workload.of(f"{workload.name}, due after {durations:g} durations", due)

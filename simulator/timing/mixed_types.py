@@ -10,8 +10,8 @@ from itertools import pairwise
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes, counts_to_measure
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 
-# VirtualFlow, section 6.5.1: 2 V100 and 8 P100 together are 1.423 times as fast as the V100 and 1.524 times as fast as
-# the P100, which is 1 / (1 / 1.423 + 1 / 1.524) of the sum of both throughputs.
+# An input of this model, no claim: the part of the sum of both throughputs that 2 V100 and 8 P100 of VirtualFlow reach.
+# It follows from VF-F13 of benchmarks/papers/claims.toml, and a test compares them: no benchmark is imported here.
 MEASURED_MIX_EFFICIENCY = 0.736
 MOST_VIRTUAL_NODES = 128  # of a simulated job; a split over a few GPUs of any speeds balances them within a few percent
 

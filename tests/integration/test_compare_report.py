@@ -5,6 +5,7 @@ import html
 import json
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from typer.testing import CliRunner
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.__main__ import app
-from elasticflow.simulator.report.run_matrix import BEST_EFFORT_SEED, RunMatrix, Runner, loosened, mixed
+from elasticflow.simulator.report.figures import efficiencies, mixes
+from elasticflow.simulator.report.run_matrix import BEST_EFFORT_SEED, RunMatrix, Runner, due_after, mixed
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
@@ -132,15 +134,27 @@ def test_a_mix_grows_by_more_of_the_same_jobs() -> None:
     assert {job.job_class for job in mixed(workload, 0.5).jobs} == {JobClass.SLO, JobClass.BEST_EFFORT}
 
 
-def test_loosened_deadlines_multiply_the_time() -> None:
+def test_deadlines_are_set_to_so_many_durations() -> None:
     workload = small(100)
-    given = {job.job_id: job for job in workload.jobs}
-    for job in loosened(workload, 3.0).jobs:
-        before = given[job.job_id]
-        assert before.deadline_s is not None
-        assert job.deadline_s is not None
-        assert job.deadline_s - job.submitted_at_s == pytest.approx(3 * (before.deadline_s - job.submitted_at_s))
+    due = due_after(workload, 1.5).jobs
+    assert [job.job_id for job in due] == [job.job_id for job in workload.jobs]
+    for job in due:
+        assert job.deadline_s == pytest.approx(job.submitted_at_s + 1.5 * job.duration_s)
         assert job.job_class is JobClass.SLO
+
+
+def test_figures_10_and_11_have_the_published_setup() -> None:
+    """Deadlines of 1.5 durations; up to 90 % best effort, with completion times relative to Gandiva's."""
+    matrix = RunMatrix(
+        workloads=(small(8),), clusters=(ClusterShape(num_nodes=1, gpus_per_node=8),), policies=("edf", "gandiva")
+    )
+    runner = Runner()
+    assert "due after 1.5 durations" in efficiencies(matrix, runner).title
+    mix = mixes(matrix, runner)
+    assert mix.columns[9::9] == ("ratio, 90%", "gandiva over it, 90%")
+    assert [row[0] for row in mix.rows] == ["edf", "gandiva"]
+    assert all(cell in (1.0, None) for cell in mix.rows[1][10:])
+    assert mixes(replace(matrix, policies=("edf",)), runner).columns[10] == "edf over it, 10%"
 
 
 @pytest.mark.parametrize(

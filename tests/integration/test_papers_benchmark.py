@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,18 @@ def test_rows_without_their_trace_name_it_and_the_page_is_whole(tmp_path: Path) 
     assert "itp_195job" in (tmp_path / "report.md").read_text()
     assert report["analogue_counts"] == {"differs": 0, "holds": 0, "not run": len(report["analogues"][0]["checks"])}
     assert "not run: --live" in page
+
+
+def test_a_trace_that_no_paper_has_is_run_and_not_judged(tmp_path: Path) -> None:
+    traces, out = tmp_path / "traces", tmp_path / "report"
+    traces.mkdir()
+    shutil.copy(REPOSITORY / "simulator" / "data" / "traces" / "small.csv", traces / "june.csv")
+    code, said = ended("--traces", str(traces), "--gpus", "64", "--only", "trace-june", "--out", str(out))
+    assert code == 0, said
+    report = json.loads((out / "report.json").read_text())
+    assert report["counts"]["no published value"] == len(report["rows"]) == 6
+    assert all(0.0 <= row["measurement"]["value"] <= 1.0 for row in report["rows"])
+    assert "Deadlines met in trace june on 64 GPUs" in (out / "report.html").read_text()
 
 
 def test_an_interrupted_run_reports_what_it_has_and_is_resumed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Analogues on CPU slots: the file as it is, what its reader rejects, and verdicts that follow from checks."""
+"""Analogues: the file as it is, what its reader rejects, and verdicts that follow from checks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -84,13 +84,13 @@ def test_a_part_of_another_setup_does_not_count_and_the_report_says_what_is_not_
     result = {"setup": {"num_tasks": 4}, "numbers": {"every-30-s": 1.1}, "load_average": [0.0, 1.0], "wall_s": 3.0}
     store.keep(analogue, 0, result)
     assert store.to_do([analogue]) == []
-    text = "\n".join(markdown_lines([analogue_section(analogue, [store.result(analogue, 0)])]))
-    assert "Analogue on CPU slots" in text
+    text = "\n".join(markdown_lines([analogue_section(analogue, [store.result(analogue, 0)], {})]))
+    assert "Analogue: padding" in text
     assert "| 1.1 |  | holds |" in text
     assert "python -m benchmarks.papers --live --only PT-F4" in text
     changed = replace(analogue, setup={"num_tasks": 5})
     assert store.result(changed, 0) is None
-    assert "not run: --live" in "\n".join(markdown_lines([analogue_section(changed, [None])]))
+    assert "not run: --live" in "\n".join(markdown_lines([analogue_section(changed, [None], {})]))
 
 
 @pytest.mark.parametrize(

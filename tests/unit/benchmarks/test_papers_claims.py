@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.papers.claims import Claims, chosen
 from benchmarks.papers.claims_file import read_claims
-from benchmarks.papers.reasons import read_reasons
 from elasticflow.shared.errors import BadSettings
 
 GENERATOR = """
@@ -47,7 +46,6 @@ def test_all_claims_of_four_papers_can_run_or_say_what_is_missing() -> None:
     assert {figure.paper for figure in figures} == {"ElasticFlow", "Amoeba", "VirtualFlow", "PaddingTorch"}
     claims = [claim for figure in figures for claim in figure.claims]
     assert all(claim.needs or (claim.setup and claim.value is not None) for claim in claims)
-    read_reasons(figures)
 
 
 def test_a_claim_takes_what_its_figure_says_and_overrides_it(tmp_path: Path) -> None:
@@ -104,10 +102,3 @@ def test_figures_are_chosen_by_their_number(name: str, count: int) -> None:
 def test_an_unknown_figure_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(BadSettings, match="no figure is named 'F99'; there are EF-F2a"):
         chosen(read_claims().figures, ("F99",))
-
-
-def test_a_reason_of_an_unknown_claim_is_an_error(tmp_path: Path) -> None:
-    file = tmp_path / "reasons.toml"
-    file.write_text('[[reason]]\nclaims = ["EF-F0"]\ntext = "so"\n')
-    with pytest.raises(BadSettings, match="no figure or claim 'EF-F0'"):
-        read_reasons(read_claims().figures, file)

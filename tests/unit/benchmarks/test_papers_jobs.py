@@ -1,12 +1,14 @@
 """Jobs of the published generator, and the numbers of a run that claims name."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.papers.claims_file import read_claims
 from benchmarks.papers.execution import Inputs
-from benchmarks.papers.published_jobs import GeneratorSettings, published_jobs
+from benchmarks.papers.published_jobs import GeneratorSettings, Seeds, published_jobs
 from benchmarks.papers.quantities import share_with_time_enough
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
@@ -14,8 +16,8 @@ from elasticflow.simulator.trace.completion_times import completion_numbers
 from elasticflow.simulator.trace.result import Fate, Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.training import Occupancy
-from elasticflow.simulator.workload.throughput_tables import Throughputs
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
+from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs
 
 CURVE = ScalingCurve((1, 2, 4), (1.0, 1.8, 3.0))
 TABLES = Throughputs(source="tables", curves={"resnet50": {64: CURVE}, "other": {8: CURVE}})
@@ -29,8 +31,9 @@ SETTINGS = GeneratorSettings(
 )
 
 
-def generated(seed: int) -> Workload:
-    return published_jobs(SETTINGS, TABLES, num_jobs=400, mean_gap_s=100.0, seed=seed)
+def generated(seed: int, deadlines: int = 1) -> Workload:
+    seeds = Seeds(jobs=seed, deadlines=deadlines)
+    return published_jobs(SETTINGS, TABLES, num_jobs=400, mean_gap_s=100.0, seeds=seeds)
 
 
 def test_the_command_for_one_figure_names_the_folders_that_were_given() -> None:
@@ -53,10 +56,40 @@ def test_each_seed_gives_its_own_jobs_always() -> None:
     assert generated(1) != generated(2)
 
 
+def test_a_seed_of_deadlines_changes_the_deadlines_alone() -> None:
+    first, second = (
+        [replace(job, deadline_s=None, job_class=JobClass.BEST_EFFORT) for job in generated(1, deadlines).jobs]
+        for deadlines in (1, 2)
+    )
+    assert first == second
+    assert generated(1, 1) != generated(1, 2)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+def test_deadlines_do_not_follow_the_gpus_or_the_durations(seed: int) -> None:
+    """Although seeds of deadlines have the same numbers as those of the other draws."""
+    jobs = generated(1, deadlines=seed).jobs
+    durations_s = np.array([job.duration_s for job in jobs])
+    factors = np.array([(job.deadline_s or 0.0) - job.submitted_at_s for job in jobs]) / durations_s
+    for other in ([job.num_gpus for job in jobs], durations_s):
+        assert abs(np.corrcoef(factors, other)[0, 1]) < 0.2
+
+
+def test_the_published_seed_gives_the_jobs_of_figure_10_in_the_recorded_logs() -> None:
+    """Submission, GPUs and deadline as in plot_figure/logs/figure10 of the authors; deadlines are 1.5 durations."""
+    settings = replace(read_claims().generator, tightness=(1.5, 1.5))
+    tables = read_throughputs(bundled_throughputs())
+    seeds = Seeds(jobs=1, deadlines=1)
+    jobs = published_jobs(settings, tables, num_jobs=100, mean_gap_s=1500.0, seeds=seeds).jobs
+    recorded = {0: (0, 1, 5896), 5: (12043, 1, 156466), 15: (24137, 8, 45808), 54: (103518, 16, 106064)}
+    recorded |= {39: (69046, 2, 71868), 93: (166596, 8, 1026822), 99: (175378, 1, 176516)}
+    assert {at: (jobs[at].submitted_at_s, jobs[at].num_gpus, jobs[at].deadline_s) for at in recorded} == recorded
+
+
 def test_the_generator_of_the_claims_makes_jobs_of_other_tables_too() -> None:
     settings = read_claims().generator
     other = Throughputs(source="tables", curves={"other": {8: CURVE}})
-    workload = published_jobs(settings, other, num_jobs=20, mean_gap_s=1.0, seed=1)
+    workload = published_jobs(settings, other, num_jobs=20, mean_gap_s=1.0, seeds=Seeds(jobs=1, deadlines=1))
     assert {job.model_name for job in workload.jobs} == {"other"}
     assert 0.0 < (share_with_time_enough(workload) or 0.0) < 1.0
 

@@ -19,7 +19,7 @@ BY_ID = {analogue.analogue_id: analogue for analogue in RECORDED}
 
 
 def shown(analogue: Analogue, folder: Path) -> AnalogueSection:
-    return analogue_section(analogue, [recorded_result(analogue, folder)])
+    return analogue_section(analogue, [recorded_result(analogue, folder)], {})
 
 
 def verdicts(section: AnalogueSection) -> dict[str, str]:
@@ -49,6 +49,21 @@ def test_verdicts_follow_the_file(tmp_path: Path) -> None:
     assert (verdicts(before)["prediction"], verdicts(before)["uneven-split"]) == ("differs", "holds")
     assert (verdicts(after)["prediction"], verdicts(after)["uneven-split"]) == ("holds", "differs")
     assert "load average 1.0 before and 2.8 after" in before.conditions
+
+
+def test_the_best_arrival_rate_of_the_file_counts(tmp_path: Path) -> None:
+    def twice_as_fast_at_two_jobs_an_hour(content: dict[str, Any]) -> None:
+        runs = content["completion_times"]["completion"]["elastic"]["2"]
+        for one, mixed in zip(runs["one type"], runs["mixed"], strict=True):
+            mixed["mean_completion_s"] = one["mean_completion_s"] / 2
+
+    analogue = BY_ID["completion-times"]
+    before = shown(analogue, RESULTS)
+    after = shown(analogue, changed(analogue, tmp_path, twice_as_fast_at_two_jobs_an_hour))
+    assert (verdicts(before)["at-best"], verdicts(before)["at-best-with-faster-mixes"]) == ("differs", "holds")
+    assert verdicts(after)["at-best"] == "holds"
+    assert after.numbers["saved-at-best"].value == pytest.approx(0.5)
+    assert after.numbers["saved-at-8"] == before.numbers["saved-at-8"]
 
 
 def test_void_runs_say_nothing_about_the_simulator(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def test_another_published_value_changes_the_verdict() -> None:
     assert verdict(CLAIM, measurement) is Verdict.REPRODUCED
     assert verdict(replace(CLAIM, value=0.9), measurement) is Verdict.DIFFERS
     assert verdict(replace(CLAIM, value=0.7), measurement) is Verdict.BETTER
-    assert verdict(replace(CLAIM, value=None), measurement) is Verdict.NOT_RUN
+    assert verdict(replace(CLAIM, value=None), measurement) is Verdict.NO_VALUE
+    assert verdict(replace(CLAIM, value=None), None) is Verdict.NOT_RUN
 
 
 def test_only_the_papers_own_system_can_be_better() -> None:
