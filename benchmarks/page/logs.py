@@ -68,17 +68,16 @@ async def measure_logs(*, seconds: float) -> Measured:
                     await asyncio.sleep(1.0)
                     before = server.cpu_times()
                     followed = await page.evaluate(_FOLLOW, seconds)
-                    after = server.cpu_times()
+                    after, rss_mb = server.cpu_times(), server.memory_info().rss / 1e6
             finally:
-                num_bytes = sum(file.stat().st_size for file in logs.iterdir())
-                rss_mb = server.memory_info().rss / 1e6
                 await asyncio.to_thread(link_of.__exit__, None, None, None)
+            log_mb = sum(file.stat().st_size for file in logs.iterdir()) / 1e6
     return spread(followed["ages"]) | {
         "lines_per_s": LINES_PER_S,
         "frames_per_s": round(followed["frames_per_s"], 1),
         "share_of_a_core": (after.user + after.system - before.user - before.system) / seconds,
         "rss_mb": rss_mb,
-        "log_mb": num_bytes / 1e6,
+        "log_mb": log_mb,
     }
 
 
