@@ -2,19 +2,13 @@
 
 import asyncio
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
-
-from benchmarks.page.served_pool import browser_page
+from benchmarks.page.served_pool import browser_page, page_of_jobs, server_of_page, used_s
 from benchmarks.page.times import others, p95, spread
 from benchmarks.report import Measured, Row
-from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from tests.support.command_line import command_line_pool
-from tests.support.served_page import served_page
 
 LINES_PER_S = 100_000
 _JOB = "floods"
@@ -51,31 +45,22 @@ _FOLLOW = """seconds => new Promise(resolve => {
 
 
 async def measure_logs(*, seconds: float) -> Measured:
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "nats") as nats:
-        async with command_line_pool(nats.url, Path(folder)) as cli:
-            submitted = await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", _JOB)
-            assert submitted.status == 0, submitted.err
-            await cli.place(_JOB, "node-0:0", "node-0:1")
-            logs = Path(folder) / "logs" / _JOB
-            logs.mkdir(parents=True)
-            link_of = served_page(environment=cli.environment())
-            link = await asyncio.to_thread(link_of.__enter__)
-            try:
-                (server,) = [each for each in psutil.Process().children() if "ui" in each.cmdline()]
-                async with browser_page(link) as page, _flood(logs / "g1-r0.log"):
-                    await page.goto(f"{link.partition('/open')[0]}/#/job/{_JOB}")
-                    await page.wait_for_selector("pre.logs >> text=step")
-                    await asyncio.sleep(1.0)
-                    before = server.cpu_times()
-                    followed = await page.evaluate(_FOLLOW, seconds)
-                    after, rss_mb = server.cpu_times(), server.memory_info().rss / 1e6
-            finally:
-                await asyncio.to_thread(link_of.__exit__, None, None, None)
-            log_mb = sum(file.stat().st_size for file in logs.iterdir()) / 1e6
+    async with page_of_jobs(_JOB) as (cli, link):
+        await cli.place(_JOB, "node-0:0", "node-0:1")
+        file, server = cli.folder / "logs" / _JOB / "g1-r0.log", server_of_page()
+        file.parent.mkdir(parents=True)
+        async with browser_page(link) as page, _flood(file):
+            await page.goto(f"{link.partition('/open')[0]}/#/job/{_JOB}")
+            await page.wait_for_selector("pre.logs >> text=step")
+            await asyncio.sleep(1.0)
+            before_s = used_s(server)
+            followed = await page.evaluate(_FOLLOW, seconds)
+            share, rss_mb = (used_s(server) - before_s) / seconds, server.memory_info().rss / 1e6
+        log_mb = file.stat().st_size / 1e6
     return spread(followed["ages"]) | {
         "lines_per_s": LINES_PER_S,
         "frames_per_s": round(followed["frames_per_s"], 1),
-        "share_of_a_core": (after.user + after.system - before.user - before.system) / seconds,
+        "share_of_a_core": share,
         "rss_mb": rss_mb,
         "log_mb": log_mb,
     }

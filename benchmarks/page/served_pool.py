@@ -16,6 +16,7 @@ from benchmarks.page.ledgers import append_all
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import SystemClock
+from tests.support.command_line import CommandLinePool, command_line_pool
 from tests.support.served_page import served_page
 
 PATIENCE_MS = 120_000
@@ -74,13 +75,41 @@ async def browser_page(link: str) -> AsyncIterator[Page]:
         await browser.close()
 
 
+def server_of_page() -> psutil.Process:
+    """The one process of `eflow ui` that this process has started."""
+    (server,) = [each for each in psutil.Process().children() if "ui" in each.cmdline()]
+    return server
+
+
+def used_s(process: psutil.Process) -> float:
+    """Seconds of a core so far."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@asynccontextmanager
+async def page_of_jobs(*names: str) -> AsyncIterator[tuple[CommandLinePool, str]]:
+    """A pool with a real admission and eight GPUs that has promised these jobs, and the link of its page."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "nats") as nats:
+        async with command_line_pool(nats.url, Path(folder)) as cli:
+            for name in names:
+                submitted = await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", name)
+                assert submitted.status == 0, submitted.err
+            link_of = served_page(environment=cli.environment())
+            link = await asyncio.to_thread(link_of.__enter__)  # admission serves in this loop
+            try:
+                yield cli, link
+            finally:
+                await asyncio.to_thread(link_of.__exit__, None, None, None)
+
+
 @asynccontextmanager
 async def served_pool(messages: Sequence[Any]) -> AsyncIterator[ServedPool]:
     """The page has read the whole ledger when the body begins."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder)) as nats:
         await append_all(nats.url, messages)
         with served_page(environment={"NATS_URL": nats.url}) as link:
-            (server,) = [each for each in psutil.Process().children() if "ui" in each.cmdline()]
+            server = server_of_page()
             async with browser_page(link) as page:
                 pool = ServedPool(
                     url=nats.url,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
-from benchmarks.page.served_pool import ServedPool
+from benchmarks.page.served_pool import ServedPool, used_s
 from benchmarks.report import Measured, Row
 from elasticflow.web.server import STATIC
 
@@ -51,15 +51,11 @@ def server_rows(measured: Measured) -> Iterator[Row]:
 
 
 async def _share_of_a_core(pool: ServedPool, seconds: float) -> float:
-    def used_s() -> float:
-        times = pool.server.cpu_times()
-        return times.user + times.system
-
     await asyncio.sleep(1.0)
     loop = asyncio.get_running_loop()
-    before_s, began_s = used_s(), loop.time()
+    before_s, began_s = used_s(pool.server), loop.time()
     await asyncio.sleep(seconds)
-    return (used_s() - before_s) / (loop.time() - began_s)
+    return (used_s(pool.server) - before_s) / (loop.time() - began_s)
 
 
 async def _add_nodes(pool: ServedPool) -> None:

@@ -1,17 +1,14 @@
 """From an input on a slider to the frame that shows its result: the scrubber of the replay, and a quote."""
 
-import asyncio
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from playwright.async_api import Page  # pyright: ignore[reportMissingImports]
 
-from benchmarks.page.served_pool import browser_page
+from benchmarks.page.served_pool import browser_page, page_of_jobs
 from benchmarks.page.times import others, p95, spread
 from benchmarks.report import Measured, Row
-from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from tests.support.command_line import command_line_pool
 from tests.support.histories import History
 from tests.support.page_ledger import write_export
 from tests.support.served_page import served_page
@@ -70,23 +67,12 @@ def scrubbing_rows(measured: Measured) -> Iterator[Row]:
 
 async def measure_quotes(*, num_steps: int) -> Measured:
     """A pool with a real admission and eight GPUs, of which two jobs hold promises."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "nats") as nats:
-        async with command_line_pool(nats.url, Path(folder)) as cli:
-            for name in ("one", "two"):
-                submitted = await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", name)
-                assert submitted.status == 0, submitted.err
-            link_of = served_page(environment=cli.environment())
-            link = await asyncio.to_thread(link_of.__enter__)  # admission serves in this loop
-            try:
-                async with browser_page(link) as page:
-                    await page.goto(f"{link.partition('/open')[0]}/#/quote")
-                    await page.wait_for_selector("dl.quote")
-                    steps_ms = [
-                        await page.evaluate(_STEP, ["Iterations", 200 + 3 * number, "quote"])
-                        for number in range(num_steps)
-                    ]
-            finally:
-                await asyncio.to_thread(link_of.__exit__, None, None, None)
+    async with page_of_jobs("one", "two") as (_, link), browser_page(link) as page:
+        await page.goto(f"{link.partition('/open')[0]}/#/quote")
+        await page.wait_for_selector("dl.quote")
+        steps_ms = [
+            await page.evaluate(_STEP, ["Iterations", 200 + 3 * number, "quote"]) for number in range(num_steps)
+        ]
     return spread([each_ms / 1e3 for each_ms in steps_ms])
 
 

@@ -76,8 +76,9 @@ def _numbers(update: Mapping[str, Any], now_s: float) -> str:
 def _other_policy(compared: Mapping[str, Any], now_s: float) -> str:
     def cell(job: Mapping[str, Any], whose: str) -> str:
         end_s: float | None = job[f"{whose}_end_s"]
-        is_over = end_s is not None and job[whose] != "rejected"
-        return f"{job[whose]} at {clock_time(end_s, now_s=now_s)}" if is_over and end_s is not None else job[whose]
+        if end_s is None or job[whose] == "rejected":
+            return job[whose]
+        return f"{job[whose]} at {clock_time(end_s, now_s=now_s)}"
 
     def cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         deadline = "-" if job["deadline_s"] is None else clock_time(job["deadline_s"], now_s=now_s)

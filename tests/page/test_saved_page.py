@@ -7,6 +7,14 @@ from tests.page.axe import findings
 from tests.page.conftest import VIEWPORT, Viewer, watched
 
 
+def assert_accessible_on_each_screen(saved: Viewer) -> None:
+    for theme, width in (("light", 1280), ("dark", 390)):
+        saved.page.emulate_media(color_scheme=theme)
+        saved.page.set_viewport_size({"width": width, "height": 844})
+        assert findings(saved.page) == []
+        assert saved.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_a_saved_replay_opens_without_the_server_as_it_was(viewer: Viewer, browser: Any, tmp_path: Path) -> None:
     viewer.go("replay")
     viewer.page.wait_for_selector("text=message 67 of 67")
@@ -23,11 +31,7 @@ def test_a_saved_replay_opens_without_the_server_as_it_was(viewer: Viewer, brows
     shown = saved.page.inner_text("main")
     assert "kept" in shown
     assert "risky" not in shown
-    for theme, width in (("light", 1280), ("dark", 390)):
-        saved.page.emulate_media(color_scheme=theme)
-        saved.page.set_viewport_size({"width": width, "height": 844})
-        assert findings(saved.page) == []
-        assert saved.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_accessible_on_each_screen(saved)
     assert saved.problems == viewer.problems == []
     context.close()
 
@@ -47,9 +51,5 @@ def test_a_saved_replay_has_the_policy_that_is_laid_over(viewer: Viewer, browser
     outlines = saved.page.locator(".track .other")
     assert outlines.count() > 0
     assert all(each.bounding_box()["width"] > 1 for each in outlines.all())
-    for theme, width in (("light", 1280), ("dark", 390)):
-        saved.page.emulate_media(color_scheme=theme)
-        saved.page.set_viewport_size({"width": width, "height": 844})
-        assert findings(saved.page) == []
-        assert saved.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert_accessible_on_each_screen(saved)
     context.close()
