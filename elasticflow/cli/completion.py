@@ -38,6 +38,10 @@ def jobs_and_loads(context: typer.Context, incomplete: str) -> list[Word]:
     )
 
 
+def loads(context: typer.Context, incomplete: str) -> list[Word]:
+    return _matching(context, incomplete, lambda state: _loads(state, live=False))
+
+
 def nodes(context: typer.Context, incomplete: str) -> list[Word]:
     return _matching(context, incomplete, _nodes)
 

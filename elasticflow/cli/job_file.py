@@ -99,7 +99,7 @@ class _Reading:
         elif option.kind is bool and isinstance(value, bool):
             self.words += [option.word] * value
         elif option.kind is list and _is_list_of_words(value):
-            words = tuple(self._resolved(word) if option.is_path else word for word in map(str, value))
+            words = tuple(self._with_resolved_path(option, str(word)) for word in value)
             if option.word:
                 self.words += [f"{option.word}={word}" for word in words]
             else:
@@ -129,6 +129,12 @@ class _Reading:
                 if option.metavar == "NAME=URI" and isinstance(value, str) and "://" not in value:
                     each = [self._resolved(value)]
                 self.words.append(f"{option.word}={_table_word(option, name, each)}")
+
+    def _with_resolved_path(self, option: Option, word: str) -> str:
+        name, is_file, path = word.partition("=@") if option.metavar.endswith("=@FILE") else ("", "", "")
+        if is_file:
+            return f"{name}=@{self._resolved(path)}"
+        return self._resolved(word) if option.is_path else word
 
     def _resolved(self, path: str) -> str:
         """A path of the file, from the current folder."""

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from elasticflow.local.run_file import DATA_DIR, find_run_file, holder_of, read_
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.process_termination import kill_process_group
+from elasticflow.shared.runtime.process.secret_sealing import kept_key
 from elasticflow.shared.runtime.process.settings import Settings
 
 _STOP_TIMEOUT_S = 60.0
@@ -39,6 +40,14 @@ def configure(
             help="Decide despite unreadable messages of the plan up to this sequence.",
         ),
     ] = None,
+    secrets_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--secrets-key",
+            metavar="FILE",
+            help="Seal secrets of jobs for the key in this file, which is made if it is absent. Nodes need the file.",
+        ),
+    ] = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -54,18 +63,22 @@ def configure(
       eflow configure pool.toml
       eflow configure --nats-url nats://token@host:4222 --pool default
       eflow configure --json | jq .config
+      eflow configure --secrets-key /shared/elasticflow/secrets.key
       eflow configure --skip-plan-up-to 1234   (a damaged message stops all decisions)
     """
     wanted = read_config(file) if file is not None else None
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     replicas = Settings.from_environment().replicas
+    changes: dict[str, Any] = {} if skip_plan_up_to is None else {"skip_plan_up_to": skip_plan_up_to}
+    if secrets_key is not None:
+        changes["secrets_key"] = kept_key(secrets_key)
     config = asyncio.run(
         configure_pool(
             endpoint.nats_url,
             endpoint.pool,
             wanted,
             SystemClock(),
-            changes={} if skip_plan_up_to is None else {"skip_plan_up_to": skip_plan_up_to},
+            changes=changes,
             stream_replicas=replicas,
         )
     )

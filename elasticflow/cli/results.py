@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, run_at
 from elasticflow.cli.result_output import KeepGoing, Out, PickleDir, WithIndices, result_output
 from elasticflow.client.client import Client
@@ -14,7 +15,7 @@ from elasticflow.sdk.padding_results import ReceivedResults, in_order
 
 
 def results(
-    load_id: Annotated[str, typer.Argument(metavar="LOAD")],
+    load_id: Annotated[str, typer.Argument(metavar="LOAD", autocompletion=completion.loads)],
     as_completed: Annotated[
         bool, typer.Option("--as-completed", help="Print in the order of their ends. Default: of the inputs.")
     ] = False,

@@ -49,6 +49,7 @@ from elasticflow.cli.sweep import members_of, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import Decision
+from elasticflow.errors import NotEnded
 from elasticflow.history.formatting import undecided_in_words
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.job_validation import problems_of_names
@@ -208,7 +209,12 @@ def submit(
             return decision, None
         if not as_json:
             show_decision(decision, options, now_s=client.now_s())
-        return decision, await client.wait(decision.job_id, timeout=timeout_s)
+        try:
+            return decision, await client.wait(decision.job_id, timeout=timeout_s)
+        except NotEnded:
+            if as_json:
+                print_json(decision_as_json(decision))
+            raise
 
     if detach:
         job_id = run(post, **where)

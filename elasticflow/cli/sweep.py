@@ -17,6 +17,7 @@ from elasticflow.sdk.job import ElasticJob, InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.submission import with_code
 from elasticflow.sdk.sweep import combinations, job_ids, job_of, with_fixed_deadline
+from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.job_spec import Scalar
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -53,16 +54,27 @@ def submit_sweep(
         show_posted(members, as_json=as_json)
         return 0
 
-    async def submit_and_wait(client: Client) -> tuple[tuple[Answer, ...], dict[str, Job]]:
-        answers = await submit_all(client, members)
-        admitted = [answer.job_id for answer in answers if isinstance(answer, JobAdmitted)]
-        return answers, await wait_for_all(client, admitted, timeout_s) if wait else {}
+    sent: list[str] = []
+    awaited: list[str] = []
 
-    answers, ended = run(submit_and_wait, **where)
+    async def submit_and_wait(client: Client) -> tuple[tuple[Answer, ...], dict[str, Job]]:
+        answers = await submit_all(client, members, sent)
+        awaited.extend(answer.job_id for answer in answers if wait and isinstance(answer, JobAdmitted))
+        return answers, await ended_within(client, awaited, timeout_s)
+
+    try:
+        answers, ended = run(submit_and_wait, **where)
+    except (KeyboardInterrupt, ElasticFlowError):
+        if sent:
+            note(f"eflow: these jobs were sent and go on; `eflow cancel ID` stops one: {', '.join(sent)}")
+        raise
     if as_json:
         print_json(answers_as_json(members, answers, ended))
     else:
         show_answers(members, answers, ended, SystemClock().now_s())
+    for job_id in awaited:
+        if job_id not in ended:
+            raise NotEnded(job_id, timeout_s or 0.0)
     return 0 if all_good(answers, ended) else 1
 
 
@@ -71,8 +83,11 @@ async def post_all(client: Client, members: Sequence[Member]) -> None:
         await client.post(member.spec, job_id=member.job_id, code=member.code)
 
 
-async def submit_all(client: Client, members: Sequence[Member]) -> tuple[Answer, ...]:
-    """The answer on each. A job is sent once the one before is decided on, or waits for its profiling run."""
+async def submit_all(client: Client, members: Sequence[Member], sent: list[str]) -> tuple[Answer, ...]:
+    """The answer on each. A job is sent once the one before is decided on, or waits for its profiling run.
+
+    sent: gets the id of each job as it is sent.
+    """
     slots = asyncio.Semaphore(MAX_UNDECIDED)
 
     async def submit(member: Member, goes_on: asyncio.Event) -> Answer:
@@ -94,6 +109,7 @@ async def submit_all(client: Client, members: Sequence[Member]) -> tuple[Answer,
             for member in members:
                 await slots.acquire()
                 goes_on = asyncio.Event()
+                sent.append(member.job_id)
                 running.append(asyncio.create_task(submit(member, goes_on)))
                 await goes_on.wait()
                 advance(sum(task.done() for task in running), len(members))
@@ -104,18 +120,14 @@ async def submit_all(client: Client, members: Sequence[Member]) -> tuple[Answer,
             await asyncio.gather(*running, return_exceptions=True)
 
 
-async def wait_for_all(client: Client, job_ids: Sequence[str], timeout_s: float | None) -> dict[str, Job]:
-    """The jobs, once all have ended. Raises NotEnded."""
+async def ended_within(client: Client, job_ids: Sequence[str], timeout_s: float | None) -> dict[str, Job]:
+    """The jobs that have ended: all of them, unless the time is over before."""
     ended: dict[str, Job] = {}
-    try:
-        with progress_bar("ended") as advance:
-            async with asyncio.timeout(timeout_s), contextlib.aclosing(client.states()) as states:
-                async for state in states:
-                    found = [state.job(job_id) for job_id in job_ids if job_id not in ended]
-                    ended |= {job.job_id: job for job in found if job is not None and not job.live}
-                    advance(len(ended), len(job_ids))
-                    if len(ended) == len(job_ids):
-                        break
-    except TimeoutError:
-        raise NotEnded(next(job_id for job_id in job_ids if job_id not in ended), timeout_s or 0.0) from None
+    with contextlib.suppress(TimeoutError), progress_bar("ended") as advance:
+        async with asyncio.timeout(timeout_s), contextlib.aclosing(client.states()) as states:
+            while len(ended) < len(job_ids):
+                state = await anext(states)
+                found = [state.job(job_id) for job_id in job_ids if job_id not in ended]
+                ended |= {job.job_id: job for job in found if job is not None and not job.live}
+                advance(len(ended), len(job_ids))
     return ended

@@ -63,6 +63,8 @@ async def _take_offer(client: Client, job: Job, wanted: Mapping[str, Any]) -> An
     index = wanted.get("offer")
     if job.spec is None or not isinstance(index, int) or not 0 <= index < len(job.offers):
         raise HTTPException(HTTPStatus.CONFLICT, f"{job.job_id} has no such offer")
+    if job.tenant != client.tenant:  # its code and its secrets are those of its tenant
+        raise HTTPException(HTTPStatus.CONFLICT, f"only tenant {job.tenant} can take an offer of {job.job_id}")
     offer = job.offers[index]
     spec = replace(
         job.submitted_spec or job.spec,

@@ -10,6 +10,7 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from tests.support.command_line import POOL, CommandLinePool
 
 
@@ -30,6 +31,13 @@ async def test_a_file_configures_the_pool_once_and_no_file_changes_nothing(
     assumed = (await cli.eflow("configure", "--json")).value
     assert (assumed["pool"], assumed["config"]["resize_cost_s"]) == ("default", 3.5)
     assert await configurations(cli) == before + 1
+
+
+async def test_a_key_for_secrets_is_made_once(cli: CommandLinePool, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "secrets.key"
+    first, again = [(await cli.eflow("configure", "--secrets-key", str(file), "--json")).value for _ in range(2)]
+    assert first["config"]["secrets_key"] == SecretKeys.read(file).public_key
+    assert again == first
 
 
 @pytest.mark.parametrize(

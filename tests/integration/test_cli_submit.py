@@ -107,8 +107,9 @@ async def test_cancel_reports_whether_it_cancelled_a_job(cli: CommandLinePool) -
 async def test_waiting_ends_at_the_timeout(cli: CommandLinePool) -> None:
     ran = await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "500ms")
     assert (ran.status, "'500ms' is not a duration; write 90s" in ran.err) == (2, True)
-    ran = await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "0.5s")
-    assert ran.status == 2
+    wait = ("submit", "line.py", "--deadline", "300s", "--name", "j1", "--wait", "--timeout", "0.5s", "--json")
+    ran = await cli.eflow(*wait)
+    assert (ran.status, ran.value["decision"]) == (2, "admitted")
     assert "'j1' did not end within 0.5 s; `eflow logs -f j1` follows it" in ran.err
 
 

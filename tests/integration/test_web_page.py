@@ -166,6 +166,11 @@ async def test_an_operator_of_another_tenant_changes_nothing(cli: CommandLinePoo
             status, answer = await asyncio.to_thread(client.post, f"/api/jobs/j1/{command}", wanted)
             assert (status, answer["accepted"]) == (200, False), command
             assert "tenant another has no such job" in answer["text"], command
+        refused = await cli.eflow("submit", "line.py", "--deadline", "5s", "--name", "too-early")
+        assert refused.status == 1
+        await _known(client, "too-early")
+        status, text = await asyncio.to_thread(client.post, "/api/jobs/too-early/take-offer", {"offer": 0})
+        assert (status, text.strip()) == (409, f"only tenant {before['tenant']} can take an offer of too-early")
         after = (await asyncio.to_thread(client.get, "/api/jobs/j1"))[1]["row"]
         assert (after["activity"], after["deadline_s"]) == (before["activity"], before["deadline_s"])
 

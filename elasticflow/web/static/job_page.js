@@ -50,7 +50,7 @@ export function JobPage({ store, session, name, nowS }) {
     <h1>${name} <${PromiseChip} job=${row} nowS=${nowS} /></h1>
     <${Facts} row=${row} detail=${detail} nowS=${nowS} />
     ${row.live && session.operator && html`<${JobCommands} row=${row} nowS=${nowS} />`}
-    <${Offers} row=${row} detail=${detail} canTake=${session.operator} />
+    <${Offers} row=${row} detail=${detail} canTake=${session.operator && session.tenant === row.tenant} />
     <${PromiseLanes} jobs=${new Map([[name, row]])} quotes=${[]} nowS=${nowS} isOne=${true} />
     <${Charts} detail=${detail} row=${row} />
     <div class="columns">

@@ -59,6 +59,7 @@ def test_a_server_that_does_not_answer_is_left_after_a_moment(
         ("explain", "name"),
         ("fetch", "job_id"),
         ("logs", "job_id"),
+        ("results", "load_id"),
         ("scale-out", "job_id"),
         ("scale-in", "job_id"),
         ("events", "job"),

@@ -149,10 +149,13 @@ def test_paths_are_relative_to_the_file() -> None:
 
 
 def test_the_project_of_a_job_is_beside_its_file() -> None:
-    text = 'target = "train.py"\nworkdir = "."\nrequirement = "pyproject.toml"\n[data]\ntrain = "a"\nu = "s3://b/c"\n'
+    text = 'target = "train.py"\nworkdir = "."\nrequirement = "pyproject.toml"\nsecret = ["TOKEN", "KEY=@key.txt"]\n'
+    text += '[data]\ntrain = "a"\nu = "s3://b/c"\n'
     assert read(text, "jobs/job.toml").words == (
         "--workdir=jobs",
         "--requirement=jobs/pyproject.toml",
+        "--secret=TOKEN",
+        "--secret=KEY=@jobs/key.txt",
         "--data=train=jobs/a",
         "--data=u=s3://b/c",
     )

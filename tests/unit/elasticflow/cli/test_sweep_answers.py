@@ -1,15 +1,20 @@
 """The answers on a sweep: table, JSON, exit code, and the wait for the ends."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from elasticflow.cli.sweep import wait_for_all
+from elasticflow.cli import sweep
+from elasticflow.cli.sweep import ended_within, submit_sweep
 from elasticflow.cli.sweep_output import Answer, Member, all_good, answers_as_json, show_answers
 from elasticflow.errors import NotEnded, Undecided
+from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected
+from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.job import Job, Phase
 from tests.support.histories import NOW_S, spec
 
@@ -113,17 +118,54 @@ class Pool:
 async def test_the_wait_ends_with_the_last_job_even_if_the_pool_forgets_the_first() -> None:
     forgotten: dict[str, Any] = {"net-1": None, "net-2": ended(2)}
     client: Any = Pool({}, {"net-1": ended(1)}, forgotten)
-    assert sorted(await wait_for_all(client, ["net-1", "net-2"], None)) == ["net-1", "net-2"]
-    assert await wait_for_all(client, [], None) == {}
+    assert sorted(await ended_within(client, ["net-1", "net-2"], None)) == ["net-1", "net-2"]
+    assert await ended_within(client, [], None) == {}
 
 
-async def test_the_wait_names_a_job_that_did_not_end() -> None:
-    class Stuck(Pool):
-        async def states(self) -> AsyncIterator[Any]:
-            async for state in super().states():
-                yield state
-            raise TimeoutError
+class Stuck(Pool):
+    """Its time is over after the last state."""
 
+    async def submit(self, spec: JobSpec, *, job_id: str, **_: Any) -> JobAdmitted:
+        return admitted(int(job_id[-1]))
+
+    async def states(self) -> AsyncIterator[Any]:
+        async for state in super().states():
+            yield state
+        raise TimeoutError
+
+
+async def test_the_wait_is_over_before_all_have_ended() -> None:
     client: Any = Stuck({"net-1": ended(1)})
+    assert list(await ended_within(client, ["net-1", "net-2"], 5.0)) == ["net-1"]
+
+
+def sweep_at(client: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sweep, "run", lambda call, **where: asyncio.run(call(client)))
+    return submit_sweep(tuple(MEMBERS[:2]), {}, detach=False, wait=True, timeout_s=5.0, as_json=True)
+
+
+def test_answers_are_printed_even_if_a_job_does_not_end_in_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NotEnded, match="'net-2' did not end within 5 s"):
-        await wait_for_all(client, ["net-1", "net-2"], 5.0)
+        sweep_at(Stuck({"net-1": ended(1)}), monkeypatch)
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["decision"], "end" in first) == ("admitted", True)
+    assert (second["decision"], "end" in second) == ("admitted", False)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), Unavailable("nats://lost", "closed")], ids=["ctrl-c", "no server"]
+)
+def test_who_is_interrupted_learns_which_jobs_were_sent(
+    error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(Stuck):
+        async def submit(self, spec: JobSpec, *, job_id: str, **_: Any) -> JobAdmitted:
+            if job_id == "net-2":
+                raise error
+            return admitted(1)
+
+    with pytest.raises(type(error)):
+        sweep_at(Lost(), monkeypatch)
+    assert "go on; `eflow cancel ID` stops one: net-1, net-2" in capsys.readouterr().err
