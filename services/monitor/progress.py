@@ -5,7 +5,7 @@ from statistics import fmean
 
 from elasticflow.services.monitor.model import Progress, State
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured
-from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.job import SETTLED_S, Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -13,7 +13,6 @@ from elasticflow.shared.state.pool import PoolState, spec_of
 REPORT_EVERY_S = 2.0
 REPORTED_PART = 0.01  # of the time since its generation was first seen, between two reports
 LONGEST_REPORT_S = 30.0
-SETTLED_S = 5.0  # a generation's speed counts after so long
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
 

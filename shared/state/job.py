@@ -81,6 +81,7 @@ class SpeedStatistics:
 
 
 NO_SPEEDS = SpeedStatistics()
+SETTLED_S = 5.0  # of training; first steps wait for compilers, caches and other workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +180,10 @@ class Job:
     def training(self) -> bool:
         """All workers of the current generation take steps."""
         return self.started_at_s is not None and not self.broken and bool(self.gpus)
+
+    def has_settled(self, at_s: float) -> bool:
+        """Whether the speed of its generation counts: no longer that of the first steps."""
+        return self.started_at_s is not None and at_s - self.started_at_s >= SETTLED_S
 
     @property
     def trains_as_profiled(self) -> bool:

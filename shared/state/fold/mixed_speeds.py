@@ -11,7 +11,6 @@ from elasticflow.shared.state.measured_curve import MeasuredMix
 from elasticflow.shared.state.placed_mix import placed_mix
 from elasticflow.shared.state.pool import PoolState, spec_of
 
-SETTLED_S = 5.0  # after its start the speed of a generation counts
 MAX_MIXES = 16  # of a profile on a type
 SPEED_CHANGE = 0.1  # a speed that is so much off the known one corrects it
 CORRECT_EVERY_S = 10.0  # the same mix
@@ -36,9 +35,8 @@ def with_measured_mix(state: PoolState, job: Job, event: events.JobProgressed) -
 
 
 def _is_settled(job: Job, event: events.JobProgressed) -> bool:
-    """Whether the job trains with GPUs of other types, and its speed is no longer that of its start."""
-    is_mixed = bool(job.num_added_gpus and job.own_gpus)
-    return is_mixed and job.started_at_s is not None and event.at_s - job.started_at_s >= SETTLED_S
+    """Whether the job trains with GPUs of other types, and its speed counts."""
+    return bool(job.num_added_gpus and job.own_gpus) and job.has_settled(event.at_s)
 
 
 def with_slower_mix(state: PoolState, job: Job, event: events.JobProgressed, sequence: int) -> PoolState:

@@ -64,13 +64,14 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
 def with_speed_ratio(state: PoolState, job: Job, event: events.JobProgressed, sequence: int) -> PoolState:
     """Compare the job's speed with its curve, which is that of even divisions, if the pool promises with a confidence.
 
+    The speed of the first steps does not count: one report of them made a job too slow for any plan.
     Only report number 1, 2, 4, 8, ... is a scheduling event: later ones change the estimate less.
     """
     curve = state.curves.get(spec_of(job).profile_key)
     expected = curve.iterations_per_s.get(len(job.gpus)) if curve is not None and curve.complete else None
     if state.config.confidence is None or not expected or not event.iterations_per_s:
         return state
-    if not job.trains_as_profiled:
+    if not job.trains_as_profiled or not job.has_settled(event.at_s):
         return state
     speed = job.speed.with_ratio(event.iterations_per_s / expected)
     state = with_job(state, fast_replace(job, speed=speed))

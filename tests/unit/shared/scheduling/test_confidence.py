@@ -10,7 +10,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.confidence import confidence_factor
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
-from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
+from elasticflow.shared.state.job import NO_SPEEDS, SETTLED_S, Job, SpeedStatistics
 from tests.support import histories
 from tests.support.histories import NOW_S, History, gpus, spec
 
@@ -80,14 +80,14 @@ def running(virtual_nodes_by_rank: tuple[int, ...] = (), **config: Any) -> Histo
     return history.then(admitted, events.PlacementDecided(placements=(placed,), at_s=NOW_S)).started("a")
 
 
-def progressed(iteration: int, rate: float | None) -> events.JobProgressed:
+def progressed(iteration: int, rate: float | None, *, at_s: float = NOW_S + SETTLED_S) -> events.JobProgressed:
     return events.JobProgressed(
         job_id="a",
         generation=1,
         iteration=iteration,
         iterations_per_s=rate,
         checkpoint_iteration=0,
-        at_s=NOW_S + iteration,
+        at_s=at_s + iteration,
     )
 
 
@@ -101,6 +101,12 @@ def test_reports_are_kept_where_a_confidence_asks_for_them() -> None:
     assert job_of(history.then(progressed(3, 0.9))).speed == seen(0.8, 0.9), "repeated"
     assert job_of(running().then(progressed(1, 0.8))).speed == NO_SPEEDS
     assert job_of(running((8,), confidence=0.99).then(progressed(1, 0.8))).speed == NO_SPEEDS
+
+
+def test_the_speed_of_the_first_steps_does_not_count() -> None:
+    history = running(confidence=0.99).then(progressed(2, 0.4, at_s=NOW_S))
+    assert (job_of(history).speed, job_of(history).iterations_per_s) == (NO_SPEEDS, 0.4)
+    assert job_of(history.then(progressed(3, 0.9))).speed == seen(0.9)
 
 
 def test_the_first_reports_make_the_allocator_look_again_and_later_ones_rarely() -> None:
