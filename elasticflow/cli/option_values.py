@@ -98,13 +98,21 @@ def read_secret(text: str) -> tuple[str, str]:
     if not separator:
         if name not in os.environ:
             raise typer.BadParameter(f"the variable {name} is not set here; set it, or write {name}=@FILE", **_SECRET)
-        return name, os.environ[name]
+        return name, _variable(name, os.environ[name])
     if not file.startswith("@"):
         raise typer.BadParameter(f"a value typed here could be read by others; write {name} or {name}=@FILE", **_SECRET)
     try:
-        return name, Path(file[1:]).read_text().rstrip("\n")
+        return name, _variable(name, Path(file[1:]).read_text().rstrip("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{name}: {file[1:]} cannot be read: {error}", **_SECRET) from None
+
+
+def _variable(name: str, value: str) -> str:
+    """The value, which a process gets as a variable."""
+    is_text = value == value.encode(errors="replace").decode()
+    if not is_text or "\0" in value:
+        raise typer.BadParameter(f"{name}: its value must be a text in UTF-8 without zero bytes", **_SECRET)
+    return value
 
 
 def setting_word(name: str, value: Scalar) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from elasticflow.shared.runtime.process.terminal import console
+from elasticflow.shared.runtime.process.terminal import console, safe_for_terminal
 
 
 def say(shown: RenderableType) -> None:
@@ -17,7 +17,9 @@ def say(shown: RenderableType) -> None:
 
 
 def say_line(text: str, style: str = "") -> None:
-    """Print one line of a result, never wrapped."""
+    """Print one line of a result, never wrapped. A terminal gets no control characters of it."""
+    if sys.stdout.isatty():
+        text = safe_for_terminal(text)
     if style:
         console().print(Text(text, style=style), soft_wrap=True)
     else:  # a log may have a million lines; rich is fifty times slower
@@ -25,8 +27,8 @@ def say_line(text: str, style: str = "") -> None:
 
 
 def note(text: str, end: str = "\n") -> None:
-    """Print a message to stderr."""
-    print(text, file=sys.stderr, end=end, flush=True)
+    """Print a message to stderr. A terminal gets no control characters of it."""
+    print(safe_for_terminal(text) if sys.stderr.isatty() else text, file=sys.stderr, end=end, flush=True)
 
 
 def print_json(value: Any) -> None:

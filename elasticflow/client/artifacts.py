@@ -27,6 +27,7 @@ from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.missing_credentials import credential_variables, lacks_credentials
+from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.job import Job
 
 STORED_TIMEOUT_S = 600.0  # a large checkpoint takes minutes, and so does its upload
@@ -135,9 +136,9 @@ class ArtifactReader(CommandRequests):
         on_written: gets the bytes of each piece, also in another thread.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f".{target.name}.part")
+        unfinished = target.with_name(f".{target.name}.{fresh_id()}.part")  # another process may fetch the same file
         try:
-            with unfinished.open("wb") as out:
+            with unfinished.open("xb") as out:
                 shown = _Shown(out, lambda piece: on_written(len(piece)))
                 await self.download(artifacts, file, cast(BinaryIO, shown))
             unfinished.replace(target)

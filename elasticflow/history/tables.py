@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.shared.runtime.process.terminal import console
+from elasticflow.shared.runtime.process.terminal import console, safe_for_terminal
 
 View = TypeVar("View")
 
@@ -53,7 +53,7 @@ def table(*columns: str, rows: Iterable[tuple[RenderableType | None, ...]], righ
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(safe_for_terminal(cell) if isinstance(cell, str) else cell for cell in row))
     return made
 
 

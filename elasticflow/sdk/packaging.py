@@ -219,6 +219,9 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 def _archive(root: Path, files: list[Path]) -> bytes:
     names = [file.relative_to(root).as_posix() for file in files]
+    for name in names:
+        if name != name.encode(errors="replace").decode():
+            raise PackagingFailed(f"the name of {name!a} in {root} is no text in UTF-8; give the file another one")
     num_bytes = sum(file.stat().st_size for file in files) + sum(76 + 2 * len(name.encode()) for name in names) + 22
     if num_bytes > MAX_ARCHIVE_BYTES:  # with the headers of each file and of the archive
         raise PackagingFailed(

@@ -54,7 +54,7 @@ def _ignored(folder: Path) -> GitIgnoreSpec:
 
 
 def _files(folder: Path, ignored: GitIgnoreSpec) -> Iterator[FileOfWorkdir]:
-    for parent, names, files in os.walk(folder):
+    for parent, names, files in os.walk(folder, onerror=_refuse_unreadable):
         inside = Path(parent).relative_to(folder)
         kept = [name for name in names if not ignored.match_file(f"{(inside / name).as_posix()}/")]
         for name in kept:
@@ -66,6 +66,12 @@ def _files(folder: Path, ignored: GitIgnoreSpec) -> Iterator[FileOfWorkdir]:
                 _refuse_link(folder, path, is_folder=False)
                 if (folder / path).is_file():  # no socket or pipe
                     yield FileOfWorkdir(path.as_posix(), (folder / path).stat().st_size)
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise PackagingFailed(
+        f"{error.filename} cannot be read: {error.strerror}; name it in {IGNORE_FILE} if the job does not need it"
+    ) from error
 
 
 def _refuse_link(folder: Path, path: Path, *, is_folder: bool) -> None:

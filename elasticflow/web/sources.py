@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Protocol
 
 from elasticflow.client.client import Client
@@ -115,7 +116,7 @@ class RecordedSource:
         self.title = title
         self.stale_since_s: float | None = None
         self.history = PoolHistory()
-        self.past = PastStates(self.history, self.entries)
+        self.past = PastStates(self.history, partial(_entries_of, recorded))  # no cycle: `fold_all` freezes all
         self.comparisons: dict[tuple[str, int], bytes] = {}
         self.last_sequence = len(recorded)
         self._recorded, self._changes = recorded, Changes()
@@ -126,9 +127,8 @@ class RecordedSource:
     async def changed(self) -> None:
         await self._changes.wait()
 
-    async def entries(self, after_sequence: int, up_to: int) -> AsyncGenerator[LedgerEntry, None]:
-        for entry in self._recorded[after_sequence:up_to]:
-            yield entry
+    def entries(self, after_sequence: int, up_to: int) -> AsyncGenerator[LedgerEntry, None]:
+        return _entries_of(self._recorded, after_sequence, up_to)
 
     async def fold_all(self) -> None:
         for stored, message in self._recorded:
@@ -138,3 +138,10 @@ class RecordedSource:
                 await asyncio.sleep(0)
         self._changes.tell()
         gc.freeze()  # a full collection would visit all of these messages, for tenths of a second
+
+
+async def _entries_of(
+    recorded: Sequence[LedgerEntry], after_sequence: int, up_to: int
+) -> AsyncGenerator[LedgerEntry, None]:
+    for entry in recorded[after_sequence:up_to]:
+        yield entry

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.services.executor.processes.fetched_data import data_digest
-from elasticflow.services.executor.processes.installed_packages import packages_digest
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.state.code_in_use import code_digests, data_in_use, requirements_in_use
 from elasticflow.shared.state.pool import PoolState
@@ -66,9 +65,9 @@ class OldFiles:
         def is_in_use(tenant: str, digest: str) -> bool:
             return (tenant, digest) in code_digests(folded())
 
-        def is_required(tenant: str, digest: str) -> bool:
-            in_use = {lines for owner, lines in requirements_in_use(folded()) if owner == tenant}
-            return digest in map(packages_digest, in_use)
+        def may_be_required(tenant: str, _digest: str) -> bool:
+            """By any live job of its tenant: the digest of another node is another one, and may be of this folder."""
+            return any(owner == tenant for owner, _lines in requirements_in_use(folded()))
 
         def is_read(tenant: str, digest: str) -> bool:
             return digest in {data_digest(uri) for owner, uri in data_in_use(folded()) if owner == tenant}
@@ -81,7 +80,7 @@ class OldFiles:
         for of_tenant in (root / "code").glob("*/"):
             yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_in_use, of_tenant.name))
         for of_tenant in (root / "packages").glob("*/"):
-            yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_required, of_tenant.name))
+            yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(may_be_required, of_tenant.name))
         for of_tenant in (root / "data").glob("*/"):
             yield Leftovers(place=of_tenant, kept_s=FETCHED_KEPT_S, is_needed=partial(is_read, of_tenant.name))
 

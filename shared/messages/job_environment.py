@@ -3,8 +3,9 @@
 All of them are in the ledger, which every user of a pool reads; secrets only as executors can open them.
 """
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import unquote
@@ -26,6 +27,7 @@ MAX_VARIABLES = 64
 MAX_VARIABLES_BYTES = 16 * 1024  # of all names and values of a job
 MAX_SECRETS_BYTES = 32 * 1024  # sealed, of a job
 _LEAST_MASKED = 4  # characters: a shorter secret is a part of many words
+_LEAST_MASKED_LINE = 8  # of a secret with several lines
 MAX_REQUIREMENTS = 256
 MAX_REQUIREMENTS_BYTES = 16 * 1024
 MAX_DATA = 64
@@ -65,11 +67,29 @@ class SealedSecret:
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
-    """The text, which the ledger keeps, without these values of secrets."""
-    for value in sorted(secrets, key=len, reverse=True):
+    """The text, which the ledger keeps, without these values of secrets, also as Python and JSON quote them.
+
+    Each line of a value is masked, too: a text may have only some of them.
+    """
+    masked: set[str] = set()
+    for value in secrets:
         if len(value) >= _LEAST_MASKED:
-            text = text.replace(value, "***")
+            masked.update(_quoted(value))
+        for line in value.splitlines():
+            if len(line) >= _LEAST_MASKED_LINE:
+                masked.update(_quoted(line))
+    for form in sorted(masked, key=lambda form: (-len(form), form)):
+        text = text.replace(form, "***")
     return text
+
+
+def _quoted(value: str) -> Iterator[str]:
+    """As it is, and within the quotes of Python, single or double, and of JSON."""
+    yield value
+    yield repr(value)[1:-1]
+    yield repr(f'"{value}')[2:-1]
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
 
 
 def local_path(uri: str) -> str | None:

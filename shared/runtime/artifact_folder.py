@@ -3,6 +3,7 @@
 Instead of the pool's object store, for models that are too large for it (docs/adr/0065). Blocking.
 """
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, BinaryIO
@@ -11,6 +12,7 @@ from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.clock import fresh_id
 
 _PIECE_BYTES = 8 << 20
+_IS_ARTIFACT = re.compile(r"^/[^/]+/[0-9a-f]{64}(\.[^/]+)?$")  # below the folder, also while it is written
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "az"}  # protocols: a file appears once it is closed
 
 
@@ -70,11 +72,15 @@ class ArtifactFolder:
                 out.write(piece)
 
     def delete_older(self, than_s: float) -> int:
-        """Delete what was written before this time; the number of files."""
+        """Delete artifacts, and what is left of unfinished ones, of before this time; the number of files.
+
+        Any other file stays: the folder may be one that somebody uses otherwise.
+        """
         if not self._system.exists(self._root):
             return 0
         self._system.invalidate_cache()
-        old = [path for path in self._system.find(self._root) if self._system.modified(path).timestamp() < than_s]
+        ours = [path for path in self._system.find(self._root) if _IS_ARTIFACT.search(path.removeprefix(self._root))]
+        old = [path for path in ours if self._system.modified(path).timestamp() < than_s]
         for path in old:
             with suppress(FileNotFoundError):  # another node was faster
                 self._system.rm_file(path)

@@ -255,4 +255,4 @@ class WorkerManager:
 
 def _last_lines(handle: WorkerHandle) -> str:
     """Without values of the job's secrets. Blocks for one read of a file that this machine has just written."""
-    return without_secrets(last_lines(handle.log_file), handle.assignment.secrets.values())
+    return last_lines(handle.log_file, handle.assignment.secrets.values())

@@ -1,6 +1,7 @@
 """Logs: an event name and keys, readable on a terminal, one JSON object a line everywhere else."""
 
 import logging
+import os
 import sys
 from typing import Any, TextIO
 
@@ -11,7 +12,12 @@ def configure_logs(log_format: str = "auto", *, level: str = "info", stream: Tex
     """Set up structlog for this process. log_format: "console", "json", or "auto" by what stream is."""
     console = log_format == "console" or (log_format == "auto" and stream.isatty())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty()) if console else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty() and not os.environ.get("NO_COLOR"),
+            exception_formatter=structlog.dev.plain_traceback,  # the default one prints local variables: secrets
+        )
+        if console
+        else structlog.processors.JSONRenderer()
     )
     exceptions = [] if console else [structlog.processors.format_exc_info]
     structlog.configure(

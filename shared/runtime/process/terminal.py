@@ -4,11 +4,14 @@ Colour only on a terminal, and not where NO_COLOR is set (rich sees to both).
 """
 
 import os
+import re
 import sys
 
 from rich.console import Console
 
 _WIDTH_IN_FILES = 160  # columns where there is no terminal to ask
+# Control characters except tab and the ends of lines, and escape sequences except colours.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[\d;]*m)")
 
 
 class _Console(Console):
@@ -21,6 +24,11 @@ def console() -> Console:
     """For results; made anew, so that it uses the present stdout. Raises BrokenPipeError if its reader has stopped."""
     terminal = _Console(highlight=False)
     return terminal if terminal.is_terminal else _Console(highlight=False, width=_WIDTH_IN_FILES)
+
+
+def safe_for_terminal(text: str) -> str:
+    """The text of a job without what would command a terminal: to set its title or clipboard, or to answer."""
+    return _UNSAFE.sub("?", text)
 
 
 def forget_stdout() -> None:

@@ -4,10 +4,12 @@ may name anything, and credentials are the job's own."""
 import errno
 import os
 import socket
+import sys
 import traceback
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
+from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.frames import encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.preparing import RESULT, FetchData, FromPreparer, NotPrepared, Prepared
@@ -32,7 +34,7 @@ def _reply(order: FetchData) -> FromPreparer:
     try:
         fetch(order.uri, Path(order.folder) / RESULT)
     except Exception as error:  # libraries of many makers raise what they like
-        traceback.print_exc()
+        print(without_secrets(traceback.format_exc(), order.environment.values()), file=sys.stderr)
         return NotPrepared(error=_in_words(error, order.uri)[:_MAX_TEXT])
     return Prepared()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -309,13 +310,17 @@ def test_a_secret_is_read_from_the_environment_or_a_file_and_never_typed(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "t-1")
+    monkeypatch.setitem(os.environb, b"LATIN", b"\xe4")
     (nowhere / "key.txt").write_text("k-2\n")
+    (nowhere / "zero.txt").write_bytes(b"k\0")
     assert [read_secret("TOKEN"), read_secret("KEY=@key.txt")] == [("TOKEN", "t-1"), ("KEY", "k-2")]
     (nowhere / "user_s.py").write_text(JOB_FILE.format(name="Net", batch=8))
     for option, said in (
         ("ABSENT", "the variable ABSENT is not set here"),
         ("KEY=typed", "a value typed here could be read by others"),
         ("KEY=@absent.txt", "absent.txt cannot be read"),
+        ("KEY=@zero.txt", "KEY: its value must be a text in UTF-8 without zero bytes"),
+        ("LATIN", "LATIN: its value must be a text in UTF-8 without zero bytes"),
     ):
         status, shown = eflow("submit", "user_s.py", "--deadline", "1h", "--secret", option)
         assert status == 2

@@ -4,6 +4,7 @@ import io
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,31 @@ def test_a_socket_is_not_sent(project: Path) -> None:
     before = names_of(project)
     os.mkfifo(project / "pipe")
     assert names_of(project) == before
+
+
+def test_a_folder_that_cannot_be_read_is_named_unless_it_is_ignored(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = project / "closed"
+    closed.mkdir()
+    scandir = os.scandir
+
+    def refusing(folder: Any) -> Any:  # tests may run as root, who reads all
+        if Path(folder) == closed:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(PackagingFailed, match=r"closed cannot be read: Permission denied; name it in \.eflowignore"):
+        package(project / "train.py", project)
+    (project / ".eflowignore").write_text("closed/\n")
+    package(project / "train.py", project)
+
+
+def test_a_name_that_is_no_utf8_is_refused(project: Path) -> None:
+    (project / os.fsdecode(b"caf\xe9.py")).touch()
+    with pytest.raises(PackagingFailed, match=r"the name of 'caf\\udce9\.py' in .* is no text in UTF-8"):
+        package(project / "train.py", project)
 
 
 def test_a_job_is_loaded_with_its_workdir(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

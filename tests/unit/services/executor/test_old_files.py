@@ -146,14 +146,16 @@ def test_an_empty_data_folder_has_nothing_to_delete(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_packages_are_kept_for_live_jobs_of_their_tenant_and_for_a_day(tmp_path: Path) -> None:
-    digest, other = packages_digest(REQUIREMENTS), packages_digest(("tqdm",))
-    for name in (f"lab/{digest}", f"lab/{other}", "lab/.unfinished-1", f"thief/{digest}"):
+def test_packages_are_kept_while_their_tenant_has_a_job_that_requires_some_and_for_a_day(tmp_path: Path) -> None:
+    here, on_another_node = packages_digest(REQUIREMENTS), "0" * 64
+    for name in (f"lab/{here}", f"lab/{on_another_node}", f"thief/{here}"):
         folder(tmp_path / "packages", name, age_s=2 * DAY_S)
-    folder(tmp_path / "packages", f"thief/{other}", age_s=DAY_S / 2)
+    folder(tmp_path / "packages", f"thief/{on_another_node}", age_s=DAY_S / 2)
     sweep(tmp_path, live_pool())
-    assert names(tmp_path / "packages" / "lab") == [digest]
-    assert names(tmp_path / "packages" / "thief") == [other]
+    assert names(tmp_path / "packages" / "lab") == sorted([on_another_node, here])
+    assert names(tmp_path / "packages" / "thief") == [on_another_node]
+    sweep(tmp_path, PoolState(config=PoolConfig(), live_jobs=Map()))
+    assert names(tmp_path / "packages" / "lab") == []
 
 
 def test_data_is_kept_for_live_jobs_of_its_tenant_and_for_a_day(tmp_path: Path) -> None:

@@ -125,3 +125,12 @@ def test_a_bucket_that_does_not_exist_is_named(bucket: ArtifactFolder) -> None:
     with pytest.raises(FileNotFoundError, match="s3://mistyped/models: its bucket does not exist: The specified"):
         ArtifactFolder("s3://mistyped/models").write("lab", DIGEST, [b"model"])
     assert Bucket.num_discarded == 1
+
+
+def test_old_files_of_others_stay(tmp_path: Path) -> None:
+    for name in ("notes.txt", f"lab/{DIGEST}", f"lab/{OTHER}.12ab", "lab/model.pt", f"lab/more/{DIGEST}"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert ArtifactFolder(tmp_path.as_uri()).delete_older(NOW_S) == 2
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["lab/model.pt", f"lab/more/{DIGEST}", "notes.txt"]

@@ -40,6 +40,12 @@ def test_lines_and_bytes_are_bounded(tmp_path: Path) -> None:
     assert cut == "whole\nlast"
 
 
+def test_a_secret_of_which_only_the_end_is_shown_is_not_shown(tmp_path: Path) -> None:
+    secret = "s" * 1_000
+    log = written(tmp_path, b"one\n" + secret.encode() + b"x" * (MAX_BYTES - 500))
+    assert "s" not in last_lines(log, [secret])
+
+
 def test_links_pipes_and_absent_files_have_no_lines(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "link").symlink_to(tmp_path / "secret")

@@ -1,7 +1,9 @@
 """What a worker sets and imports from, for its job."""
 
+import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from elasticflow.services.executor.worker.process import job_environment
 from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.process.users_module import import_users_module
+from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from tests.support.histories import spec
 
@@ -69,3 +72,24 @@ def test_secrets_are_variables_that_no_message_shows():
     entered = enter_environment(given)
     assert (os.environ["EFTEST_TOKEN"], os.environ["EFTEST_PIN"], entered.secrets) == ("value-1", "1", {})
     assert without_own_secrets("401: value-12 and value-1 at line 1") == "401: *** and *** at line 1"
+
+
+KEY = '{"id": "robot\'s \\ own",\n "key": "-----BEGIN-----\\nÄbc\\n"}\n'
+
+
+def in_an_error(value: str) -> str:
+    return str(FileNotFoundError(2, "none", f'"{value}"'))
+
+
+@pytest.mark.parametrize("shown", [repr, json.dumps, str, in_an_error])
+def test_no_quoted_form_of_a_secret_is_shown(shown: Callable[[str], str]):
+    text = without_secrets(f"cannot open {shown(KEY)} there", [KEY])
+    assert text.startswith("cannot open ")
+    assert text.endswith(" there")
+    assert not [part for part in ("robot", "BEGIN", "bc") if part in text]
+
+
+def test_a_line_of_a_secret_is_not_shown_alone():
+    first, second = KEY.splitlines()
+    assert without_secrets(f"{first!r}\n{second}", [KEY]) == "'***'\n***"
+    assert without_secrets("{\n}", ["{\n1\n}"]) == "{\n}", "lines that anybody writes"
