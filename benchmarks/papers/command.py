@@ -36,11 +36,18 @@ from elasticflow.simulator.trace.plots import require_matplotlib
 def main(
     traces: Annotated[
         Path | None,
-        typer.Option(help="Folder of traces: those of the papers, of which missing ones are not run, and any others."),
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder of traces: those of the papers, of which missing ones are not run, and any others.",
+        ),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the pool for traces that no paper has.")] = 128,
     throughputs: Annotated[
-        Path | None, typer.Option(help="Folder of <model>.csv tables.", show_default="the project's own")
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Folder of <model>.csv tables.", show_default="the project's own"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Write report.html, report.md, report.json and runs/ there.")] = Path(
         "report"

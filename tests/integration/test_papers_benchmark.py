@@ -106,3 +106,5 @@ def test_runs_of_other_inputs_are_not_resumed_and_bad_figures_are_an_error(tmp_p
     assert (code, "leave out --resume" in said) == (2, True)
     code, said = ended("--only", "F99", "--out", str(tmp_path))
     assert (code, "no figure is named 'F99'" in said) == (2, True)
+    code, said = ended("--traces", str(tmp_path / "absent"), "--out", str(tmp_path))
+    assert (code, "Invalid value for '--traces'" in said) == (2, True)
