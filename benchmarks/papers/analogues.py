@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.papers.claims import Figure
+from benchmarks.papers.execution import alone
 from benchmarks.papers.verdicts import Measurement, Verdict, same_side
 
 LABEL = "analogue"
@@ -73,7 +74,7 @@ class Analogue:
     @property
     def command(self) -> str:
         live = "" if self.recorded else "--live "
-        return f"python -m benchmarks.papers {live}--only {self.figures[0]}"
+        return f"python -m benchmarks.papers {live}{alone(self.figures[0])}"
 
     @property
     def missing(self) -> str:

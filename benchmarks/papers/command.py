@@ -16,7 +16,7 @@ from benchmarks.papers.analogues import Analogue, chosen_analogues
 from benchmarks.papers.analogues_file import read_analogues
 from benchmarks.papers.claims import chosen
 from benchmarks.papers.claims_file import read_claims
-from benchmarks.papers.execution import Inputs, execute_run
+from benchmarks.papers.execution import Inputs, csv_files, execute_run
 from benchmarks.papers.further_traces import further_figures
 from benchmarks.papers.live.measures import MEASURES, measure_part
 from benchmarks.papers.live.store import LiveStore
@@ -81,21 +81,22 @@ def main(
         reasons = read_reasons(claims.figures, all_analogues)
         inputs = Inputs(traces, throughputs, claims.generator)
         assert inputs.tables.models  # an error in them ends the command here
+        runs = all_runs(claim for figure in figures for claim in figure.claims)
+        # a wrong trace ends the command here, before anything is deleted
+        num_jobs = {run: inputs.num_jobs(run.jobs) for run in runs if inputs.has(run.jobs)}
         make_folder(out)
-        store = Store(out, inputs.digest(), resume=resume)
+        store = Store(out, inputs.digest(), runs, resume=resume)
         measured = [analogue for analogue in analogues if not analogue.recorded]
         live_store = LiveStore(out)
         if live and not resume:
             live_store.forget(measured)
-        runs = all_runs(claim for figure in figures for claim in figure.claims)
-        to_do = [run for run in runs if inputs.has(run.jobs) and store.numbers(run) is None]
-        to_do.sort(key=lambda run: inputs.num_jobs(run.jobs))
+        to_do = sorted((run for run in num_jobs if store.numbers(run) is None), key=num_jobs.__getitem__)
         interrupted = not _run_all(to_do, inputs, store, workers)
         if live and not interrupted:
             interrupted = not _measure_all(live_store, measured)
     shown = sections(figures, inputs, store.numbers, reasons)
     about = {
-        "traces": ", ".join(sorted(file.stem for file in traces.glob("*.csv"))) if traces else "none",
+        "traces": ", ".join(file.stem for file in csv_files(traces)) if traces else "none",
         "throughputs": throughputs.name if throughputs else "the project's own",
         "CPU time of all runs": f"{store.cpu_s:,.0f} s",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",

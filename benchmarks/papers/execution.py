@@ -3,9 +3,9 @@
 import hashlib
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from benchmarks.papers.published_jobs import GeneratorSettings, Seeds, published_jobs
@@ -20,6 +20,8 @@ from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import Workload, bundled_throughputs
 
 Numbers = Mapping[str, float | None]
+_REPOSITORY = Path(__file__).parents[2]
+_CODE = ("shared", "services", "simulator", "benchmarks/papers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,37 @@ class Inputs:
 
     def digest(self) -> str:
         """Of all files and settings that results depend on."""
-        files = sorted((self.throughputs or bundled_throughputs()).glob("*.csv"))
-        files += sorted(self.traces.glob("*.csv")) if self.traces is not None else []
-        hashed = hashlib.sha256(repr(self.generator).encode())
-        for file in files:
-            hashed.update(file.name.encode())
-            hashed.update(file.read_bytes())
-        return hashed.hexdigest()[:16]
+        traces = csv_files(self.traces) if self.traces is not None else []
+        files = [*csv_files(self.throughputs or bundled_throughputs()), *traces]
+        return _digest(files, begin=repr(self.generator) + code_digest())
 
     def _file(self, jobs: Jobs) -> Path:
         assert self.traces is not None
         return self.traces / f"{jobs.trace}.csv"
+
+
+def csv_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*.csv") if file.is_file())
+
+
+@cache
+def code_digest() -> str:
+    """Of the code that simulations and live runs execute."""
+    files = (file for package in _CODE for file in sorted((_REPOSITORY / package).rglob("*.py")))
+    return _digest(files, begin="")
+
+
+def _digest(files: Iterable[Path], *, begin: str) -> str:
+    hashed = hashlib.sha256(begin.encode())
+    for file in files:
+        hashed.update(file.name.encode())
+        hashed.update(file.read_bytes())
+    return hashed.hexdigest()[:16]
+
+
+def alone(name: str) -> str:
+    """Options that run one figure or analogue, and keep other reports."""
+    return f"--only {shlex.quote(name)} --out {shlex.quote(f'report-{name}')}"
 
 
 @lru_cache
@@ -96,8 +118,9 @@ def execute_run(run: Run, inputs: Inputs) -> dict[str, object]:
 
 def _numbers(run: Run, inputs: Inputs) -> Numbers:
     workload = inputs.workload(run.jobs)
+    counted = {"jobs": len(workload.jobs), "skipped": len(workload.skipped)}
     if run.contestant is None:
-        return {"jobs": len(workload.jobs), "share_with_time_enough": share_with_time_enough(workload)}
+        return {**counted, "share_with_time_enough": share_with_time_enough(workload)}
     simulated = SimulatedRun(
         workload=workload,
         cluster=cluster_of(run.num_gpus),
@@ -107,9 +130,9 @@ def _numbers(run: Run, inputs: Inputs) -> Numbers:
     if run.contestant == BOUND:
         num_slo = sum(job.job_class is JobClass.SLO for job in workload.jobs)
         met = simulated.bound().jobs_met
-        return {"met": met, "deadline_satisfactory_ratio": met / num_slo if num_slo else None}
+        return {**counted, "met": met, "deadline_satisfactory_ratio": met / num_slo if num_slo else None}
     result = execute(simulated, simulated.simulation(), None).result
-    return {"jobs": len(workload.jobs), "skipped": len(workload.skipped), **run_numbers(result)}
+    return {**counted, **run_numbers(result)}
 
 
 def curve_number(inputs: Inputs, model: str, batch_size: int, num_gpus: int) -> float | None:

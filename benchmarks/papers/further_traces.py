@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.papers.claims import Claim, Figure, Setup
+from benchmarks.papers.execution import csv_files
 
 LIKE = "EF-F8b-01"  # its policies and its quantity
 
@@ -13,7 +14,7 @@ def further_figures(figures: Sequence[Figure], traces: Path | None, num_gpus: in
     """A figure for each such file, by name. traces: None without a folder. num_gpus: of the pool of each."""
     claims = [claim for figure in figures for claim in figure.claims]
     named = {trace for claim in claims if claim.setup is not None for trace in claim.setup.traces}
-    files = sorted(traces.glob("*.csv")) if traces is not None else []
+    files = csv_files(traces) if traces is not None else []
     like = next(figure for figure in figures if figure.figure_id == LIKE)
     return tuple(_figure(like, file.stem, num_gpus) for file in files if file.stem not in named)
 

@@ -57,6 +57,14 @@ def with_order(
     return replace(measurement, beside=beside)
 
 
+def skipped_jobs(claim: Claim, numbers_of: NumbersOf) -> str:
+    """How many jobs its traces lost, for a wrong row or a model without a table; "" if none."""
+    numbers = {run.jobs.trace: numbers_of(run) for pair in runs_of(claim) for run in pair if run is not None}
+    known = [(trace, found["jobs"] or 0, found.get("skipped") or 0) for trace, found in numbers.items() if found]
+    parts = [f"{skipped:,.0f} of {jobs + skipped:,.0f} jobs of {trace}" for trace, jobs, skipped in known if skipped]
+    return f"{' and '.join(parts)} are left out: wrong rows, or models without a table" if parts else ""
+
+
 def missing(claim: Claim, numbers_of: NumbersOf, has: Callable[[Run], bool]) -> tuple[str, ...]:
     """Why there is no measurement."""
     if claim.needs:

@@ -76,6 +76,8 @@ def whole_loads(part: Mapping[str, Any]) -> Mapping[str, float]:
 def fidelity(part: Mapping[str, Any]) -> Mapping[str, float]:
     """Mean errors of completion times over the live runs that are not void, and of live runs against each other."""
     runs = [run for run in part["runs"] if not run["void"]]
+    if not runs:
+        return {}
     return {
         "error-own-decisions": fmean(run["simulated"]["mean"] for run in runs),
         "error-recorded-placements": fmean(run["placements"]["mean"] for run in runs),

@@ -60,9 +60,10 @@ def _page(shown: tuple[Section, ...], analogues: Sequence[AnalogueSection], abou
 
 
 def _section(section: Section) -> str:
+    name = html.escape(section.figure.figure_id)
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in _notes(section))
     return (
-        f'<h2 id="{section.figure.figure_id}">{section.figure.figure_id}: {html.escape(section.figure.title)}</h2>\n'
+        f'<h2 id="{name}">{name}: {html.escape(section.figure.title)}</h2>\n'
         f"<p>{html.escape(_about(section))}</p>\n{picture(section)}\n"
         f'{html_table(COLUMNS, map(_cells, section.rows))}\n<ul class="note">{notes}</ul>'
     )
@@ -101,9 +102,13 @@ def _about(section: Section) -> str:
 def _notes(section: Section) -> Iterable[str]:
     """Reasons of differences, stand-ins and what is missing, each once."""
     notes = [row.reason for row in section.rows if row.reason and row.verdict is not Verdict.REPRODUCED]
-    notes += [f"at most the direction can hold: {row.claim.stands_in}" for row in section.rows if row.claim.stands_in]
+    notes += [_stand_in(row.claim) for row in section.rows if row.claim.stands_in]
     notes += [f"missing: {text}" for row in section.rows for text in row.missing]
     return dict.fromkeys(notes)
+
+
+def _stand_in(claim: Claim) -> str:
+    return claim.stands_in if claim.value is None else f"at most the direction can hold: {claim.stands_in}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.papers.claims import Claim, Figure, Form, Setup
-from benchmarks.papers.execution import Inputs, curve_number
-from benchmarks.papers.measurements import NumbersOf, measured, missing, with_order
+from benchmarks.papers.execution import Inputs, alone, curve_number
+from benchmarks.papers.measurements import NumbersOf, measured, missing, skipped_jobs, with_order
 from benchmarks.papers.runs import Run, as_described, for_bound, for_ours
 from benchmarks.papers.verdicts import Measurement, Verdict, order_beside, verdict
 
@@ -50,8 +50,10 @@ def sections(
         return inputs.has(run.jobs)
 
     def row(figure: Figure, claim: Claim) -> Row:
-        if inputs.throughputs is None and claim.setup is not None and claim.setup.generated is not None:
+        if inputs.throughputs is None and claim.setup is not None:
             claim = replace(claim, stands_in=OWN_TABLES)
+        elif left_out := skipped_jobs(claim, numbers_of):
+            claim = replace(claim, stands_in=left_out)
         found = with_order(claim, _measured(claim, inputs, numbers_of), figure, numbers_of)
         own = for_ours(claim)
         ours = None if own is None else with_order(claim, measured(own, numbers_of), figure, numbers_of)
@@ -62,7 +64,8 @@ def sections(
             if other.contestant is not None and (value := measured(other, numbers_of)) is not None
         }
         judged = verdict(claim, found)
-        is_open = judged is Verdict.DIFFERS and found is not None and _lacks_order(figure, claim, found)
+        is_ordered = judged in (Verdict.DIFFERS, Verdict.HOLDS)
+        is_open = is_ordered and found is not None and _lacks_order(figure, claim, found)
         return Row(
             claim=claim,
             measurement=found,
@@ -71,9 +74,9 @@ def sections(
             verdict_on_ours=None if ours is None else verdict(claim, ours),
             bound=None if limit is None else measured(limit, numbers_of),
             described=described,
-            reason=reasons.get(claim.claim_id, reasons.get(claim.figure, "")),
+            reason="" if found is None else reasons.get(claim.claim_id, reasons.get(claim.figure, "")),
             missing=missing(claim, numbers_of, has) if found is None else (OTHERS,) * is_open,
-            command=f"python -m benchmarks.papers {inputs.in_words}--only {claim.figure}",
+            command=f"python -m benchmarks.papers {inputs.in_words}{alone(claim.figure)}",
         )
 
     return tuple(
@@ -82,7 +85,7 @@ def sections(
 
 
 def _lacks_order(figure: Figure, claim: Claim, found: Measurement) -> bool:
-    """Whether it could still hold when the claims have run whose order with this one counts."""
+    """Whether it could still differ or hold when the claims have run whose order with this one counts."""
     return claim.form is Form.VALUE and len(found.beside) < len(order_beside(figure.claims, claim))
 
 

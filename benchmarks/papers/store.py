@@ -1,7 +1,7 @@
 """The numbers of each run, a file each, written as soon as the run ends, so that a benchmark can be resumed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +10,26 @@ from elasticflow.shared.errors import BadSettings
 
 
 class Store:
-    """folder: of the report. inputs: a digest of all files that results depend on.
+    """folder: of the report. inputs: a digest of all files that results depend on. wanted: the runs of the report.
 
-    resume: keep the runs that are there; BadSettings if they come from other inputs. Otherwise they are deleted.
+    resume: keep the runs that are there; BadSettings if they come from other inputs. Otherwise delete those that are
+    wanted, and all from other inputs.
     """
 
-    def __init__(self, folder: Path, inputs: str, *, resume: bool) -> None:
+    def __init__(self, folder: Path, inputs: str, wanted: Iterable[Run], *, resume: bool) -> None:
         self._folder = folder / "runs"
         self._folder.mkdir(parents=True, exist_ok=True)
         about = folder / "inputs.json"
+        is_other = about.exists() and json.loads(about.read_text(encoding="utf-8")) != {"digest": inputs}
+        if resume and is_other:
+            raise BadSettings(
+                (f"{folder} has runs of other traces, throughputs or code; leave out --resume to run anew",)
+            )
         if not resume:
+            again = {f"{run.run_id}.json" for run in wanted}
             for file in self._folder.glob("*.json"):
-                file.unlink()
-        elif about.exists() and json.loads(about.read_text(encoding="utf-8")) != {"digest": inputs}:
-            raise BadSettings((f"{folder} has runs of other traces or throughputs; leave out --resume to run anew",))
+                if is_other or file.name in again:
+                    file.unlink()
         write_json(about, {"digest": inputs})
         self._known = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in self._folder.glob("*.json")}
 

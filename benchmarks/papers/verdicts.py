@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from benchmarks.papers.claims import Better, Claim, Form
 
+LEAST_CHANGE = 0.01  # a quotient or a reduction that is nearer to no change has no direction
+
 
 class Verdict(StrEnum):
     """In the order of reports: what was not reached comes first."""
@@ -40,7 +42,8 @@ def verdict(claim: Claim, measurement: Measurement | None) -> Verdict:
     """None: it was not run. No value: a trace that no paper has.
 
     Reproduced: within the tolerance. Better: beyond it in the better direction, for the paper's own system. Holds: the
-    direction of a quotient or a reduction, or the order among the claims of the figure. A stand-in can at most hold.
+    direction of a quotient or a reduction, or the order among those claims of the figure whose published values differ
+    by more than the tolerance. A stand-in can at most hold.
     """
     if measurement is None:
         return Verdict.NOT_RUN
@@ -63,14 +66,17 @@ def _is_better(claim: Claim, measured: float) -> bool:
 
 def _holds(claim: Claim, published: float, measurement: Measurement) -> bool:
     if claim.form is Form.QUOTIENT:
-        return same_side(published - 1.0, measurement.value - 1.0)
+        return _same_direction(published - 1.0, measurement.value - 1.0)
     if claim.form is Form.REDUCTION:
-        return same_side(published, measurement.value)
-    return bool(measurement.beside) and all(
-        same_side(published - other.published, measurement.value - other.measured)
-        for other in measurement.beside
-        if abs(published - other.published) > claim.within
+        return _same_direction(published, measurement.value)
+    ordered = [other for other in measurement.beside if abs(published - other.published) > claim.within]
+    return bool(ordered) and all(
+        same_side(published - other.published, measurement.value - other.measured) for other in ordered
     )
+
+
+def _same_direction(published: float, measured: float) -> bool:
+    return abs(measured) > LEAST_CHANGE and same_side(published, measured)
 
 
 def same_side(published: float, measured: float) -> bool:

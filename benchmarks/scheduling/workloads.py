@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
@@ -87,8 +88,8 @@ def generated_cases(known: Throughputs) -> list[Case]:
 
 
 def cluster_of(num_gpus: int) -> ClusterShape:
-    """Nodes of eight GPUs; a smaller cluster is one node."""
-    per_node = min(num_gpus, GPUS_PER_NODE)
+    """Nodes of eight GPUs, of fewer where eight do not divide the number; a smaller cluster is one node."""
+    per_node = num_gpus if num_gpus < GPUS_PER_NODE else gcd(num_gpus, GPUS_PER_NODE)
     return ClusterShape(num_nodes=num_gpus // per_node, gpus_per_node=per_node)
 
 

@@ -80,7 +80,7 @@ def measure(calibration_ledger: Path, ledgers: tuple[Path, ...], jobs: tuple[Arr
         )
     floor = [
         {"runs": [one, other], **_numbers(compared(recorded[one].outcomes, recorded[other].outcomes))}
-        for one, other in combinations(recorded, 2)
+        for one, other in combinations([run["run"] for run in runs if not run["void"]], 2)
     ]
     return {
         "changes": asdict(calibration.changes),

@@ -36,6 +36,7 @@ class Run(NamedTuple):
     """A workload on a pool with one budget. confidence: None: promises have the margin for speeds instead."""
 
     seed: int
+    jobs: int
     confidence: float | None
     budget: str
 
@@ -45,7 +46,7 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.seed}-{list(BUDGETS).index(self.budget)}-{_speeds(self.confidence)}"
+        return f"{self.seed}-{self.jobs}jobs-{list(BUDGETS).index(self.budget)}-{_speeds(self.confidence)}"
 
 
 def main(
@@ -71,8 +72,8 @@ def main(
     alone = out / f"{CONTROL}-alone.eflow"
     run_unless_kept(arrivals(seed, 0), alone, resume=resume)
     undisturbed = Calibration.of(recorded_times(read_messages(alone)))
-    runs = product(range(seed, seed + repeats), (None, *(confidence or ())), BUDGETS)
-    measured = [_measured(Run(*each), undisturbed, jobs, out, resume) for each in runs]
+    runs = product(range(seed, seed + repeats), (jobs,), (None, *(confidence or ())), BUDGETS)
+    measured = [_measured(Run(*each), undisturbed, out, resume) for each in runs]
     result = {**where_and_when(before), "jobs": jobs, "planned_costs_live": measured}
     report(
         "Budgets for a change of GPUs, live",
@@ -84,9 +85,9 @@ def main(
     raise typer.Exit(int(any(run["void"] for run in measured)))
 
 
-def _measured(run: Run, undisturbed: Calibration, jobs: int, folder: Path, resume: bool) -> Measured:
+def _measured(run: Run, undisturbed: Calibration, folder: Path, resume: bool) -> Measured:
     """Of the jobs with a deadline: how many were admitted, and how many of these were late. Nothing of a void run."""
-    asked, ledger = tight_arrivals(run.seed, jobs), folder / f"{run.name}.eflow"
+    asked, ledger = tight_arrivals(run.seed, run.jobs), folder / f"{run.name}.eflow"
     run_unless_kept(asked, ledger, resume=resume, config=run.config)
     messages = read_messages(ledger)
     control = verdict(undisturbed.control_change(messages))

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.analogues import Analogue
+from benchmarks.papers.execution import code_digest
 from benchmarks.papers.store import write_json
 
 
 class LiveStore:
-    """folder: of the report. Parts that were measured with another setup do not count."""
+    """folder: of the report. Parts that were measured with another setup or code do not count."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "live"
@@ -24,7 +25,7 @@ class LiveStore:
 
     def keep(self, analogue: Analogue, part: int, result: Mapping[str, Any]) -> None:
         """Write at once: an interruption loses only the part in progress."""
-        write_json(self._file(analogue, part), result)
+        write_json(self._file(analogue, part), {**result, "code": code_digest()})
 
     def result(self, analogue: Analogue, part: int) -> Mapping[str, Any] | None:
         """None if it was not measured yet."""
@@ -32,7 +33,8 @@ class LiveStore:
         if not file.exists():
             return None
         result = json.loads(file.read_text(encoding="utf-8"))
-        return result if result["setup"] == analogue.settings(part) else None
+        is_same = (result["setup"], result.get("code")) == (analogue.settings(part), code_digest())
+        return result if is_same else None
 
     def to_do(self, analogues: Sequence[Analogue]) -> list[tuple[Analogue, int]]:
         """Analogues and parts without a result."""

@@ -49,3 +49,17 @@ def test_the_rows_are_measured_and_not_judged(tmp_path: Path) -> None:
     assert "No paper has this trace" in text
     row = "| elasticflow | no number | elasticflow-algorithms | 0.5 |  | 0.75 | 0.5 | no published value |"
     assert row in text
+
+
+def test_jobs_that_are_left_out_are_said(tmp_path: Path) -> None:
+    def numbers_of(run: Run) -> dict[str, float | None]:
+        return {"deadline_satisfactory_ratio": 0.5, "jobs": 37, "skipped": 158}
+
+    tables = Inputs(tmp_path, tmp_path, CLAIMS.generator)
+    (june,) = sections(figures_of(tmp_path, "june"), tables, numbers_of, {})
+    said = "158 of 195 jobs of june are left out: wrong rows, or models without a table"
+    assert f"- {said}" in markdown((june,), (), {})
+    published = chosen(CLAIMS.figures, ("F8b-01",))
+    (figure,) = sections(published, tables, numbers_of, {})
+    assert {row.claim.stands_in for row in figure.rows} == {said.replace("june", "itp_cluster01")}
+    assert Verdict.REPRODUCED not in {row.verdict for row in figure.rows}

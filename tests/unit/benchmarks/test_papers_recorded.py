@@ -106,4 +106,4 @@ def test_a_file_of_another_form_is_an_error_that_names_it(tmp_path: Path, text: 
 
 def test_a_recorded_analogue_has_no_setup_and_needs_no_live_run() -> None:
     analogue = BY_ID["runners"]
-    assert (analogue.setup, analogue.command) == ({}, "python -m benchmarks.papers --only PT-T1")
+    assert (analogue.setup, analogue.command) == ({}, "python -m benchmarks.papers --only PT-T1 --out report-PT-T1")

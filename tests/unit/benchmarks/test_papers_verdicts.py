@@ -72,6 +72,18 @@ def test_the_order_holds_if_all_other_claims_are_on_the_same_side() -> None:
     assert verdict(BASELINE, found(0.4, above, equal)) is Verdict.HOLDS
 
 
+def test_without_a_claim_of_another_published_value_there_is_no_order_to_hold() -> None:
+    equal = Beside(published=BASELINE.value or 0.0, measured=0.9)
+    assert verdict(BASELINE, found(0.4, equal)) is Verdict.DIFFERS
+
+
+def test_a_quotient_or_a_reduction_by_less_than_a_hundredth_has_no_direction() -> None:
+    times = replace(CLAIM, form=Form.QUOTIENT, value=1.3, against=Contestant(policy="edf"))
+    assert verdict(times, found(1.02)) is Verdict.HOLDS
+    assert verdict(times, found(1.0004)) is Verdict.DIFFERS
+    assert verdict(replace(times, form=Form.REDUCTION, value=0.3), found(0.009)) is Verdict.DIFFERS
+
+
 def test_a_quotient_holds_on_its_side_of_one_and_a_reduction_by_its_sign() -> None:
     times = replace(CLAIM, form=Form.QUOTIENT, value=2.0, against=Contestant(policy="edf"))
     assert verdict(times, found(1.2)) is Verdict.HOLDS

@@ -70,10 +70,11 @@ def test_each_budget_is_run_with_the_margin_and_with_each_confidence_asked_for(
     assert pool.ran.pop("control-alone") == CONFIG
     assert len(pool.ran) == 2 * 3 * 3
     assert {config.confidence for config in pool.ran.values()} == {None, 0.9, 0.99}
-    assert pool.ran["2-1-margin"] == BUDGETS["a start as learned"]
-    assert pool.ran["1-2-confidence-0.99"] == replace(CONFIG, confidence=0.99)
+    assert pool.ran["2-2jobs-1-margin"] == BUDGETS["a start as learned"]
+    assert pool.ran["1-2jobs-2-confidence-0.99"] == replace(CONFIG, confidence=0.99)
     assert measured[3] == {
         "seed": 1,
+        "jobs": 2,
         "confidence": 0.9,
         "budget": "the stop of a switch",
         "control_change": 0.0,
@@ -88,14 +89,14 @@ def test_each_budget_is_run_with_the_margin_and_with_each_confidence_asked_for(
 def test_a_run_with_another_speed_of_the_control_job_has_no_result_and_is_repeated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pool = FakePool({"1-1-margin": 0.9}, monkeypatch)
+    pool = FakePool({"1-2jobs-1-margin": 0.9}, monkeypatch)
     void = measure(tmp_path, 1, repeats=1)[1]
     assert void.pop("control_change") == pytest.approx(-0.1, abs=0.01)
-    assert void == {"seed": 1, "confidence": None, "budget": "a start as learned", "void": True}
+    assert void == {"seed": 1, "jobs": 2, "confidence": None, "budget": "a start as learned", "void": True}
     pool.ran.clear()
     assert [run["void"] for run in measure(tmp_path, 1, repeats=1)] == [False, True, False]
-    assert pool.ran.keys() == {"1-1-margin"}
-    assert (tmp_path / "1-1-margin.void.eflow").exists()
+    assert pool.ran.keys() == {"1-2jobs-1-margin"}
+    assert (tmp_path / "1-2jobs-1-margin.void.eflow").exists()
 
 
 def test_a_run_in_which_the_control_job_did_not_train_is_void(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
