@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.papers.analogue_picture import analogue_picture
 from benchmarks.papers.analogues import LABEL, Analogue, Check, check_verdict, combined
 from benchmarks.papers.cells import html_table, markdown_table, number_text
 from benchmarks.papers.reasons import NONE_KNOWN
@@ -112,7 +113,8 @@ def _html(section: AnalogueSection) -> str:
     about = "".join(f"<p>{html.escape(line)}</p>\n" for line in _about(section) if line)
     notes = "".join(f"<li>{html.escape(reason)}</li>" for reason in _reasons(section))
     return (
-        f"<h2>{html.escape(_heading(section))}</h2>\n{about}{html_table(COLUMNS, _rows(section))}\n"
+        f"<h2>{html.escape(_heading(section))}</h2>\n{about}"
+        f"{analogue_picture(section.analogue, section.numbers)}\n{html_table(COLUMNS, _rows(section))}\n"
         f'<ul class="note">{notes}</ul>\n<p class="note">{html.escape(_numbers(section))}</p>'
     )
 

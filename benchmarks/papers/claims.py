@@ -125,12 +125,16 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure, table or sentence of a paper, and its claims."""
+    """A figure, table or sentence of a paper, and its claims.
+
+    published_setup: in words, of a figure whose claims have no `Setup` because nothing here can run them.
+    """
 
     figure_id: str
     paper: str
     section: str
     title: str
+    published_setup: str
     claims: tuple[Claim, ...]
 
     def is_named(self, name: str) -> bool:

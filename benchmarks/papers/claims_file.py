@@ -48,7 +48,7 @@ SHARED_KEYS = {
     "needs",
     "stands_in",
 }
-FIGURE_KEYS = SHARED_KEYS | {"id", "paper", "claims"}
+FIGURE_KEYS = SHARED_KEYS | {"id", "paper", "published_setup", "claims"}
 CLAIM_KEYS = SHARED_KEYS | {
     "id",
     "value",
@@ -123,6 +123,7 @@ def _figure(table: Table, position: int) -> Figure:
         paper=text(table, "paper", where),
         section=text(table, "section", where),
         title=text(table, "title", where),
+        published_setup=text(table, "published_setup", where) if "published_setup" in table else "",
         claims=claims,
     )
 

@@ -1,14 +1,11 @@
 """A picture of a figure's claims as inline SVG: the published values beside the measured ones."""
 
-import io
-
-from matplotlib import rc_context
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
 from benchmarks.papers.claims import Form
 from benchmarks.papers.quantities import QUANTITIES
 from benchmarks.papers.rows import Row, Section
+from benchmarks.papers.svg import svg
 
 COLOURS = {"published": "#8c8c8c", "the paper's algorithm, here": "#1f77b4", "ours": "#d62728"}
 WIDTH = 0.27
@@ -19,9 +16,8 @@ def picture(section: Section) -> str:
     rows = [row for row in section.rows if row.measurement is not None]
     if not rows:
         return ""
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": section.figure.figure_id}):
-        canvas = Canvas(figsize=(1.6 + 1.1 * len(rows), 2.6), layout="constrained")
-        FigureCanvasSVG(canvas)
+
+    def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
         axes.spines[["top", "right"]].set_visible(False)
         for position, (series, colour) in enumerate(COLOURS.items()):
@@ -29,10 +25,8 @@ def picture(section: Section) -> str:
         axes.set_xticks(range(len(rows)), [row.claim.name for row in rows], rotation=20, fontsize=8)
         axes.set_ylabel(_unit(rows[0]), fontsize=8)
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-        written = io.StringIO()
-        canvas.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    text = written.getvalue()
-    return text[text.index("<svg") :]
+
+    return svg(section.figure.figure_id, 1.6 + 1.1 * len(rows), 2.6, draw)
 
 
 def _bars(axes: object, rows: list[Row], series: str, position: int, colour: str) -> None:

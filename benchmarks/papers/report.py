@@ -96,6 +96,8 @@ def _about(section: Section) -> str:
     setups = dict.fromkeys(setup_text(row.claim.setup) for row in section.rows if row.claim.setup is not None)
     source = f"{figure.paper}, section {figure.section}; read from: {first.claim.read_from.value}. "
     said = source if figure.section else f"No paper has this trace: rows as in {LIKE}. "
+    if figure.published_setup:
+        said += f"Published setup: {figure.published_setup}. "
     return f"{said}{'; '.join(setups)}{'. ' if setups else ''}Alone: {first.command}"
 
 

@@ -46,6 +46,8 @@ def test_all_claims_of_four_papers_can_run_or_say_what_is_missing() -> None:
     assert {figure.paper for figure in figures} == {"ElasticFlow", "Amoeba", "VirtualFlow", "PaddingTorch"}
     claims = [claim for figure in figures for claim in figure.claims]
     assert all(claim.needs or (claim.setup and claim.value is not None) for claim in claims)
+    unsaid = [each.figure_id for each in figures if not each.published_setup and not any(c.setup for c in each.claims)]
+    assert unsaid == [], "figures without a setup"
 
 
 def test_a_claim_takes_what_its_figure_says_and_overrides_it(tmp_path: Path) -> None:
