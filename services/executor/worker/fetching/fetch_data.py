@@ -34,8 +34,12 @@ def _reply(order: FetchData) -> FromPreparer:
     try:
         fetch(order.uri, Path(order.folder) / RESULT)
     except Exception as error:  # libraries of many makers raise what they like
-        print(without_secrets(traceback.format_exc(), order.environment.values()), file=sys.stderr)
-        return NotPrepared(error=_in_words(error, order.uri)[:_MAX_TEXT])
+        values = order.environment.values()
+        print(without_secrets(traceback.format_exc(), values), file=sys.stderr)
+        said = _in_words(error, order.uri)
+        if len(said) > _MAX_TEXT:  # the executor masks secrets, but not a part of one
+            said = without_secrets(said, values)[:_MAX_TEXT]
+        return NotPrepared(error=said)
     return Prepared()
 
 

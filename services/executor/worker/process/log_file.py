@@ -29,7 +29,8 @@ def write_output_to(log_file: Path) -> None:
         processors=[
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.add_log_level,
-            structlog.dev.ConsoleRenderer(colors=False),
+            # the default formatter prints local variables, which may hold secrets
+            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ]
     )
 

@@ -51,6 +51,20 @@ def test_what_cannot_be_fetched_is_explained(tmp_path: Path, monkeypatch: pytest
         assert answer.error.startswith(said)
 
 
+def test_a_secret_in_an_error_is_not_shown_even_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = "-".join(["hidden"] * 20)
+
+    def failing(uri: str, target: Path) -> None:
+        raise ValueError("x" * 7_950 + value)
+
+    monkeypatch.setattr(fetch_data, "fetch", failing)
+    answer = fetch_data._reply(FetchData(folder=str(tmp_path), uri="s3://b", environment={"KEY": value}))
+    assert isinstance(answer, NotPrepared)
+    assert "hidden" not in answer.error + capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
