@@ -71,6 +71,84 @@ async def test_a_script_and_a_class_give_the_same_bits_through_switches_and_a_cr
     assert digest_of_what_was_trained(node, job_id) == expected
 
 
+def seen_in(folder) -> dict[int, list[tuple[int, ...]]]:
+    """The epoch and the samples of each part, by iteration; a part of a repeated step occurs again."""
+    seen: dict[int, list[tuple[int, ...]]] = {}
+    for line in (folder / "seen").read_text().splitlines():
+        iteration, *part = map(int, line.split())
+        seen.setdefault(iteration, []).append(tuple(part))
+    return {iteration: sorted(set(parts)) for iteration, parts in seen.items()}
+
+
+@pytest.mark.parametrize(
+    ("how", "iterations_an_epoch", "held_out"),
+    [("in order", 3, []), ("subset", 2, range(35, 50)), ("weighted", 2, [i for i in range(50) if i % 5])],
+)
+async def test_a_loaders_order_is_kept_through_switches_a_crash_and_a_restart(
+    node, spec_of, how, iterations_an_epoch, held_out
+):
+    """Each step has the same samples, in the same parts, and each epoch as many steps."""
+    job_id = node.new_job_id()
+    undisturbed = await train(node, script(spec_of, "sampled", how, global_batch_size=21), job_id=job_id)
+    assert undisturbed == await train(node, script(spec_of, "sampled", how, global_batch_size=21), num_workers=3)
+    expected = seen_in(files_of(node, job_id))
+    assert not {number for parts in expected.values() for _, *part in parts for number in part} & {*held_out}
+    assert f"an epoch has {iterations_an_epoch} iterations" in node.log_of(job_id)
+    if how == "in order":
+        assert [number for _, *part in expected[0] for number in part] == list(range(21))
+    if how == "weighted":
+        assert [parts[0][0] for parts in expected.values()] == [iteration // 2 for iteration in range(40)]
+
+    job_id = node.new_job_id()
+    spec = script(spec_of, "sampled", how, global_batch_size=21)
+    slow_down = slow_down_script(node, job_id)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2)
+    await workers.first(Progressed)
+    workers = await switch(node, workers, [0, 1, None], [2, 0])
+    (files_of(node, job_id) / "die").touch()
+    await workers.first(Interrupted)
+    (survivor,) = (rank for rank, event in workers.events if isinstance(event, Interrupted))
+    workers = await node.switch_generation(workers, [survivor], lost=[1 - survivor])
+    await all_switched(workers, [survivor])
+    workers.stop()
+    await workers.ended()
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, generation=9)
+    slow_down.unlink()
+    assert await end_of(node, workers) == undisturbed
+    assert seen_in(files_of(node, job_id)) == expected
+
+
+async def test_a_sampler_that_differs_in_each_process_fails_the_restart_and_the_second_worker(node, spec_of):
+    spec = script(spec_of, "sampled", "entropy", global_batch_size=21)
+    workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
+    failed = await workers.first(Failed)
+    assert "samples: 50 of 50, drawn as #" in failed.error
+    assert "let its sampler draw from a fixed seed" in failed.error
+    for worker in workers.workers.values():
+        worker.kill()
+    await workers.ended()
+
+    job_id = node.new_job_id()
+    await train(node, spec, job_id=job_id)
+    again = await node.launch(
+        script(spec_of, "sampled", "entropy", global_batch_size=21, until=60), job_id=job_id, generation=2
+    )
+    failed = await again.first(Failed)
+    await again.ended()
+    assert "let the job read the same data in the same order at every start" in failed.error
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate"),
+    [(["40", "step", "1000"], 0.0), (["9", "epoch", "9"], 0.0), (["12", "epoch", "9"], 0.000439)],
+)
+async def test_a_schedule_for_the_jobs_steps_or_epochs_is_kept(node, spec_of, settings, rate):
+    """50 samples in batches of 11: 40 steps are 8.8 epochs."""
+    job_id = node.new_job_id()
+    await train(node, script(spec_of, "cosine", *settings, global_batch_size=11), job_id=job_id)
+    assert f"last rate {rate:.6f}" in node.log_of(job_id)
+
+
 async def test_a_schedule_follows_the_steps_and_outlives_a_restart(node, spec_of):
     job_id = node.new_job_id()
     for generation, until in enumerate((10, 30), start=1):
@@ -122,10 +200,21 @@ async def test_a_profiling_run_leaves_nothing_behind(node, spec_of):
         ("never_trains", "scripts ended without training: call elasticflow.elastic", ""),
         ("accumulates", "it called backward(). Remove gradient accumulation", ""),
         ("breaks", "scripts left its loop within a global batch", ""),
+        (
+            "sampled batch_sampler",
+            "a list chooses whole batches, but a job forms global batches",
+            "",
+        ),
+        ("cosine 192 step 1000", "built for 192 steps, but the job takes 40, with global batches of 16 samples", ""),
+        ("cosine 192 step 1000", "submit with --iterations 192, or build it for 40 steps", ""),
+        ("cosine 40 step 3", "but the job takes 10, with global batches of 16 samples: build it for 10 steps", ""),
+        ("cosine 20 epoch 20", "built for 20 epochs, but the job takes 13", ""),
+        ("cosine 20 epoch 20", "submit with --iterations 63, or build it for 13 epochs", ""),
+        ("cosine 40 unknown 9", "has a learning-rate schedule that elastic() does not know", ""),
     ],
 )
 async def test_errors_of_a_script_are_reported(node, spec_of, word, error, traceback):
-    workers = await node.launch(script(spec_of, word), job_id=node.new_job_id())
+    workers = await node.launch(script(spec_of, *word.split()), job_id=node.new_job_id())
     failed = await workers.first(Failed)
     await workers.ended()
     assert error in failed.error

@@ -89,6 +89,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         loaded_packages.py      versions that no job can replace
     data/         samples
         dataset.py              recognizes the user's data set
+        loader_settings.py      what a script's DataLoader says: kept or refused
         sample_order.py         (seed, iteration, virtual node) -> samples (pure)
         sample_readers.py       read map-style and streamed data sets
         read_ahead.py           batches of coming steps
@@ -99,6 +100,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         writer.py               when to write, and in the background
     scripts/      user scripts instead of a class
         elastic_script.py       a script with elasticflow.elastic(...), as a training function
+        schedules.py            schedules step once a step, and are built for the job's steps
         torchrun_script.py      an unchanged torchrun script, restarted at each resize
         torchrun_progress.py    its progress, observed from outside
         script_environment.py   folder, arguments and environment variables

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader
-from training_functions import SLOW_DOWN_S, Branching, Counter, Noisy, Points
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.dataset import Dataset
+from training_functions import NUM_SAMPLES, SLOW_DOWN_S, Branching, Counter, Noisy, Numbered, Points
 
 import elasticflow
 
@@ -22,7 +23,7 @@ def stateful() -> None:
     `slow_down` exists, each step takes longer than the last."""
     model = Branching()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    loader = elasticflow.elastic(DataLoader(Noisy(), num_workers=1), model, optimizer)
+    loader = elasticflow.elastic(DataLoader(Noisy(), shuffle=True, num_workers=1), model, optimizer)
     for _ in loader.epochs(1000):
         for _, points, targets in loader:
             for group in optimizer.param_groups:
@@ -49,7 +50,9 @@ def additional_state() -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     steps_begun = Counter()
-    loader = elasticflow.elastic(DataLoader(Noisy(), num_workers=1), model, optimizer, schedule, average, steps_begun)
+    loader = elasticflow.elastic(
+        DataLoader(Noisy(), shuffle=True, num_workers=1), model, optimizer, schedule, average, steps_begun
+    )
     for _ in loader.epochs(1000):
         for _, points, targets in loader:
             steps_begun.count += 1
@@ -59,6 +62,60 @@ def additional_state() -> None:
             optimizer.step()
             schedule.step()
             average.update_parameters(model)
+
+
+class Opened(Dataset):
+    """Numbered, if its process has been prepared for reading."""
+
+    def __init__(self) -> None:
+        self.numbered = Numbered()
+        self.scale = 0.0
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int):
+        assert self.scale, "worker_init_fn has not been called in this process"
+        number, point, target = self.numbered[index]
+        return number, self.scale * point, target
+
+
+def sampled() -> None:
+    """HOW the loader orders its samples; their indices go to the file `seen`. One worker dies as in `stateful`."""
+    how = sys.argv[2]
+    data = Opened() if how == "subset" else Numbered()
+
+    def opened(process: int) -> None:
+        data.scale = 2.0
+
+    settings = {
+        "in order": {},
+        "subset": {"sampler": SubsetRandomSampler(range(35)), "num_workers": 2, "worker_init_fn": opened},
+        "weighted": {
+            "sampler": WeightedRandomSampler([float(i % 5 == 0) for i in range(NUM_SAMPLES)], 45, replacement=True),
+            "batch_size": 8,
+            "drop_last": True,
+        },
+        "batch_sampler": {"batch_sampler": [[0, 1], [2]]},
+        "entropy": {"sampler": SubsetRandomSampler(sorted(range(NUM_SAMPLES), key=lambda _: os.urandom(8)))},
+        "batches": {"batch_sampler": BatchSampler(range(30), 4, True)},
+    }
+    model = Branching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    loader = elasticflow.elastic(DataLoader(data, **settings[how]), model, optimizer)
+    for epoch in loader.epochs(1000):
+        for numbers, points, targets in loader:
+            with Path("seen").open("a") as file:
+                file.write(" ".join(map(str, [loader.iteration, epoch, *numbers.tolist()])) + "\n")
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(points), targets).backward()
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration)
+            with contextlib.suppress(FileNotFoundError):
+                Path("die").rename("dead")
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+    print(f"an epoch has {len(loader)} iterations")
 
 
 def cannot_load() -> None:
@@ -74,7 +131,7 @@ class Short:
         self.optimizer = job.init_optimizer(self.model)
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [5, 20, 20])
         self.num_samples = 0  # of the present batch
-        loader = DataLoader(job.init_dataset())
+        loader = DataLoader(job.init_dataset(), shuffle=True)
         self.loader = elasticflow.elastic(loader, self.model, self.optimizer, self.schedule)
 
     def losses(self):
@@ -92,6 +149,27 @@ def schedule_by_steps() -> None:
         job.optimizer.step()
         job.schedule.step()
     print(f"last epoch of the schedule: {job.schedule.last_epoch}")
+
+
+def cosine() -> None:
+    """STEPS in the schedule, which steps EVERY step or epoch; EPOCHS in the loop."""
+    steps, every, epochs = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    job = Points()
+    model = job.init_model()
+    optimizer = job.init_optimizer(model)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+    known = [] if every == "unknown" else [schedule]
+    loader = elasticflow.elastic(DataLoader(job.init_dataset(), shuffle=True), model, optimizer, *known)
+    for _ in loader.epochs(epochs):
+        for _, points, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(points), targets).backward()
+            optimizer.step()
+            if every != "epoch":
+                schedule.step()
+        if every == "epoch":
+            schedule.step()
+    print(f"last rate {schedule.get_last_lr()[0]:.6f}")
 
 
 def too_big() -> None:

@@ -6,14 +6,15 @@ with a `len()`, such as a torch IterableDataset, which is one partition.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, cast
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from elasticflow.services.executor.worker.data.sample_order import Partitions, SampleOrder
+from elasticflow.services.executor.worker.data.loader_settings import LoaderSettings, SamplerDraws
+from elasticflow.services.executor.worker.data.sample_order import DrawnOrder, Epochs, Order, Partitions, SampleOrder
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.steps.virtual_nodes import default_count
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -32,11 +33,19 @@ class Streamed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """streamed: a data set that is read in order; None for a map-style one, which is `samples`."""
+    """streamed: a data set that is read in order; None for a map-style one, which is `samples`. draws, drop_last and
+    begin_reading: see `LoaderSettings`."""
 
     partitions: Partitions
     streamed: Streamed | None = None
     samples: Any = None
+    draws: SamplerDraws | None = None
+    drop_last: bool = False
+    begin_reading: Callable[[int], None] | None = None
+
+    def epochs(self, global_batch_size: int) -> Epochs:
+        size = self.partitions.num_samples if self.draws is None else self.draws.size
+        return Epochs(size=size, global_batch_size=global_batch_size, drop_last=self.drop_last)
 
     @property
     def samples_digest(self) -> str:
@@ -44,6 +53,8 @@ class DataSet:
         digest, num_partitions = str(self.partitions.num_samples), len(self.partitions)
         if num_partitions > 1:
             digest += f" in {num_partitions} partitions #{zlib.crc32(self.partitions.sizes_P.tobytes()):08x}"
+        if self.draws is not None:
+            digest = f"{self.draws.size} of {digest}, drawn as #{self.draws.digest}"
         return digest
 
 
@@ -60,6 +71,20 @@ class _Iterable:
 
 def recognize(dataset: Any) -> DataSet:
     """Raises TrainingFailed for an unsupported data set, naming what is missing."""
+    if isinstance(dataset, LoaderSettings):
+        loader = dataset
+        return replace(
+            recognize(loader.dataset),
+            draws=loader.draws,
+            drop_last=loader.drop_last,
+            begin_reading=loader.begin_reading,
+        )
+    if isinstance(dataset, DataLoader):
+        raise TrainingFailed(
+            "init_dataset() returned a DataLoader, whose batches, sampler and settings a class cannot keep: return its "
+            "data set. The class has shuffle, collate() and data_workers; a script with elasticflow.elastic() keeps a "
+            "sampler"
+        )
     sizes = getattr(dataset, "partition_sizes", None)
     if hasattr(dataset, "read_partition"):
         if sizes is None:
@@ -88,13 +113,16 @@ def _checked(sizes: Sequence[int]) -> Partitions:
     return Partitions(sizes)
 
 
-def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) -> SampleOrder:
+def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) -> Order:
     """The order in which the job reads its data set, fixed for the job's life."""
-    size = dataset.partitions.num_samples
-    if spec.global_batch_size > size:
+    epochs, size = dataset.epochs(spec.global_batch_size), dataset.partitions.num_samples
+    if spec.global_batch_size > epochs.size:
+        whose = "data set's" if dataset.draws is None else "sampler's"
         raise TrainingFailed(
-            f"global_batch_size: {spec.global_batch_size} is more than the data set's {size} samples; lower it"
+            f"global_batch_size: {spec.global_batch_size} is more than the {whose} {epochs.size} samples; lower it"
         )
+    if dataset.draws is not None:
+        return DrawnOrder(seed=spec.seed, epochs=epochs, draw=dataset.draws)
     if not 1 <= function.shuffle_window <= _MAX_WINDOW:
         raise TrainingFailed(f"shuffle_window: must be from 1 to {_MAX_WINDOW} samples, not {function.shuffle_window}")
     num_lanes = min(function.virtual_nodes or default_count(spec.global_batch_size), len(dataset.partitions))
@@ -110,4 +138,5 @@ def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) ->
         num_lanes=num_lanes,
         window_size=window_size,
         is_shuffled=function.shuffle,
+        drop_last=dataset.drop_last,
     )

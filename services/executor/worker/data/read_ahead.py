@@ -5,18 +5,21 @@ share them. A reading thread would change the bits of the training, so processes
 does not depend on them: if a process fails, the worker reads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import structlog
 import torch
 
 from elasticflow.services.executor.worker.data.device_copies import DeviceCopies
+from elasticflow.services.executor.worker.data.loader_settings import keep_worker_info
 from elasticflow.services.executor.worker.data.reader_process import NotRead, ReaderProcess, ReadPart
-from elasticflow.services.executor.worker.data.sample_order import Part, SampleOrder
+from elasticflow.services.executor.worker.data.sample_order import Order, Part
 from elasticflow.services.executor.worker.data.sample_readers import Reader
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.steps.random_seeds import keep_generators
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 
 _READ_TIMEOUT_S = 60.0  # for one part: a forked process may hang, e.g. in a lock that a thread had held
@@ -25,25 +28,32 @@ log = structlog.get_logger()
 
 
 class ReadAhead:
-    """num_processes: 0 reads nothing ahead."""
+    """num_processes: 0 reads nothing ahead. begin_reading: called once in each process that reads, with its number."""
 
     def __init__(
         self,
         read: Reader,
-        order: SampleOrder,
+        order: Order,
         *,
         num_processes: int,
         device: torch.device,
         cpu_throttle: CpuThrottle,
+        begin_reading: Callable[[int], None] | None = None,
     ) -> None:
         self._read = read
         self._order = order
         self._copies = DeviceCopies(device)
         self._cpu_throttle = cpu_throttle
         self._pending: dict[Part, Future[ReadPart]] = {}
+        self._begin_here = begin_reading
         self._processes = [
-            ReaderProcess(read, pin_memory=device.type == "cuda", on_arrival=self._copies.begin)
-            for _ in range(num_processes)
+            ReaderProcess(
+                read,
+                begin=partial(begin_reading, number) if begin_reading else None,
+                pin_memory=device.type == "cuda",
+                on_arrival=self._copies.begin,
+            )
+            for number in range(num_processes)
         ]
 
     def prepare(self, micro_batches: Sequence[MicroBatch], iteration: int) -> None:
@@ -95,6 +105,10 @@ class ReadAhead:
             else:
                 self._cpu_throttle.charge(arrived.cpu_s)
                 return arrived.batch
+        if self._begin_here is not None:
+            with keep_generators(), keep_worker_info():
+                self._begin_here(0)
+            self._begin_here = None
         return self._copies.begin(self._read(part))
 
     def _fall_back(self, why: Exception) -> None:

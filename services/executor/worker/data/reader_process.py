@@ -40,9 +40,17 @@ class ReadPart:
 
 
 class ReaderProcess:
-    """read: called with each part. pin_memory: of arriving tensors. on_arrival: called with each batch, on a thread."""
+    """read: called with each part. begin: called before. pin_memory: of arriving tensors. on_arrival: called with each
+    batch, on a thread."""
 
-    def __init__(self, read: Callable[[Part], Any], *, pin_memory: bool, on_arrival: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        read: Callable[[Part], Any],
+        *,
+        begin: Callable[[], None] | None = None,
+        pin_memory: bool,
+        on_arrival: Callable[[Any], Any],
+    ) -> None:
         self._pin_memory = pin_memory
         self._on_arrival = on_arrival
         self._pending: deque[Future[ReadPart]] = deque()
@@ -52,7 +60,7 @@ class ReaderProcess:
         self._pid = os.fork()
         if self._pid == 0:
             self._socket.close()
-            _serve(theirs, read)
+            _serve(theirs, read, begin)
         theirs.close()
         threading.Thread(target=self._receive, name="reader", daemon=True).start()
 
@@ -97,12 +105,14 @@ class ReaderProcess:
                 future.set_exception(NotRead(f"the reader process has ended: {error!r}"))
 
 
-def _serve(to_worker: socket.socket, read: Callable[[Part], Any]) -> NoReturn:
+def _serve(to_worker: socket.socket, read: Callable[[Part], Any], begin: Callable[[], None] | None) -> NoReturn:
     """Until the worker is gone."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker receives the signal, too, and decides
         torch.set_num_threads(1)  # the fork has not copied OpenMP's threads
         reported_s = time.process_time()
+        if begin is not None:
+            begin()
         while True:
             (num_bytes,) = _LENGTH.unpack(_receive_bytes(to_worker, _LENGTH.size))
             for part in pickle.loads(_receive_bytes(to_worker, num_bytes)):

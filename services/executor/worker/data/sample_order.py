@@ -7,11 +7,13 @@ worker reads a sample, but not in which step. One integer, the iteration, is the
 
 Within an epoch, shuffling keeps reads sequential. The partitions are permuted, their samples are cut into lanes, one
 for each of several equal slices of the batch, and each lane is shuffled window by window. A data set in one partition
-with a window of the same size is shuffled as a whole.
+with a window of the same size is shuffled as a whole. A user's sampler may draw the order of an epoch instead, and an
+epoch may leave out the samples behind its last whole batch.
 """
 # pyright: strict
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -69,8 +71,93 @@ class Partitions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleOrder:
-    """The samples at the positions of the sequence of all epochs.
+class Epochs:
+    """How steps cut the sequence of all epochs. size: samples of one.
+
+    drop_last: an epoch consists of whole batches, and the rest of it is not read.
+    """
+
+    size: int
+    global_batch_size: int  # samples
+    drop_last: bool = False
+
+    def positions(self, iteration: int) -> range:
+        """Of the samples of one step."""
+        start = iteration * self.global_batch_size
+        if self.drop_last:
+            epoch, step = divmod(iteration, self.size // self.global_batch_size)
+            start = epoch * self.size + step * self.global_batch_size
+        return range(start, start + self.global_batch_size)
+
+    def number(self, iteration: int) -> int:
+        """Of the epoch in which a step begins."""
+        return self.positions(iteration).start // self.size
+
+    def iterations(self, epochs: int) -> int:
+        """Steps that begin in so many epochs."""
+        if self.drop_last:
+            return epochs * (self.size // self.global_batch_size)
+        return -(-epochs * self.size // self.global_batch_size)
+
+    def done(self, iteration: int) -> float:
+        """Epochs in so many steps."""
+        if self.drop_last:
+            return iteration / (self.size // self.global_batch_size)
+        return iteration * self.global_batch_size / self.size
+
+
+class Order(ABC):
+    """The samples at the positions of the sequence of all epochs. Equal orders have equal samples."""
+
+    seed: int
+
+    @abstractmethod
+    def positions(self, iteration: int) -> range:
+        """Of the samples of one step."""
+
+    @abstractmethod
+    def samples(self, position: int, end: int) -> Numbers:
+        """Those at the positions [position, end), shape (end - position,)."""
+
+    def parts(self, micro_batches: Iterable[MicroBatch], iteration: int) -> list[Part]:
+        """What these micro-batches read in one step."""
+        first, batch = self.positions(iteration).start, _batch(self, iteration)
+        return [
+            Part(
+                iteration=iteration,
+                virtual_node=each.virtual_node,
+                micro_batch=each.index,
+                position=first + each.samples.start,
+                samples=tuple(batch[each.samples].tolist()),
+            )
+            for each in micro_batches
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnOrder(Order):
+    """The order that a sampler draws. draw: from an epoch's number to its samples, shape (epochs.size,), the same in
+    each call."""
+
+    seed: int
+    epochs: Epochs
+    draw: Callable[[int], Numbers]
+
+    def positions(self, iteration: int) -> range:
+        return self.epochs.positions(iteration)
+
+    def samples(self, position: int, end: int) -> Numbers:
+        pieces: list[Numbers] = []
+        while position < end:
+            epoch, within = divmod(position, self.epochs.size)
+            pieces.append(self.draw(epoch)[within : within + end - position])
+            position += len(pieces[-1])
+        return np.concatenate(pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOrder(Order):
+    """The order of the data set, shuffled or not.
 
     num_lanes: slices of the batch, each of which reads a contiguous piece of an epoch; fixed for a job's life.
     window_size: samples of one lane. is_shuffled: False keeps the numbering; a window is then what is read at once.
@@ -82,23 +169,15 @@ class SampleOrder:
     num_lanes: int
     window_size: int
     is_shuffled: bool = True
+    drop_last: bool = False  # see Epochs
 
-    def parts(self, micro_batches: Iterable[MicroBatch], iteration: int) -> list[Part]:
-        """What these micro-batches read in one step."""
-        batch = _batch(self, iteration)
-        return [
-            Part(
-                iteration=iteration,
-                virtual_node=each.virtual_node,
-                micro_batch=each.index,
-                position=iteration * len(batch) + each.samples.start,
-                samples=tuple(batch[each.samples].tolist()),
-            )
-            for each in micro_batches
-        ]
+    def positions(self, iteration: int) -> range:
+        size = self.partitions.num_samples
+        return Epochs(size=size, global_batch_size=self.global_batch_size, drop_last=self.drop_last).positions(
+            iteration
+        )
 
     def samples(self, position: int, end: int) -> Numbers:
-        """Those at the positions [position, end), shape (end - position,)."""
         pieces = [
             self._samples_at(window.epoch, window.start + within) for window, within in self.windows(position, end)
         ]
@@ -167,10 +246,10 @@ class SampleOrder:
 
 
 @lru_cache(maxsize=4)  # one use begins the reading, another takes the batch
-def _batch(order: SampleOrder, iteration: int) -> Numbers:
+def _batch(order: Order, iteration: int) -> Numbers:
     """Samples of one step, shape (global_batch_size,)."""
-    position = iteration * order.global_batch_size
-    return order.samples(position, position + order.global_batch_size)
+    positions = order.positions(iteration)
+    return order.samples(positions.start, positions.stop)
 
 
 @lru_cache(maxsize=2)  # a batch touches at most two epochs that are shorter than it

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any, Protocol
 
 from elasticflow.services.executor.worker.data.dataset import DataSet, Streamed
-from elasticflow.services.executor.worker.data.sample_order import Extent, Part, SampleOrder, Window
+from elasticflow.services.executor.worker.data.sample_order import Extent, Order, Part, SampleOrder, Window
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
@@ -26,8 +26,9 @@ class Reader(Protocol):
         ...
 
 
-def reader_of(dataset: DataSet, order: SampleOrder, collate: Callable[[list[Any]], Any]) -> Reader:
+def reader_of(dataset: DataSet, order: Order, collate: Callable[[list[Any]], Any]) -> Reader:
     if dataset.streamed is not None:
+        assert isinstance(order, SampleOrder), "no sampler draws from a stream"
         return StreamReader(dataset.streamed, order, collate)
     return MapStyleReader(dataset.samples, collate, order.seed)
 

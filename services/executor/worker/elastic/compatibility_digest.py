@@ -29,6 +29,9 @@ _COMPILED_ADVICE = (
     '; a compiled model gives other bits on another kind of processor: set reproducible = "fast", name one gpu_type, '
     "or do not compile"
 )
+_SAMPLES_ADVICE = (
+    ". If the script draws the order of its samples in each process by itself, let its sampler draw from a fixed seed"
+)
 
 
 def compatibility_digest(
@@ -67,9 +70,11 @@ def require_compatible(mine: CompatibilityDigest, first: CompatibilityDigest) ->
     if driver := differences.pop(_DRIVER, None):
         log.warning("drivers_differ", versions=driver, advice="install one version of the driver on all nodes")
     if differences:
+        advice = _COMPILED_ADVICE if "compiled for" in differences else ""
+        advice += _SAMPLES_ADVICE if "drawn" in differences.get("samples", "") else ""
         raise TrainingFailed(
             f"this worker differs from rank 0 of its rendezvous: {'; '.join(differences.values())}; install the same "
-            f"code, data and release of torch on all nodes{_COMPILED_ADVICE if 'compiled for' in differences else ''}"
+            f"code, data and release of torch on all nodes{advice}"
         )
 
 

@@ -24,8 +24,8 @@ class _Job:
         return self._script.position
 
     def __len__(self) -> int:
-        """Iterations of an epoch at most: a batch may begin in one epoch and end in the next."""
-        return -(-self._script.samples_an_epoch // self._script.global_batch_size)
+        """Iterations of an epoch at most: without drop_last, a batch may begin in one epoch and end in the next."""
+        return self._script.epochs.iterations(1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -47,6 +47,7 @@ class Batches(_Job):
 
     def epochs(self, count: int) -> Iterator[int]:
         """Numbers of epochs, from the present one on."""
+        self._script.length.max_epochs = count
         while (epoch := self._script.epoch) < count and self._script.wait_for_batch():
             yield epoch
 
@@ -68,16 +69,12 @@ class Steps(_Job):
 
     @property
     def epochs_done(self) -> float:
-        return self._script.position * self._script.global_batch_size / self._script.samples_an_epoch
+        return self._script.epochs.done(self._script.position)
 
     @property
     def iteration_in_epoch(self) -> int:
         """Steps of the present epoch before the present step."""
-        return self._script.position - self.iterations_of(self.epoch)
-
-    def iterations_of(self, epochs: int) -> int:
-        """Steps that begin in these epochs, from the job's first one on."""
-        return -(-epochs * self._script.samples_an_epoch // self._script.global_batch_size)
+        return self._script.position - self._script.epochs.iterations(self.epoch)
 
     @property
     def step_ends_epoch(self) -> bool:

@@ -13,10 +13,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from elasticflow.services.executor.worker.data.dataset import recognize
+from elasticflow.services.executor.worker.data.loader_settings import LoaderSettings, settings_of
+from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
 from elasticflow.services.executor.worker.scripts.batches import Batches, Steps
-from elasticflow.services.executor.worker.scripts.schedules import step_only_if
+from elasticflow.services.executor.worker.scripts.schedules import JobLength, ScheduleCheck, step_only_if
 from elasticflow.services.executor.worker.scripts.script_environment import (
     SINGLE_PROCESS_ENVIRONMENT,
     module_of,
@@ -51,6 +54,12 @@ class ElasticScript:
         self.virtual_nodes = 0
         self.on_step: OnStep | None = None
         self.global_batch_size = spec.global_batch_size
+        self.length = JobLength(spec)
+        self._seed = spec.seed
+        self._settings: LoaderSettings | None = None
+        self._epochs: Epochs | None = None
+        self._schedules: list[ScheduleCheck] = []
+        self._has_looped = False
         self._module = module_of(spec)
         self._run = partial(run_script, spec, SINGLE_PROCESS_ENVIRONMENT, **{_HOOK: self})
         self._thread = CooperativeThread("script")
@@ -83,8 +92,9 @@ class ElasticScript:
         self.iteration = iteration
         self.is_over = isinstance(self._thread.resume(None), Returned)
 
-    def init_dataset(self) -> Any:
-        return self._objects[0].dataset
+    def init_dataset(self) -> LoaderSettings:
+        assert self._settings is not None, "the script has not called elastic() yet"
+        return self._settings
 
     def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         del model
@@ -121,6 +131,9 @@ class ElasticScript:
         except BaseException:
             self._has_failed = True
             raise
+        if self._has_stepped:
+            for schedule in self._schedules:
+                schedule.iteration_ends(epoch_ends=self.epoch_is_over)
         return {} if self._loss is None else {"loss": self._loss}
 
     def evaluate_part(self, model: nn.Module, part: int, num_parts: int) -> Mapping[str, float]:
@@ -160,18 +173,26 @@ class ElasticScript:
         if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = model.require_forward_param_sync = False
             model = model.module
+        self._settings = settings_of(loader, self._seed)
+        self.shuffle = self._settings.shuffle
+        self.length.epochs = self._epochs = self._epochs_of(self._settings)
         self._made = (loader, model, optimizer)
         self.virtual_nodes, self.on_step = virtual_nodes, on_step
         self._is_looped_by_library = is_looped_by_library
         for number, each in enumerate(further):
             self._stateful[f"{type(each).__name__}-{number}"] = each
-            step_only_if(lambda: self._has_stepped or self.has_ended, each)
+            if hasattr(each, "step"):
+                self._schedules.append(check := ScheduleCheck(each, self.length))
+                step_only_if(partial(self._may_step, check), each)
         self._watch(optimizer)
         self._thread.pause(_READY)
         return Steps(self, loader) if is_looped_by_library else Batches(self, loader)
 
     def wait_for_batch(self) -> bool:
         """Whether another batch follows."""
+        if not self._has_looped:
+            self._has_looped = True
+            self._check_schedules()
         if not self._due and not self.has_ended:
             self._thread.pause(_NEXT)
         return bool(self._due)
@@ -198,11 +219,20 @@ class ElasticScript:
         return self._epoch_at(self.iteration + 1) > self._epoch_at(self.iteration)
 
     def _epoch_at(self, iteration: int) -> int:
-        return iteration * self.global_batch_size // self.samples_an_epoch
+        return self.epochs.number(iteration)
 
     @property
-    def samples_an_epoch(self) -> int:
-        return len(self._objects[0].dataset)
+    def epochs(self) -> Epochs:
+        """Of the job's data."""
+        assert self._epochs is not None, "the script has not called elastic() yet"
+        return self._epochs
+
+    def epochs_of(self, loader: Any) -> Epochs:
+        """Those that the loader's data would have. For a library that plans before it trains."""
+        return self._epochs_of(settings_of(loader, self._seed))
+
+    def _epochs_of(self, settings: LoaderSettings) -> Epochs:
+        return recognize(settings).epochs(self.global_batch_size)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         self._reported |= {name: float(value) for name, value in metrics.items()}
@@ -219,6 +249,21 @@ class ElasticScript:
     def _objects(self) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
         assert self._made is not None, "the script has not called elastic() yet"
         return self._made
+
+    def _may_step(self, schedule: ScheduleCheck) -> bool:
+        """Whether a schedule acts in this pass of the loop."""
+        schedule.has_stepped |= self._has_stepped
+        return self._has_stepped or self.has_ended
+
+    def _check_schedules(self) -> None:
+        """Before the first batch. Raises TrainingFailed."""
+        if not self._schedules and hasattr(self._objects[2].step, "_wrapped_by_lr_sched"):
+            raise TrainingFailed(
+                "the optimizer has a learning-rate schedule that elastic() does not know: each pass of the loop would "
+                "step it, and a worker that joins would begin it anew. Call elastic(loader, model, optimizer, schedule)"
+            )
+        for schedule in self._schedules:
+            schedule.loop_begins()
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         def stepped(*_: Any) -> None:

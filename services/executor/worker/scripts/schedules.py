@@ -1,7 +1,17 @@
-"""Schedules of a script: they step once for each optimizer step, although its loop calls them in every pass."""
+"""Learning-rate schedules of a script: they step once for each optimizer step, although its loop calls them in every
+pass, and they are built for as many steps as the job takes, or the job is refused in its first step.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from torch.optim import lr_scheduler
+
+from elasticflow.services.executor.worker.data.sample_order import Epochs
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.shared.messages.job_spec import JobSpec
 
 
 def step_only_if(may_step: Callable[[], bool], each: Any) -> None:
@@ -18,3 +28,119 @@ def step_only_if(may_step: Callable[[], bool], each: Any) -> None:
             kind.step(schedule, *args, **kwargs)
 
     each.__class__ = type(kind.__name__, (kind,), {"step": step})
+
+
+class JobLength:
+    """The optimizer steps that the job takes, as far as they are known.
+
+    epochs: of its data; None without a length. max_epochs, max_steps: at which its loop ends; None without a limit.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._global_batch_size = spec.global_batch_size
+        # one is what a profiling run gets without a number of iterations
+        self.max_iterations = spec.max_iterations if spec.max_iterations > 1 else None
+        self.epochs: Epochs | None = None
+        self.max_epochs: int | None = None
+        self.max_steps: int | None = None
+
+    @property
+    def in_loop(self) -> int | None:
+        """Before its loop ends by itself."""
+        of_epochs = None if self.epochs is None or self.max_epochs is None else self.epochs.iterations(self.max_epochs)
+        return _least(of_epochs, self.max_steps)
+
+    @property
+    def iterations(self) -> int | None:
+        return _least(self.in_loop, self.max_iterations)
+
+    def require(self, plan: "Plan", *, is_by_epoch: bool) -> None:
+        """Raises TrainingFailed unless the schedule fits, naming both numbers."""
+        steps = self.iterations
+        if steps is None or (is_by_epoch and self.epochs is None):
+            return
+        num_epochs = 1 if self.epochs is None else self.epochs.number(steps - 1) + 1
+        found, unit = (num_epochs, "epochs") if is_by_epoch else (steps, "steps")
+        # a loader of which each epoch ends with a smaller batch has up to one step more in an epoch
+        rounding = 0 if is_by_epoch else num_epochs
+        least = found if plan.must_reach else found - rounding
+        if plan.length <= found + rounding and (plan.may_end_early or plan.length >= least):
+            return
+        advice = f"build it for {found} {unit}"
+        needed = plan.length if not is_by_epoch or self.epochs is None else self.epochs.iterations(plan.length)
+        if steps == self.max_iterations and (self.in_loop is None or self.in_loop >= needed > steps):
+            advice = f"submit with --iterations {needed}, or {advice}"
+        raise TrainingFailed(
+            f"the schedule {plan.name} is built for {plan.length} {unit}, but the job takes {found}, with global "
+            f"batches of {self._global_batch_size} samples{self._limit(steps)}: {advice}"
+        )
+
+    def _limit(self, steps: int) -> str:
+        return f" and --iterations {steps}" if steps == self.max_iterations else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """For how many steps a schedule is built. may_end_early: it then stays constant. must_reach: it raises behind its
+    end."""
+
+    name: str
+    length: int
+    may_end_early: bool = False
+    must_reach: bool = False
+
+
+def plan_of(schedule: Any) -> Plan | None:
+    """None for a schedule without an end, or whose end is not known."""
+    plan = partial(Plan, name=type(schedule).__name__)
+    match schedule:
+        case lr_scheduler.OneCycleLR():
+            return plan(length=int(schedule.total_steps), must_reach=True)
+        case lr_scheduler.CosineAnnealingLR():
+            return plan(length=int(schedule.T_max))
+        case lr_scheduler.PolynomialLR():
+            return plan(length=schedule.total_iters)
+        case lr_scheduler.LinearLR() if schedule.end_factor < schedule.start_factor:
+            return plan(length=schedule.total_iters, may_end_early=True)
+        case lr_scheduler.SequentialLR():
+            last = plan_of(schedule._schedulers[-1])  # pyright: ignore[reportAttributeAccessIssue]
+            if last is None:
+                return None
+            start = schedule._milestones[-1]  # pyright: ignore[reportAttributeAccessIssue]
+            return plan(length=start + last.length, may_end_early=last.may_end_early, must_reach=last.must_reach)
+        case lr_scheduler.LambdaLR():  # of transformers
+            planned = [getattr(each, "keywords", {}).get("num_training_steps") for each in schedule.lr_lambdas]
+            lengths = [int(number) for number in planned if number is not None]
+            return plan(length=max(lengths)) if lengths else None
+        case _:
+            return None
+
+
+class ScheduleCheck:
+    """Compares the plan of a schedule with the job's length, as soon as it is known what its steps are.
+
+    has_stepped: with the optimizer; its owner sets it.
+    """
+
+    def __init__(self, schedule: Any, length: JobLength) -> None:
+        self._plan = plan_of(schedule)
+        self._length = length
+        self.has_stepped = False
+
+    def loop_begins(self) -> None:
+        """A schedule for as many steps as the loop has epochs steps once an epoch. Raises TrainingFailed."""
+        if self._plan is not None and self._plan.length == self._length.max_epochs:
+            self._length.require(self._plan, is_by_epoch=True)
+            self._plan = None
+
+    def iteration_ends(self, *, epoch_ends: bool) -> None:
+        """A schedule that has stepped in the first one, within an epoch, does so in each. Raises TrainingFailed."""
+        if self._plan is None or epoch_ends:
+            return
+        if self.has_stepped:
+            self._length.require(self._plan, is_by_epoch=False)
+        self._plan = None
+
+
+def _least(*numbers: int | None) -> int | None:
+    return min((number for number in numbers if number is not None), default=None)

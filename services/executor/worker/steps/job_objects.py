@@ -7,7 +7,7 @@ from torch import nn
 
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
-from elasticflow.services.executor.worker.data.sample_order import SampleOrder
+from elasticflow.services.executor.worker.data.sample_order import Order
 from elasticflow.services.executor.worker.data.sample_readers import reader_of
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
@@ -33,7 +33,7 @@ class JobObjects:
     additional: AdditionalState
     sharded: ShardedOptimizer | None  # None: each worker has all of the optimizer's state
     dataset: DataSet
-    order: SampleOrder
+    order: Order
 
     def read_ahead(self, device: torch.device, cpu_throttle: CpuThrottle, *, num_processes: int) -> ReadAhead:
         return ReadAhead(
@@ -42,6 +42,7 @@ class JobObjects:
             num_processes=num_processes,
             device=device,
             cpu_throttle=cpu_throttle,
+            begin_reading=self.dataset.begin_reading,
         )
 
 

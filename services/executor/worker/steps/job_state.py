@@ -48,7 +48,7 @@ class JobState:
         return {
             **{name: each.state_dict() for name, each in self.stateful.items()},
             "iteration": self.iteration,
-            "epoch": self.iteration * self.spec.global_batch_size // self.dataset.partitions.num_samples,
+            "epoch": self.dataset.epochs(self.spec.global_batch_size).number(self.iteration),
             "samples": self.dataset.samples_digest,
             "metrics": self.metrics,
         }

@@ -45,7 +45,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         single_gpu = _step_times(trainer, channel, step_s, until_s)
     return Profiled(
         iterations_per_s=1 / step_s,
-        dataset_size=trainer.dataset.partitions.num_samples,
+        dataset_size=trainer.dataset.epochs(trainer.spec.global_batch_size).size,
         single_gpu=single_gpu,
         one_virtual_node_s=one_virtual_node_s,
     )

@@ -206,6 +206,6 @@ def _check_data(dataset: DataSet, state: Mapping[str, Any]) -> None:
     known = state.get("samples", found)
     if found != known:
         raise TrainingFailed(
-            f"the data set has {found} samples, but it had {known} when the job began: let init_dataset() return the "
-            "same data at every start"
+            f"the data set has {found} samples, but it had {known} when the job began: let the job read the same "
+            "data in the same order at every start"
         )
