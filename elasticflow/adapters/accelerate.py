@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticflow.adapters.unsupported import ONE_PROCESS, PARTS, SCALE, Rule, refuse
+from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, refuse, replace_accumulation
 from elasticflow.sdk.script import ElasticLoader, running_worker
 from elasticflow.sdk.script import elastic as elastic_script
 from elasticflow.shared.training_interface import OnStep
@@ -26,10 +26,12 @@ def elastic(
         for epoch in loader.epochs(10):
             for batch in loader: ...
 
-    Raises Unsupported for gradient accumulation, fp16, and models that Accelerate shards or distributes.
+    The job's global batch replaces gradient accumulation. Raises Unsupported for fp16, and for models that Accelerate
+    shards or distributes.
     """
-    if running_worker() is not None:
+    if (worker := running_worker()) is not None:
         _refuse_unsupported(accelerator)
+        replace_accumulation(accelerator, "gradient_accumulation_steps", worker.global_batch_size)
         optimizer = getattr(optimizer, "optimizer", optimizer)
         further = tuple(getattr(each, "scheduler", each) for each in further)
     return elastic_script(loader, model, optimizer, *further, virtual_nodes=virtual_nodes, on_step=on_step)
@@ -38,12 +40,6 @@ def elastic(
 def _refuse_unsupported(accelerator: Any) -> None:
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     refuse(
-        Rule(
-            accelerator.gradient_accumulation_steps > 1,
-            "gradient_accumulation_steps",
-            PARTS,
-            "multiply the job's global batch by it, and set it to 1",
-        ),
         Rule(accelerator.scaler is not None, 'mixed_precision="fp16"', SCALE, 'set mixed_precision="bf16"'),
         Rule(accelerator.num_processes > 1, f"{accelerator.num_processes} processes", ONE_PROCESS, "start one"),
         Rule(

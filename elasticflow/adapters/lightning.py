@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from elasticflow.adapters.unsupported import ONE_PROCESS, PARTS, SCALE, Rule, Unsupported, refuse
+from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, Unsupported, refuse, replace_accumulation
 from elasticflow.sdk.script import running_worker
 from elasticflow.shared.training_interface import OnStep
 
@@ -20,9 +20,9 @@ def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | N
         trainer = elastic_trainer(Trainer(max_epochs=10))
         trainer.fit(module, train_loader)
 
-    The job's global batch replaces the loader's batch size, and its checkpoints replace the trainer's. The trainer's
-    loggers and progress bar are off: every worker would have them. Code after `fit()` runs in one process. Raises
-    Unsupported.
+    The job's global batch replaces the loader's batch size and accumulate_grad_batches, and its checkpoints replace
+    the trainer's. `estimated_stepping_batches` and `num_training_batches` are those of the job. The trainer's loggers
+    and progress bar are off: every worker would have them. Code after `fit()` runs in one process. Raises Unsupported.
     """
     worker = running_worker()
     if worker is None:
@@ -32,22 +32,18 @@ def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | N
     removed = (*trainer.checkpoint_callbacks, trainer.progress_bar_callback)
     trainer.callbacks = [each for each in trainer.callbacks if each not in removed]
     trainer.loggers = []
-    strategy = trainer.strategy
-    kind = type(strategy)
-    strategy.__class__ = type(kind.__name__, (_ElasticStrategy, kind), {})
+    replace_accumulation(trainer, "accumulate_grad_batches", worker.global_batch_size)
     attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, is_looped_by_library=True)
-    strategy.job = _TrainedJob(trainer, attach)
+    overrides = {trainer: _ElasticTrainer, trainer.fit_loop: _ElasticFitLoop, trainer.strategy: _ElasticStrategy}
+    for each, override in overrides.items():
+        kind = type(each)
+        each.__class__ = type(kind.__name__, (override, kind), {})
+    trainer.strategy.job = _TrainedJob(trainer, worker, attach)
     return trainer
 
 
 def _refuse_unsupported(trainer: Any) -> None:
     refuse(
-        Rule(
-            trainer.accumulate_grad_batches > 1,
-            "accumulate_grad_batches",
-            PARTS,
-            "multiply the job's global batch by it, and set it to 1",
-        ),
         Rule(trainer.precision == "16-mixed", 'precision="16-mixed"', SCALE, 'set precision="bf16-mixed"'),
         Rule(
             trainer.world_size > 1 or type(trainer.strategy).__name__ != "SingleDeviceStrategy",
@@ -62,6 +58,17 @@ def _refuse_unsupported(trainer: Any) -> None:
             "limit the data set",
         ),
         Rule(
+            bool(trainer.reload_dataloaders_every_n_epochs),
+            "reload_dataloaders_every_n_epochs",
+            "a job has one data set",
+            "let its loader have a sampler with set_epoch()",
+        ),
+        *(
+            Rule(type(each).__name__ == name, name, reason, "remove it")
+            for each in trainer.callbacks
+            for name, reason in _CALLBACKS.items()
+        ),
+        Rule(
             trainer.val_check_interval not in (None, 1.0),
             "val_check_interval",
             "workers join within an epoch",
@@ -70,31 +77,64 @@ def _refuse_unsupported(trainer: Any) -> None:
     )
 
 
+_CALLBACKS = {
+    "GradientAccumulationScheduler": "the job's global batch stays the same",
+    "StochasticWeightAveraging": "its average does not survive a resize",
+}
+
+
 class _TrainedJob:
     """The trainer's part in a job. attach: gives its objects to the worker. present: the step that is computed."""
 
-    def __init__(self, trainer: Any, attach: Callable[..., Any]) -> None:
+    def __init__(self, trainer: Any, worker: Any, attach: Callable[..., Any]) -> None:
         self.trainer = trainer
         self.present: Any = None
+        self.loader: Any = None
+        self.steps: Any = None
+        self._worker = worker
         self._attach = attach
         self._max_iterations = math.inf
 
-    def begin(self, loader: Any) -> _JobLoader:
+    def take_loader(self, loader: Any) -> _JobLoader:
+        if self.loader is not None:
+            raise Unsupported("several loaders for training", "a job reads one data set", "use a ConcatDataset")
+        self.loader = loader
+        return _JobLoader(self, loader)
+
+    @property
+    def epochs(self) -> Any:
+        """Of the training data. The trainer may ask before its optimizers are made."""
+        if self.loader is None:
+            self.trainer.fit_loop.setup_data()
+        return self._worker.epochs_of(self.loader)
+
+    def num_steps(self) -> float:
+        """That the job takes: up to a limit of the trainer or --iterations."""
+        trainer = self.trainer
+        of_epochs = math.inf if trainer.max_epochs in (None, -1) else self.epochs.iterations(trainer.max_epochs)
+        of_steps = math.inf if trainer.max_steps in (None, -1) else trainer.max_steps
+        return min(of_epochs, of_steps, self._worker.length.max_iterations or math.inf)
+
+    def begin(self) -> None:
         """Attach what the trainer has made, and let only the job's iteration end its loops."""
+        if self.steps is not None:
+            return
         trainer, fit_loop = self.trainer, self.trainer.fit_loop
         if not trainer.lightning_module.automatic_optimization or len(trainer.optimizers) != 1:
             raise Unsupported(
                 "manual optimization, or several optimizers,", "a step has one backward pass", "write an ElasticJob"
             )
         schedules = [config.scheduler for config in trainer.strategy.lr_scheduler_configs]
-        self.steps = self._attach(loader, trainer.lightning_module, trainer.optimizers[0], *schedules)
-        if fit_loop.max_epochs not in (None, -1):
-            self._max_iterations = self.steps.iterations_of(fit_loop.max_epochs)
-        if fit_loop.max_steps not in (None, -1):
-            self._max_iterations = min(self._max_iterations, fit_loop.max_steps)
+        self.steps = self._attach(self.loader, trainer.lightning_module, trainer.optimizers[0], *schedules)
+        max_epochs = None if fit_loop.max_epochs == -1 else fit_loop.max_epochs
+        max_steps = None if fit_loop.max_steps == -1 else fit_loop.max_steps
+        self.steps.ends_after(max_steps=max_steps, max_epochs=max_epochs)
+        if max_epochs is not None:
+            self._max_iterations = self.steps.iterations_of(max_epochs)
+        if max_steps is not None:
+            self._max_iterations = min(self._max_iterations, max_steps)
         fit_loop.max_epochs = fit_loop.epoch_loop.max_steps = -1
         fit_loop.min_epochs = fit_loop.epoch_loop.min_steps = 0
-        return _JobLoader(self, loader)
 
     def begin_step(self, step: Any) -> None:
         """Set the trainer's counters to the job's position: a worker joins in the middle, and a step may repeat."""
@@ -135,6 +175,33 @@ class _JobLoader:
         return getattr(self._loader, name)
 
 
+class _ElasticTrainer:
+    """What a module asks to build its schedule, from the job instead of the endless loader."""
+
+    strategy: Any
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        return self.strategy.job.num_steps()
+
+    @property
+    def num_training_batches(self) -> float:
+        job = self.strategy.job
+        if job.loader is None:
+            return super().num_training_batches  # pyright: ignore[reportAttributeAccessIssue]
+        return job.epochs.iterations(1)
+
+
+class _ElasticFitLoop:
+    trainer: Any
+
+    def setup_data(self) -> None:
+        """The job begins with the first epoch, when the optimizers are made."""
+        super().setup_data()  # pyright: ignore[reportAttributeAccessIssue]
+        if self.trainer.strategy.optimizers:
+            self.trainer.strategy.job.begin()
+
+
 class _ElasticStrategy(ABC):  # as a strategy: else Python refuses to change the class of an object
     """Overrides of a strategy for one device: a batch of the trainer is a step, with several parts."""
 
@@ -144,7 +211,7 @@ class _ElasticStrategy(ABC):  # as a strategy: else Python refuses to change the
 
     def process_dataloader(self, dataloader: Any) -> Any:
         made = super().process_dataloader(dataloader)  # pyright: ignore[reportAttributeAccessIssue]
-        return self.job.begin(made) if self.job.trainer.training else made
+        return self.job.take_loader(made) if self.job.trainer.training else made
 
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """A step stays as it is; its parts follow in `training_step`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from elasticflow.adapters.unsupported import ONE_PROCESS, PARTS, SCALE, Rule, refuse
+from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, refuse, replace_accumulation
 from elasticflow.sdk.script import running_worker
 from elasticflow.shared.training_interface import OnStep
 
@@ -18,15 +19,18 @@ def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | N
         trainer = elastic_trainer(Trainer(model=model, args=args, train_dataset=train_dataset))
         trainer.train()
 
-    The job's global batch replaces per_device_train_batch_size, and its checkpoints replace the trainer's. Code after
-    `train()` runs in one process. Raises Unsupported.
+    The job's global batch replaces per_device_train_batch_size and gradient_accumulation_steps, and its checkpoints
+    replace the trainer's. The schedule is built for the job's steps. Code after `train()` runs in one process. Raises
+    Unsupported.
     """
     worker = running_worker()
     if worker is None:
         return trainer
     _refuse_unsupported(trainer)
     trainer.args.save_strategy = "no"
-    trainer.args.per_device_train_batch_size = worker.global_batch_size
+    trainer.args.per_device_train_batch_size = trainer._train_batch_size = worker.global_batch_size
+    replace_accumulation(trainer.args, "gradient_accumulation_steps", worker.global_batch_size)
+    trainer.elastic_worker = worker
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (_ElasticLoop, kind), {})
     attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, is_looped_by_library=True)
@@ -37,12 +41,6 @@ def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | N
 def _refuse_unsupported(trainer: Any) -> None:
     args = trainer.args
     refuse(
-        Rule(
-            args.gradient_accumulation_steps > 1,
-            "gradient_accumulation_steps",
-            PARTS,
-            "multiply the job's global batch by it, and set it to 1",
-        ),
         Rule(bool(args.fp16), "fp16=True", SCALE, "set bf16=True"),
         Rule(bool(args.deepspeed), "deepspeed", ONE_PROCESS, "remove it: the model must fit on one GPU"),
         Rule(bool(args.fsdp), "fsdp", ONE_PROCESS, "remove it: the model must fit on one GPU"),
@@ -72,6 +70,8 @@ def _refuse_unsupported(trainer: Any) -> None:
 class _ElasticLoop:
     """Overrides of a trainer: one pass of its loop is one step of the job."""
 
+    elastic_worker: Any
+
     def get_train_dataloader(self) -> Any:
         return _JobLoader(super().get_train_dataloader())  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -79,6 +79,19 @@ class _ElasticLoop:
         """Loops without an end: the number of steps ends the training, since steps may repeat after a crash."""
         _, _, *more = super().set_initial_training_values(args, dataloader)  # pyright: ignore[reportAttributeAccessIssue]
         return (sys.maxsize, sys.maxsize, *more)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """For the steps that the job takes, of those that the trainer plans."""
+        steps = min(num_training_steps, self.elastic_worker.length.max_iterations or num_training_steps)
+        if steps < num_training_steps:
+            logging.getLogger(__name__).warning(
+                "The trainer plans %d steps, but the job ends after --iterations %d: the learning-rate schedule is "
+                "built for %d steps.",
+                num_training_steps,
+                steps,
+                steps,
+            )
+        return super().create_scheduler(steps, optimizer)  # pyright: ignore[reportAttributeAccessIssue]
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], None]:
         """The next step, as the only batch of a pass. The loss is a mean over samples, whose number is fixed."""
@@ -103,16 +116,16 @@ class _JobLoader:
     steps: Any
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        self.loader = loader
 
     def __iter__(self) -> Any:
         return iter(self.steps)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        return getattr(self.loader, name)
 
 
 def _callback_of(trainer: Any, attach: Callable[..., Any]) -> Any:
@@ -123,7 +136,8 @@ def _callback_of(trainer: Any, attach: Callable[..., Any]) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             loader = objects["train_dataloader"]
             optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # as it was before Accelerate
-            self._steps = loader.steps = attach(loader, trainer.model_wrapped, optimizer, trainer.lr_scheduler)
+            self._steps = loader.steps = attach(loader.loader, trainer.model_wrapped, optimizer, trainer.lr_scheduler)
+            self._steps.ends_after(max_steps=state.max_steps)
             state.global_step = trainer._initial_global_step = trainer._globalstep_last_logged = self._steps.iteration
 
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:

@@ -1,7 +1,8 @@
 """What an elastic job refuses of a training library, before the first step."""
 
+import logging
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from elasticflow.shared.errors import Stop
 
@@ -28,7 +29,6 @@ class Rule:
 
 
 ONE_PROCESS = "the job decides how many GPUs it has, and starts one process for each"
-PARTS = "a global batch already consists of parts whose gradients are summed"
 SCALE = "its scale would differ between workers"
 
 
@@ -37,3 +37,16 @@ def refuse(*rules: Rule) -> None:
     for rule in rules:
         if rule.is_set:
             raise Unsupported(rule.setting, rule.reason, rule.instead)
+
+
+def replace_accumulation(owner: Any, setting: str, global_batch_size: int) -> None:
+    """A step has one pass of the library's loop, which must not divide its loss: the job itself divides the batch."""
+    if (number := getattr(owner, setting)) > 1:
+        logging.getLogger(__name__).warning(
+            "%s=%d is replaced by 1: a step has a global batch of --batch %d samples, which the job divides into parts "
+            "and micro-batches.",
+            setting,
+            number,
+            global_batch_size,
+        )
+        setattr(owner, setting, 1)

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.data.sample_order import Partitions, SampleOrder
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Interrupted, Progressed
 from tests.support.trained_jobs import all_switched, checkpoint_of, end_of, script, slow_down_script, switch, train
 from tests.support.user_code import library_scripts
@@ -23,9 +22,9 @@ LIBRARIES = [
 ]
 
 
-def library_script(spec_of, library: str, *words: str):
+def library_script(spec_of, library: str, *words: str, until: int = 2 * LAST):
     name = "library_scripts"
-    return script(spec_of, library, *words, name=name, global_batch_size=BATCH_SIZE, until=2 * LAST)
+    return script(spec_of, library, *words, name=name, global_batch_size=BATCH_SIZE, until=until)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -55,23 +54,22 @@ async def test_resizes_a_crash_and_a_restart_do_not_change_the_bits(node, spec_o
 
 
 @pytest.mark.parametrize(
-    ("library", "settings"), [("transformers", {}), ("accelerate", {}), ("lightning", {"interval": "step"})]
+    ("library", "settings", "in_job"),
+    [
+        ("transformers", {}, {"per_device_train_batch_size": 7, "gradient_accumulation_steps": 3}),
+        ("accelerate", {}, {"gradient_accumulation_steps": 3}),
+        ("lightning", {"interval": "step"}, {"interval": "step", "accumulate_grad_batches": 3}),
+    ],
 )
-async def test_one_virtual_node_makes_what_the_library_makes_alone(node, spec_of, library, settings, tmp_path):
-    """Bit for bit, on the samples in the job's order; without dropout, whose random numbers follow from the job."""
+async def test_one_virtual_node_makes_what_the_library_makes_alone(node, spec_of, library, settings, in_job, tmp_path):
+    """Bit for bit; without dropout, whose random numbers follow from the job. Accumulation changes nothing."""
     pytest.importorskip(PACKAGES[library])
     job_id = node.new_job_id()
-    await train(node, library_script(spec_of, library, "1", json.dumps(settings)), job_id=job_id)
+    await train(node, library_script(spec_of, library, "1", json.dumps(in_job)), job_id=job_id)
+    assert "=3 is replaced by 1: a step has a global batch of --batch 21 samples" in node.log_of(job_id)
     model = checkpoint_of(node, job_id)["model"]
     trained = {name.removeprefix("made."): value for name, value in model.items()}  # within a Lightning module
-    order = SampleOrder(
-        seed=0,
-        partitions=Partitions([NUM_SAMPLES]),
-        global_batch_size=BATCH_SIZE,
-        num_lanes=1,
-        window_size=NUM_SAMPLES,
-    )
-    samples = json.dumps(order.samples(0, LAST * BATCH_SIZE).tolist())
+    samples = json.dumps([position % NUM_SAMPLES for position in range(LAST * BATCH_SIZE)])
     alone = f"s.in_order({library!r}, {samples}, **{settings})"
     code = f"import torch, {library_scripts.__name__} as s; torch.save({alone}, 'alone.pt')"
     process = await create_subprocess_exec(sys.executable, "-c", code, cwd=tmp_path)
@@ -81,12 +79,33 @@ async def test_one_virtual_node_makes_what_the_library_makes_alone(node, spec_of
 
 
 @pytest.mark.parametrize(
+    ("library", "settings", "messages"),
+    [
+        (
+            "transformers",
+            {"max_steps": -1, "num_train_epochs": 40, "per_device_train_batch_size": 7},
+            ["plans 120 steps, but the job ends after --iterations 40", "trained 40 steps, rate 0.000000"],
+        ),
+        (
+            "lightning",
+            {"interval": "one cycle", "max_epochs": 40, "max_steps": -1},
+            ["3 batches an epoch, 40 steps", "trained 40 steps, rate 0.000000"],
+        ),
+    ],
+)
+async def test_a_librarys_schedule_is_built_for_the_jobs_steps(node, spec_of, library, settings, messages):
+    """40 epochs of 50 samples in batches of 21 are more than the job's 40 iterations."""
+    pytest.importorskip(PACKAGES[library])
+    job_id = node.new_job_id()
+    await train(node, library_script(spec_of, library, "0", json.dumps(settings), until=40), job_id=job_id)
+    assert [message for message in messages if message not in node.log_of(job_id)] == []
+
+
+@pytest.mark.parametrize(
     ("library", "settings", "error"),
     [
-        ("transformers", {"gradient_accumulation_steps": 4}, "gradient_accumulation_steps is not supported"),
         ("transformers", {"include_num_input_tokens_seen": True}, "a worker sees a part of the tokens; remove it"),
-        ("accelerate", {"gradient_accumulation_steps": 4}, "gradient_accumulation_steps is not supported"),
-        ("lightning", {"accumulate_grad_batches": 4}, "accumulate_grad_batches is not supported"),
+        ("accelerate", {"t_max": 192}, "is built for 192 steps, but the job takes 60, with global batches of 21"),
         ("lightning", {"val_check_interval": 2}, "set check_val_every_n_epoch"),
     ],
 )

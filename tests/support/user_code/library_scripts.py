@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from elasticflow.sdk.script import running_worker
+
 SLOW_DOWN_S = 0.005
 NUM_SAMPLES, BATCH_SIZE, LAST = 50, 21, 60
 
@@ -51,21 +53,30 @@ class Model(nn.Module):
         return {"loss": nn.functional.mse_loss(made, labels), "logits": made}
 
 
+def is_alone() -> bool:
+    """Outside a job."""
+    return running_worker() is None
+
+
+def loader_of(data: Points, virtual_nodes: int) -> DataLoader[Any]:
+    """One virtual node is compared with the library alone, in the order of the data."""
+    return DataLoader(data, batch_size=BATCH_SIZE, shuffle=not (virtual_nodes == 1 or is_alone()))
+
+
 def with_transformers(model: Model, data: Points, virtual_nodes: int, **settings: Any) -> None:
     from transformers import Trainer, TrainingArguments
 
     from elasticflow.adapters.transformers import elastic_trainer
 
+    defaults = {"max_steps": LAST, "per_device_train_batch_size": BATCH_SIZE}
     args = TrainingArguments(
         output_dir="trained",
-        max_steps=LAST,
-        per_device_train_batch_size=BATCH_SIZE,
-        train_sampling_strategy="sequential",
+        train_sampling_strategy="sequential" if virtual_nodes == 1 or is_alone() else "random",
         learning_rate=0.01,
         max_grad_norm=0.5,
         disable_tqdm=True,
         use_cpu=True,
-        **settings,
+        **defaults | settings,
     )
     trainer = Trainer(model=model, args=args, train_dataset=data)
     trainer = elastic_trainer(trainer, virtual_nodes=virtual_nodes)
@@ -73,7 +84,7 @@ def with_transformers(model: Model, data: Points, virtual_nodes: int, **settings
     print(f"trained {trainer.state.global_step} steps, rate {trainer.lr_scheduler.get_last_lr()[0]:.6f}")
 
 
-def with_accelerate(model: Model, data: Points, virtual_nodes: int, **settings: Any) -> None:
+def with_accelerate(model: Model, data: Points, virtual_nodes: int, t_max: int = 0, **settings: Any) -> None:
     from accelerate import Accelerator
 
     from elasticflow.adapters.accelerate import elastic
@@ -81,20 +92,24 @@ def with_accelerate(model: Model, data: Points, virtual_nodes: int, **settings: 
     accelerator = Accelerator(cpu=True, **settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
-    loader = DataLoader(data, batch_size=BATCH_SIZE)
+    if t_max:
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, t_max)
+    loader = loader_of(data, virtual_nodes)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     loader = elastic(accelerator, loader, model, optimizer, schedule, virtual_nodes=virtual_nodes)
     for _ in loader.epochs(LAST * BATCH_SIZE // len(data)):
         for batch in loader:
-            optimizer.zero_grad()
-            accelerator.backward(model(**batch)["loss"])
-            accelerator.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            schedule.step()
+            with accelerator.accumulate(model):
+                optimizer.zero_grad()
+                accelerator.backward(model(**batch)["loss"])
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                schedule.step()
     print(f"trained {loader.iteration} steps, rate {schedule.get_last_lr()[0]:.6f}")
 
 
 def with_lightning(model: Model, data: Points, virtual_nodes: int, interval: str = "epoch", **settings: Any) -> None:
+    """interval: "one cycle" for a schedule of as many steps as the trainer estimates."""
     import pytorch_lightning
 
     from elasticflow.adapters.lightning import elastic_trainer
@@ -111,14 +126,19 @@ def with_lightning(model: Model, data: Points, virtual_nodes: int, interval: str
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
             schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": interval}}
+            if interval == "one cycle":
+                steps = self.trainer.estimated_stepping_batches
+                schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)
+                print(f"{self.trainer.num_training_batches} batches an epoch, {steps} steps")
+            every = "epoch" if interval == "epoch" else "step"
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": every}}
 
     defaults = {"max_steps": LAST, "accelerator": "cpu", "gradient_clip_val": 0.5, "enable_progress_bar": False}
     trainer = pytorch_lightning.Trainer(**defaults | settings)
     trainer = elastic_trainer(trainer, virtual_nodes=virtual_nodes)
     module = Module()
     module.made = model
-    trainer.fit(module, DataLoader(data, batch_size=BATCH_SIZE), DataLoader(Points(), batch_size=NUM_SAMPLES))
+    trainer.fit(module, loader_of(data, virtual_nodes), DataLoader(Points(), batch_size=NUM_SAMPLES))
     rate = trainer.optimizers[0].param_groups[0]["lr"]
     print(f"trained {trainer.global_step} steps, rate {rate:.6f}")
 

@@ -17,6 +17,7 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -32,6 +33,8 @@ from torch.utils.data._utils import worker as torch_worker
 from elasticflow.services.executor.worker.data.sample_order import Numbers
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, keep_generators, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+
+log = structlog.get_logger()
 
 _ITERATE_AS_TORCH = ("torch", "torchdata", "accelerate")  # packages whose loaders change nothing in a batch
 
@@ -121,6 +124,8 @@ def settings_of(loader: Any, seed: int) -> LoaderSettings:
             "training data"
         )
     batch_sampler, dataset = _plain_batch_sampler(loader), loader.dataset
+    if replaced := [name for name, is_set in _without_effect(loader).items() if is_set]:
+        log.info("loader_settings_replaced", settings=", ".join(replaced), by="the job's reader processes and seed")
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "read_partition"):
         if loader.worker_init_fn is not None and loader.num_workers > 0:
             raise TrainingFailed(
@@ -160,6 +165,17 @@ def _plain_batch_sampler(loader: DataLoader[Any]) -> BatchSampler:
             "into the data set, collate_fn or the loop"
         )
     return loader.batch_sampler
+
+
+def _without_effect(loader: DataLoader[Any]) -> dict[str, bool]:
+    """Which settings that change the speed, a time-out or a seed, but no data, are set."""
+    return {
+        "timeout": loader.timeout > 0,
+        "prefetch_factor": loader.prefetch_factor not in (None, 2),
+        "persistent_workers": loader.persistent_workers,
+        "multiprocessing_context": loader.multiprocessing_context is not None,
+        "generator": loader.generator is not None,
+    }
 
 
 def _is_shuffled(sampler: Any, dataset: Any) -> bool | None:

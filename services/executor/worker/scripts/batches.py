@@ -74,7 +74,15 @@ class Steps(_Job):
     @property
     def iteration_in_epoch(self) -> int:
         """Steps of the present epoch before the present step."""
-        return self._script.position - self._script.epochs.iterations(self.epoch)
+        return self._script.position - self.iterations_of(self.epoch)
+
+    def iterations_of(self, epochs: int) -> int:
+        """Steps that begin in these epochs, from the job's first one on."""
+        return self._script.epochs.iterations(epochs)
+
+    def ends_after(self, *, max_steps: int | None = None, max_epochs: int | None = None) -> None:
+        """The library's loop has this limit. Schedules are compared with it."""
+        self._script.length.max_steps, self._script.length.max_epochs = max_steps, max_epochs
 
     @property
     def step_ends_epoch(self) -> bool:

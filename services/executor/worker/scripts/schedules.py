@@ -55,22 +55,27 @@ class JobLength:
         return _least(self.in_loop, self.max_iterations)
 
     def require(self, plan: "Plan", *, is_by_epoch: bool) -> None:
-        """Raises TrainingFailed unless the schedule fits, naming both numbers."""
+        """Raises TrainingFailed unless the schedule fits."""
+        if misfit := self.misfit_of(plan, is_by_epoch=is_by_epoch):
+            raise TrainingFailed(misfit)
+
+    def misfit_of(self, plan: "Plan", *, is_by_epoch: bool) -> str:
+        """Why the schedule does not fit, with both numbers and what to change; "" if it fits."""
         steps = self.iterations
         if steps is None or (is_by_epoch and self.epochs is None):
-            return
+            return ""
         num_epochs = 1 if self.epochs is None else self.epochs.number(steps - 1) + 1
         found, unit = (num_epochs, "epochs") if is_by_epoch else (steps, "steps")
         # a loader of which each epoch ends with a smaller batch has up to one step more in an epoch
         rounding = 0 if is_by_epoch else num_epochs
         least = found if plan.must_reach else found - rounding
         if plan.length <= found + rounding and (plan.may_end_early or plan.length >= least):
-            return
+            return ""
         advice = f"build it for {found} {unit}"
         needed = plan.length if not is_by_epoch or self.epochs is None else self.epochs.iterations(plan.length)
         if steps == self.max_iterations and (self.in_loop is None or self.in_loop >= needed > steps):
             advice = f"submit with --iterations {needed}, or {advice}"
-        raise TrainingFailed(
+        return (
             f"the schedule {plan.name} is built for {plan.length} {unit}, but the job takes {found}, with global "
             f"batches of {self._global_batch_size} samples{self._limit(steps)}: {advice}"
         )
@@ -128,17 +133,20 @@ class ScheduleCheck:
         self.has_stepped = False
 
     def loop_begins(self) -> None:
-        """A schedule for as many steps as the loop has epochs steps once an epoch. Raises TrainingFailed."""
-        if self._plan is not None and self._plan.length == self._length.max_epochs:
+        """A schedule for as many steps as the loop has epochs steps once an epoch, unless the job has as many steps.
+        Raises TrainingFailed."""
+        if self._plan is None or self._plan.length != self._length.max_epochs:
+            return
+        if self._length.misfit_of(self._plan, is_by_epoch=False):
             self._length.require(self._plan, is_by_epoch=True)
             self._plan = None
 
     def iteration_ends(self, *, epoch_ends: bool) -> None:
-        """A schedule that has stepped in the first one, within an epoch, does so in each. Raises TrainingFailed."""
+        """A schedule that steps in the first one, within an epoch, does so in each. Raises TrainingFailed."""
         if self._plan is None or epoch_ends:
             return
-        if self.has_stepped:
-            self._length.require(self._plan, is_by_epoch=False)
+        if self.has_stepped or self._plan.length == self._length.max_epochs:
+            self._length.require(self._plan, is_by_epoch=not self.has_stepped)
         self._plan = None
 
 

@@ -49,13 +49,19 @@ class Reading:
 def reading() -> Iterator[Callable[..., ReadAhead]]:
     made: list[ReadAhead] = []
 
-    def make(read: Callable[[Part], Any], num_processes: int = 1, cpu_throttle: CpuThrottle | None = None) -> ReadAhead:
+    def make(
+        read: Callable[[Part], Any],
+        num_processes: int = 1,
+        cpu_throttle: CpuThrottle | None = None,
+        begin_reading: Callable[[int], None] | None = None,
+    ) -> ReadAhead:
         ahead = ReadAhead(
             Reading(read),
             ORDER,
             num_processes=num_processes,
             device=torch.device("cpu"),
             cpu_throttle=cpu_throttle or CpuThrottle(1.0),
+            begin_reading=begin_reading,
         )
         made.append(ahead)
         return ahead
@@ -71,6 +77,28 @@ def test_batches_come_in_order_for_any_number_of_processes(reading, num_processe
     for iteration in range(5):
         first = 8 * iteration
         assert ahead.take(ALL, iteration) == [(i, i + 1) for i in range(first, first + 8, 2)]
+
+
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_each_process_that_reads_begins_once(reading, num_processes):
+    """Also the worker, when its processes have died."""
+    begun: list[int] = []
+    draws: list[float] = []
+
+    def begin(number: int) -> None:
+        begun.append(number)
+        torch.manual_seed(number)
+
+    ahead = reading(lambda _: (os.getpid() == WORKER, list(begun)), num_processes, begin_reading=begin)
+    for iteration in range(4):
+        for in_worker, numbers in ahead.take(ALL, iteration):
+            assert numbers in ([[0]] if in_worker else [[0], [1]])
+            assert in_worker == (num_processes == 0 or iteration >= 2)
+        draws.append(torch.rand(1).item())
+        if iteration == 1:
+            ahead.close()
+    assert begun == [0]
+    assert len(set(draws)) == 4, "its generators stay"
 
 
 class Batch(NamedTuple):

@@ -113,6 +113,9 @@ def test_a_schedule_that_steps_once_an_epoch_is_compared_with_epochs():
         TrainingFailed, match=r"built for 10 epochs, but the job takes 5.* submit with --iterations 320"
     ):
         checks_of(length_of(160, max_epochs=10), steps_every="epoch", t_max=10, iterations=0)
+    checks_of(length_of(40, max_epochs=40), steps_every="step", t_max=40, iterations=1)
+    with pytest.raises(TrainingFailed, match="built for 40 epochs, but the job takes 2"):
+        checks_of(length_of(40, max_epochs=40), steps_every="epoch", t_max=40, iterations=1)
     with pytest.raises(TrainingFailed, match="built for 10 steps, but the job takes 320"):
         checks_of(length_of(320, max_epochs=100), steps_every="step", t_max=10, iterations=1)
 
