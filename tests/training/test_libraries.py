@@ -89,7 +89,7 @@ async def test_one_virtual_node_makes_what_the_library_makes_alone(node, spec_of
         (
             "lightning",
             {"interval": "one cycle", "max_epochs": 40, "max_steps": -1},
-            ["3 batches an epoch, 40 steps", "trained 40 steps, rate 0.000000"],
+            ["3 batches an epoch, 40 steps", "trained 40 steps, rate 0.000031"],
         ),
     ],
 )

@@ -116,6 +116,10 @@ class Order(ABC):
         """Of the samples of one step."""
 
     @abstractmethod
+    def epoch(self, iteration: int) -> int:
+        """In which a step begins."""
+
+    @abstractmethod
     def samples(self, position: int, end: int) -> Numbers:
         """Those at the positions [position, end), shape (end - position,)."""
 
@@ -146,6 +150,9 @@ class DrawnOrder(Order):
     def positions(self, iteration: int) -> range:
         return self.epochs.positions(iteration)
 
+    def epoch(self, iteration: int) -> int:
+        return self.epochs.number(iteration)
+
     def samples(self, position: int, end: int) -> Numbers:
         pieces: list[Numbers] = []
         while position < end:
@@ -171,11 +178,16 @@ class SampleOrder(Order):
     is_shuffled: bool = True
     drop_last: bool = False  # see Epochs
 
-    def positions(self, iteration: int) -> range:
+    @property
+    def epochs(self) -> Epochs:
         size = self.partitions.num_samples
-        return Epochs(size=size, global_batch_size=self.global_batch_size, drop_last=self.drop_last).positions(
-            iteration
-        )
+        return Epochs(size=size, global_batch_size=self.global_batch_size, drop_last=self.drop_last)
+
+    def positions(self, iteration: int) -> range:
+        return self.epochs.positions(iteration)
+
+    def epoch(self, iteration: int) -> int:
+        return self.epochs.number(iteration)
 
     def samples(self, position: int, end: int) -> Numbers:
         pieces = [

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import Any, Protocol
 
 from elasticflow.services.executor.worker.data.dataset import DataSet, Streamed
+from elasticflow.services.executor.worker.data.loader_settings import set_epoch_of
 from elasticflow.services.executor.worker.data.sample_order import Extent, Order, Part, SampleOrder, Window
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
@@ -30,19 +31,23 @@ def reader_of(dataset: DataSet, order: Order, collate: Callable[[list[Any]], Any
     if dataset.streamed is not None:
         assert isinstance(order, SampleOrder), "no sampler draws from a stream"
         return StreamReader(dataset.streamed, order, collate)
-    return MapStyleReader(dataset.samples, collate, order.seed)
+    return MapStyleReader(dataset.samples, collate, order)
 
 
 class MapStyleReader:
-    """Random numbers drawn while a part is read, for example to augment it, depend on the part."""
+    """Random numbers drawn while a part is read, for example to augment it, depend on the part. A data set with
+    set_epoch() is told the epoch before."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], order: Order) -> None:
         self._dataset = dataset
         self._collate = collate
-        self._seed = seed
+        self._order = order
+        self._set_epoch = set_epoch_of(dataset)
 
     def __call__(self, part: Part) -> Any:
-        _seed_for(part, self._seed)
+        if self._set_epoch is not None:
+            self._set_epoch(self._order.epoch(part.iteration))
+        _seed_for(part, self._order.seed)
         if hasattr(self._dataset, "__getitems__"):  # as torch's own fetcher does
             return self._collate(self._dataset.__getitems__(list(part.samples)))
         return self._collate([self._dataset[index] for index in part.samples])

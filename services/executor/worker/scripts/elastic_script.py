@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.services.executor.worker.data.dataset import recognize
-from elasticflow.services.executor.worker.data.loader_settings import LoaderSettings, settings_of
+from elasticflow.services.executor.worker.data.loader_settings import DataSetAttributes, LoaderSettings, settings_of
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
@@ -59,7 +59,7 @@ class ElasticScript:
         self._settings: LoaderSettings | None = None
         self._epochs: Epochs | None = None
         self._schedules: list[ScheduleCheck] = []
-        self._has_looped = False
+        self._attributes: DataSetAttributes | None = None
         self._module = module_of(spec)
         self._run = partial(run_script, spec, SINGLE_PROCESS_ENVIRONMENT, **{_HOOK: self})
         self._thread = CooperativeThread("script")
@@ -190,9 +190,10 @@ class ElasticScript:
 
     def wait_for_batch(self) -> bool:
         """Whether another batch follows."""
-        if not self._has_looped:
-            self._has_looped = True
+        if self._attributes is None:
+            self._attributes = DataSetAttributes(self.init_dataset().dataset)
             self._check_schedules()
+        self._attributes.require_unchanged()
         if not self._due and not self.has_ended:
             self._thread.pause(_NEXT)
         return bool(self._due)

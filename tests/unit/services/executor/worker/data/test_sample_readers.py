@@ -164,6 +164,17 @@ def test_a_window_out_of_bounds_is_named(window):
         Job(Sized(10, [5, 5]), batch=4, window=window)
 
 
+class Staged(list):
+    def set_epoch(self, epoch: int) -> None:
+        self[:] = [epoch] * len(self)
+
+
+def test_a_map_style_data_set_is_told_the_epoch_in_which_a_step_begins():
+    job = Job(Staged(range(10)), batch=4)
+    reader = job.worker()
+    assert [job.read(reader, iteration)[0] for iteration in (0, 1, 2, 3, 4, 5, 0)] == [0, 0, 0, 1, 1, 2, 0]
+
+
 def test_map_style_partitions_are_read_by_index():
     job = Job(Sized(60, [20, 20, 20]), batch=6, count=3)
     reader = job.worker()
