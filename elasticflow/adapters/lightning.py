@@ -6,7 +6,7 @@ import math
 import sys
 from abc import ABC
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, Unsupported, refuse, replace_accumulation
@@ -101,7 +101,7 @@ class _TrainedJob:
         self.loader = loader
         return _JobLoader(self, loader)
 
-    @property
+    @cached_property
     def epochs(self) -> Any:
         """Of the training data. The trainer may ask before its optimizers are made."""
         if self.loader is None:
