@@ -349,7 +349,7 @@ class WithAdditionalState(Stateful):
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.steps_begun = Counter()
-        self.num_calls = 0
+        self.calls = []
         return optimizer
 
     def stateful(self):
@@ -367,9 +367,9 @@ class WithAdditionalState(Stateful):
         optimizer.step()
         self.schedule.step()
         self.average.update_parameters(model)
-        self.num_calls += 1
+        self.calls.append(self.iteration)
         if self.hyperparameters.get("grows"):
-            self.steps_begun.count += self.num_calls
+            self.steps_begun.count += len(self.calls)
         return {"loss": loss, "begun": self.steps_begun.count, "averaged": int(self.average.n_averaged)}
 
 
