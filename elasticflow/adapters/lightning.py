@@ -77,7 +77,7 @@ class _TrainedJob:
         self.trainer = trainer
         self.present: Any = None
         self._attach = attach
-        self._max_iterations = math.inf
+        self._max_epochs = self._max_iterations = math.inf
 
     def begin(self, loader: Any) -> _JobLoader:
         """Attach what the trainer has made, and let only the job's iteration end its loops."""
@@ -89,9 +89,9 @@ class _TrainedJob:
         schedules = [config.scheduler for config in trainer.strategy.lr_scheduler_configs]
         self.steps = self._attach(loader, trainer.lightning_module, trainer.optimizers[0], *schedules)
         if fit_loop.max_epochs not in (None, -1):
-            self._max_iterations = self.steps.iterations_of(fit_loop.max_epochs)
+            self._max_epochs = fit_loop.max_epochs
         if fit_loop.max_steps not in (None, -1):
-            self._max_iterations = min(self._max_iterations, fit_loop.max_steps)
+            self._max_iterations = fit_loop.max_steps
         fit_loop.max_epochs = fit_loop.epoch_loop.max_steps = -1
         fit_loop.min_epochs = fit_loop.epoch_loop.min_steps = 0
         return _JobLoader(self, loader)
@@ -111,7 +111,8 @@ class _TrainedJob:
         trainer.val_check_batch = math.inf  # at the end of an epoch
 
     def end_step(self) -> None:
-        self.trainer.should_stop |= self.steps.iteration >= self._max_iterations
+        steps = self.steps
+        self.trainer.should_stop |= steps.iteration >= self._max_iterations or steps.epoch >= self._max_epochs
 
 
 class _JobLoader:

@@ -29,7 +29,7 @@ def assert_each_sample_once_an_epoch(record) -> None:
         assert sorted(int(n) for part in parts for n in part) == sorted(list(range(50)) * 8)
 
 
-@pytest.mark.parametrize("function", ["InPartitions", "FromFiles", "FromAStream"])
+@pytest.mark.parametrize("function", ["InPartitions", "FromFiles", "FromAStream", "FromAnUnsizedStream"])
 async def test_each_sample_once_an_epoch_and_the_same_bits_through_a_resize_and_a_kill(
     node, spec_of, tmp_path, slow_down, function
 ):

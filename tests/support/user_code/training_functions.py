@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from elasticflow import ElasticJob, Scalar
 
@@ -688,6 +688,32 @@ class FromAStream(InPartitions):
         return Stream()
 
 
+class UnsizedStream(IterableDataset):
+    """The same without a length, and with what divides a stream among workers: nothing here."""
+
+    def __iter__(self):
+        assert get_worker_info() is None
+        assert (os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")) == ("0", "1")
+        return iter(Stream())
+
+
+class FromAnUnsizedStream(FromAStream):
+    def init_dataset(self):
+        return UnsizedStream()
+
+
+class UnseededStream(IterableDataset):
+    def __iter__(self):
+        points = Noisy()
+        for index in np.random.default_rng().permutation(NUM_SAMPLES):
+            yield points[int(index)]
+
+
+class FromAnUnseededStream(FromAStream):
+    def init_dataset(self):
+        return UnseededStream()
+
+
 class InPartitionsReadHere(InPartitions):
     data_workers = 0
 
@@ -697,6 +723,10 @@ class FromFilesReadHere(FromFiles):
 
 
 class FromAStreamReadHere(FromAStream):
+    data_workers = 0
+
+
+class FromAnUnsizedStreamReadHere(FromAnUnsizedStream):
     data_workers = 0
 
 

@@ -2,7 +2,7 @@
 
 Map-style: `len()` and `[]`, and optionally `partition_sizes`, so that reads stay within few partitions. Streamed:
 `partition_sizes` and `read_partition(partition, start)`, which iterates over samples from an offset on; or any iterable
-with a `len()`, such as a torch IterableDataset, which is one partition.
+with a `len()`, such as a torch IterableDataset, which is one partition. An iterable without a length is a stream.
 """
 
 import zlib
@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 from torch.utils.data import IterableDataset
 
 from elasticflow.services.executor.worker.data.sample_order import Partitions, SampleOrder
+from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.steps.virtual_nodes import default_count
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -21,8 +22,8 @@ from elasticflow.shared.messages.job_spec import JobSpec
 _MAX_WINDOW = 1 << 20  # samples; permutations of many windows are cached
 
 _WHAT_IS_NEEDED = (
-    "init_dataset() must return a map-style data set with a length, or a streamed one with a number of samples: len(), "
-    "or partition_sizes and read_partition(partition, start)"
+    "init_dataset() must return a map-style data set with a length, or a streamed one: partition_sizes and "
+    "read_partition(partition, start), or an iterable whose __iter__ begins anew in each call"
 )
 
 
@@ -32,15 +33,40 @@ class Streamed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """streamed: a data set that is read in order; None for a map-style one, which is `samples`."""
+    """streamed: a data set that is read in order; None for a map-style one, which is `samples`. stream: one without a
+    length, which has no partitions."""
 
     partitions: Partitions
     streamed: Streamed | None = None
     samples: Any = None
+    stream: Stream | None = None
+
+    @property
+    def num_samples(self) -> int | None:
+        """None: unknown."""
+        return self.partitions.num_samples if self.stream is None else None
+
+    def epoch_at(self, iteration: int, global_batch_size: int) -> int:
+        """That of the first sample of a step. Of a stream it is known for the present step and the next."""
+        if self.stream is not None:
+            return self.stream.position(iteration).epoch
+        return iteration * global_batch_size // self.partitions.num_samples
+
+    def epoch_start(self, iteration: int, global_batch_size: int) -> int:
+        """Samples before the epoch of `epoch_at`."""
+        if self.stream is not None:
+            return self.stream.position(iteration).epoch_start
+        return self.epoch_at(iteration, global_batch_size) * self.partitions.num_samples
+
+    def read_checksum(self, iteration: int) -> int:
+        """Of what a stream has given up to the end of this step; 0 for other data."""
+        return 0 if self.stream is None else self.stream.position(iteration + 1).checksum
 
     @property
     def samples_digest(self) -> str:
         """The size and the partitions, which all workers of a job must always find equal."""
+        if self.stream is not None:
+            return "an unknown number of"
         digest, num_partitions = str(self.partitions.num_samples), len(self.partitions)
         if num_partitions > 1:
             digest += f" in {num_partitions} partitions #{zlib.crc32(self.partitions.sizes_P.tobytes()):08x}"
@@ -70,7 +96,9 @@ def recognize(dataset: Any) -> DataSet:
     try:
         size = len(dataset)
     except TypeError as error:
-        raise TrainingFailed(_WHAT_IS_NEEDED) from error
+        if not _can_be_opened_again(dataset):
+            raise TrainingFailed(_WHAT_IS_NEEDED) from error
+        return DataSet(partitions=Partitions([]), stream=Stream(dataset))
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return DataSet(partitions=Partitions([size]), streamed=_Iterable(dataset))
     partitions = Partitions([size]) if sizes is None else _checked(sizes)
@@ -82,14 +110,27 @@ def recognize(dataset: Any) -> DataSet:
     return DataSet(partitions=partitions, samples=dataset)
 
 
+def require_same_samples(are_same: bool) -> None:
+    """are_same: whether all workers read the same of a stream. Raises TrainingFailed."""
+    if not are_same:
+        raise TrainingFailed(OTHER_SAMPLES)
+
+
+def _can_be_opened_again(dataset: Any) -> bool:
+    """A generator, for example, cannot."""
+    return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__"))
+
+
 def _checked(sizes: Sequence[int]) -> Partitions:
     if not all(isinstance(size, int) and size >= 0 for size in sizes):
         raise TrainingFailed("partition_sizes: must be whole numbers, the samples in each partition")
     return Partitions(sizes)
 
 
-def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) -> SampleOrder:
+def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) -> SampleOrder | StreamOrder:
     """The order in which the job reads its data set, fixed for the job's life."""
+    if dataset.stream is not None:
+        return StreamOrder(seed=spec.seed, global_batch_size=spec.global_batch_size)
     size = dataset.partitions.num_samples
     if spec.global_batch_size > size:
         raise TrainingFailed(

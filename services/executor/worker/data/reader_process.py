@@ -23,8 +23,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from elasticflow.services.executor.worker.data.sample_order import Part
-
 _HEAD = struct.Struct("!?dQ")  # whether the part could be read; CPU seconds; bytes of the pickle
 _LENGTH = struct.Struct("!Q")
 
@@ -40,9 +38,10 @@ class ReadPart:
 
 
 class ReaderProcess:
-    """read: called with each part. pin_memory: of arriving tensors. on_arrival: called with each batch, on a thread."""
+    """read: called with each part, or another request. pin_memory: of arriving tensors. on_arrival: called with each
+    batch, on a thread."""
 
-    def __init__(self, read: Callable[[Part], Any], *, pin_memory: bool, on_arrival: Callable[[Any], Any]) -> None:
+    def __init__(self, read: Callable[[Any], Any], *, pin_memory: bool, on_arrival: Callable[[Any], Any]) -> None:
         self._pin_memory = pin_memory
         self._on_arrival = on_arrival
         self._pending: deque[Future[ReadPart]] = deque()
@@ -56,7 +55,7 @@ class ReaderProcess:
         theirs.close()
         threading.Thread(target=self._receive, name="reader", daemon=True).start()
 
-    def read(self, parts: Sequence[Part]) -> list[Future[ReadPart]]:
+    def read(self, parts: Sequence[Any]) -> list[Future[ReadPart]]:
         """Read the parts in order, each once. The futures may hold NotRead."""
         futures = [Future[ReadPart]() for _ in parts]
         self._pending.extend(futures)
@@ -97,7 +96,7 @@ class ReaderProcess:
                 future.set_exception(NotRead(f"the reader process has ended: {error!r}"))
 
 
-def _serve(to_worker: socket.socket, read: Callable[[Part], Any]) -> NoReturn:
+def _serve(to_worker: socket.socket, read: Callable[[Any], Any]) -> NoReturn:
     """Until the worker is gone."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker receives the signal, too, and decides
@@ -113,7 +112,7 @@ def _serve(to_worker: socket.socket, read: Callable[[Part], Any]) -> NoReturn:
         os._exit(1)
 
 
-def _send(to_worker: socket.socket, read: Callable[[Part], Any], part: Part, reported_s: float) -> float:
+def _send(to_worker: socket.socket, read: Callable[[Any], Any], part: Any, reported_s: float) -> float:
     """reported_s: CPU time reported before. Returns the CPU time reported now."""
     content = BytesIO()
     packing = _Packing(content, protocol=pickle.HIGHEST_PROTOCOL)

@@ -68,16 +68,16 @@ class Steps(_Job):
 
     @property
     def epochs_done(self) -> float:
-        return self._script.position * self._script.global_batch_size / self._script.samples_an_epoch
+        """With a part of the present one, unless its length is unknown."""
+        try:
+            return self._script.position * self._script.global_batch_size / self._script.samples_an_epoch
+        except TypeError:
+            return float(self.epoch)
 
     @property
     def iteration_in_epoch(self) -> int:
         """Steps of the present epoch before the present step."""
-        return self._script.position - self.iterations_of(self.epoch)
-
-    def iterations_of(self, epochs: int) -> int:
-        """Steps that begin in these epochs, from the job's first one on."""
-        return -(-epochs * self._script.samples_an_epoch // self._script.global_batch_size)
+        return self._script.position - -(-self._script.epoch_start // self._script.global_batch_size)
 
     @property
     def step_ends_epoch(self) -> bool:

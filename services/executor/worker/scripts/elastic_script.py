@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from elasticflow.services.executor.worker.data.dataset import DataSet
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
 from elasticflow.services.executor.worker.scripts.batches import Batches, Steps
@@ -57,6 +58,7 @@ class ElasticScript:
         self._thread.resume(partial(prepare_thread, device))
         self._thread.resume(partial(choose_repeatable_kernels, device))
         self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer
+        self._dataset: DataSet | None = None
         self._due: list[Any] = []  # the next batch of the loop
         self._loss: torch.Tensor | None = None  # the root of the backward pass
         self._reported: dict[str, float] = {}
@@ -79,9 +81,9 @@ class ElasticScript:
             )
         return self._objects[1]
 
-    def enter_loop(self, iteration: int) -> None:
+    def enter_loop(self, iteration: int, dataset: DataSet) -> None:
         """With the job's state in the script's objects: run up to its first batch, or to its end."""
-        self.iteration = iteration
+        self.iteration, self._dataset = iteration, dataset
         self.is_over = isinstance(self._thread.resume(None), Returned)
 
     def init_dataset(self) -> Any:
@@ -200,10 +202,18 @@ class ElasticScript:
         return self._epoch_at(self.iteration + 1) > self._epoch_at(self.iteration)
 
     def _epoch_at(self, iteration: int) -> int:
-        return iteration * self.global_batch_size // self.samples_an_epoch
+        assert self._dataset is not None, "the loop has begun"
+        return self._dataset.epoch_at(iteration, self.global_batch_size)
+
+    @property
+    def epoch_start(self) -> int:
+        """Samples before the present epoch."""
+        assert self._dataset is not None, "the loop has begun"
+        return self._dataset.epoch_start(self.position, self.global_batch_size)
 
     @property
     def samples_an_epoch(self) -> int:
+        """Raises TypeError, as torch does, for a data set without a length."""
         return len(self._objects[0].dataset)
 
     def report(self, metrics: Mapping[str, float]) -> None:

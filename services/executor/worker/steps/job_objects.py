@@ -8,7 +8,9 @@ from torch import nn
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import SampleOrder
-from elasticflow.services.executor.worker.data.sample_readers import reader_of
+from elasticflow.services.executor.worker.data.sample_readers import Reader, reader_of
+from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader
+from elasticflow.services.executor.worker.data.streams import StreamOrder
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
@@ -35,16 +37,25 @@ class JobObjects:
     carried: CarriedGradients
     sharded: ShardedOptimizer | None  # None: each worker has all of the optimizer's state
     dataset: DataSet
-    order: SampleOrder
+    order: SampleOrder | StreamOrder
 
     def read_ahead(self, device: torch.device, cpu_throttle: CpuThrottle, *, num_processes: int) -> ReadAhead:
+        if self.dataset.stream is not None:
+            num_processes = min(num_processes, 1)  # each would read all of it
         return ReadAhead(
-            reader_of(self.dataset, self.order, self.function.collate),
+            self._reader(),
             self.order,
+            stream=self.dataset.stream,
             num_processes=num_processes,
             device=device,
             cpu_throttle=cpu_throttle,
         )
+
+    def _reader(self) -> Reader:
+        if isinstance(self.order, SampleOrder):
+            return reader_of(self.dataset, self.order, self.function.collate)
+        assert self.dataset.stream is not None, "it has such an order"
+        return UnsizedReader(self.dataset.stream.iterable, self.order, self.function.collate)
 
 
 def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:

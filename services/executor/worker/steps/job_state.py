@@ -46,7 +46,8 @@ class JobState:
         return self.assignment.spec
 
     def state(self) -> dict[str, Any]:
-        """Everything that a generation of any size needs; the data order follows from the iteration."""
+        """Everything that a generation of any size needs. The order of data follows from the iteration, that of a
+        stream also from where it is."""
         self.check_state()
         return {
             **{name: each.state_dict() for name, each in self.stateful.items()},
@@ -54,8 +55,9 @@ class JobState:
             "gradients": self.carried.state(),
             "attributes": self.additional.changed_numbers(),
             "iteration": self.iteration,
-            "epoch": self.iteration * self.spec.global_batch_size // self.dataset.partitions.num_samples,
+            "epoch": self.dataset.epoch_at(self.iteration, self.spec.global_batch_size),
             "samples": self.dataset.samples_digest,
+            **({} if self.dataset.stream is None else {"stream": self.dataset.stream.state(self.iteration)}),
             "metrics": self.metrics,
         }
 
@@ -77,6 +79,8 @@ class JobState:
         load_volatile_buffers(self.model, state.get("buffers", {}))
         self.additional.set_numbers(state.get("attributes", {}))
         self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
+        if self.dataset.stream is not None:
+            self.dataset.stream.resume(state["stream"])
 
     def check_state(self) -> None:
         user_code_checks.require_readable_state(self.stateful)

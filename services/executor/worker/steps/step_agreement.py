@@ -25,14 +25,16 @@ from elasticflow.services.executor.worker.steps.summation_tree import tree_sum
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
-_HEAD = 8  # numbers of a worker before those of its virtual nodes
+_HEAD = 9  # numbers of a worker before those of its virtual nodes
 
 
 class Fingerprint(NamedTuple):
-    """settings: of the optimizer, and the additional state's numbers. tensors: 0 if they are not compared now."""
+    """settings: of the optimizer, and the additional state's numbers. tensors: 0 if they are not compared now. samples:
+    the checksum of a stream."""
 
     settings: int = 0
     tensors: int = 0
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Agreement:
     switch: bool  # all are ready for the same new generation
     same: bool  # all have the same fingerprint, as far as they compute the same bits
     differing_digests: tuple[tuple[int, float], ...]  # ranks that compute the same bits, with other gradients
+    same_samples: bool  # all read the same stream
     checkpoint: bool  # at least one worker wants one of this step
     compute_s: tuple[float, ...]  # by rank: time before the first wait for peers, per unit of batch weight
     means: tuple[float, ...]  # over the global batch
@@ -111,9 +114,10 @@ class GenerationMembers:
             over=any(theirs[1] for theirs in gathered),
             switch=ready_generation > 0 and all(theirs[2] == ready_generation for theirs in gathered),
             same=self._are_same([Fingerprint(int(theirs[3]), int(theirs[4])) for theirs in gathered]),
-            differing_digests=self._differing([theirs[7] for theirs in gathered]),
-            compute_s=tuple(theirs[5] for theirs in gathered),
-            checkpoint=any(theirs[6] for theirs in gathered),
+            same_samples=len({theirs[5] for theirs in gathered}) == 1,
+            compute_s=tuple(theirs[6] for theirs in gathered),
+            checkpoint=any(theirs[7] for theirs in gathered),
+            differing_digests=self._differing([theirs[8] for theirs in gathered]),
             means=self._means([theirs[_HEAD:] for theirs in gathered], width),
         )
 

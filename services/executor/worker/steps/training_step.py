@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from elasticflow.services.executor.worker.data.dataset import require_same_samples
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.elastic.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
@@ -107,7 +108,9 @@ class TrainingSteps(JobState):
             checkpoint=wants_checkpoint(),
             over=self.function.is_over,
             ready_generation=next_generation.generation if next_generation else 0,
-            fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.additional, self.iteration)
+            fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.additional, self.iteration)._replace(
+                samples=self.dataset.read_checksum(self.iteration)
+            )
             if self.members.group
             else Fingerprint(),
             gradient_digest=digest,
@@ -117,6 +120,7 @@ class TrainingSteps(JobState):
         means, changed_somewhere = agreement.means[: len(values[0])], agreement.means[len(values[0]) :]
         self.engine.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
         self._note(self._step_metrics.named(means), self.iteration - self._step_metrics.are_due)
+        require_same_samples(agreement.same_samples)
         require_same_gradients(agreement.differing_digests, compared)
         require_same_state(agreement.same, self.iteration, self.engine.model)
         self.iteration += 1

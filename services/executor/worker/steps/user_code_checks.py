@@ -25,6 +25,7 @@ _NAMES_IN_STATE = frozenset(
         "iteration",
         "epoch",
         "samples",
+        "stream",
         "metrics",
         "metric_names",
     }  # see job_state.py

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from elasticflow.services.executor.worker.data.dataset import DataSet
+from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
+from elasticflow.services.executor.worker.data.streams import Stream, StreamPlace
 from elasticflow.services.executor.worker.elastic.compatibility_digest import compatibility_digest
 from elasticflow.services.executor.worker.elastic.release import release_later
 from elasticflow.services.executor.worker.elastic.rendezvous import (
@@ -15,6 +17,7 @@ from elasticflow.services.executor.worker.elastic.rendezvous import (
     open_rendezvous,
     rendezvous_specification,
 )
+from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
 from elasticflow.services.executor.worker.elastic.state_transfer import (
     NO_STATE,
     StateTransfer,
@@ -102,7 +105,17 @@ def set_up(
     if assignment.rendezvous_size > 0 and dry_step_pays(objects, device):
         computed = virtual_nodes.computed_by(assignment.rank, assignment.world_size)
         run_dry_step(objects, virtual_nodes, computed, device, spec.seed)
-    result = join_rendezvous(specification, digest, channel, store, transfer_state=assignment.rendezvous_size > 0)
+    joins = assignment.rendezvous_size > 0
+    result = join_rendezvous(
+        specification,
+        digest,
+        channel,
+        store,
+        transfer_state=joins,
+        before_arrival=partial(_approach_stream, dataset.stream, read_ahead, telemetry)
+        if joins and dataset.stream is not None
+        else None,
+    )
     members = GenerationMembers(result.training_group, virtual_nodes)
     if objects.sharded is not None:
         objects.sharded.own(members.group)
@@ -132,9 +145,11 @@ def set_up(
                 each.load_state_dict(state[name])
         load_volatile_buffers(model, state.get("buffers", {}))
         objects.additional.set_numbers(state.get("attributes", {}))
+    if dataset.stream is not None and "stream" in state:
+        _come_to(dataset.stream.resume(state["stream"]), read_ahead, telemetry)
     if isinstance(function, ElasticScript):
         with in_users_code("before its first batch"):
-            function.enter_loop(state["iteration"])
+            function.enter_loop(state["iteration"], dataset)
     if function.reproducible == "bitwise":  # whatever the user's code has set
         choose_repeatable_kernels(device)
     trainer = Trainer(
@@ -208,6 +223,16 @@ def _check_world_size(world_size: int, spec: JobSpec) -> None:
             f"{world_size} workers cannot share a global batch of {spec.global_batch_size} samples: "
             "increase global_batch_size or request fewer GPUs"
         )
+
+
+def _approach_stream(stream: Stream, read_ahead: ReadAhead, telemetry: Telemetry, store: RendezvousStore) -> None:
+    """Before this worker joins others, which train meanwhile."""
+    _come_to(stream.told(store), read_ahead, telemetry)
+
+
+def _come_to(place: StreamPlace, read_ahead: ReadAhead, telemetry: Telemetry) -> None:
+    with in_users_code("on the way to its place in the data"):
+        read_ahead.begin_at(place, telemetry.progressed)
 
 
 def _check_data(dataset: DataSet, state: Mapping[str, Any]) -> None:
