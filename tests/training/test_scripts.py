@@ -121,6 +121,7 @@ async def test_a_profiling_run_leaves_nothing_behind(node, spec_of):
         ("takes_arguments", "SystemExit: 2 (train: error: unrecognized arguments: --widht 8)", "parse_args"),
         ("never_trains", "scripts ended without training: call elasticflow.elastic", ""),
         ("accumulates", "it called backward(). Remove gradient accumulation", ""),
+        ("makes_batches", "pass a torch DataLoader with a batch_size, of a data set that does not make batches", ""),
         ("breaks", "scripts left its loop within a global batch", ""),
     ],
 )

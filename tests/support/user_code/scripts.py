@@ -82,6 +82,12 @@ def streams() -> None:
     print(f"trained {loader.iteration} steps: {length}")
 
 
+def makes_batches() -> None:
+    job = Points()
+    model = job.init_model()
+    elasticflow.elastic(DataLoader(UnsizedStream(), batch_size=None), model, job.init_optimizer(model))
+
+
 def cannot_load() -> None:
     elasticflow.elastic(DataLoader(Noisy()), Branching(), None, object())
 

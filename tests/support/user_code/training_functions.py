@@ -3,10 +3,14 @@
 import contextlib
 import errno
 import gc
+import io
+import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -702,6 +706,38 @@ class FromAnUnsizedStream(FromAStream):
         return UnsizedStream()
 
 
+class Shards(IterableDataset):
+    """The same points in the tar files of WebDataset, which shuffles them."""
+
+    def __init__(self):
+        self.folder, self.epoch = tempfile.TemporaryDirectory(), 0
+        points = Noisy()
+        for first in range(0, NUM_SAMPLES, 10):
+            with tarfile.open(f"{self.folder.name}/{first}.tar", "w") as tar:
+                for index in range(first, first + 10):
+                    _, point, target = points[index]
+                    content = json.dumps([point.tolist(), target.tolist()]).encode()
+                    member = tarfile.TarInfo(f"{index}.json")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        import webdataset
+
+        urls = [f"{self.folder.name}/{first}.tar" for first in range(0, NUM_SAMPLES, 10)]
+        shards = webdataset.WebDataset(urls, shardshuffle=5, detshuffle=True, seed=self.epoch)
+        for sample in shards.shuffle(20, seed=self.epoch).decode():
+            yield int(sample["__key__"]), *map(torch.tensor, sample["json"])
+
+
+class FromShards(FromAStream):
+    def init_dataset(self):
+        return Shards()
+
+
 class UnseededStream(IterableDataset):
     def __iter__(self):
         points = Noisy()
@@ -723,6 +759,10 @@ class FromFilesReadHere(FromFiles):
 
 
 class FromAStreamReadHere(FromAStream):
+    data_workers = 0
+
+
+class FromShardsReadHere(FromShards):
     data_workers = 0
 
 

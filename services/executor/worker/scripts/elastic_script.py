@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset
 
 from elasticflow.services.executor.worker.data.dataset import DataSet
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
@@ -87,7 +88,15 @@ class ElasticScript:
         self.is_over = isinstance(self._thread.resume(None), Returned)
 
     def init_dataset(self) -> Any:
-        return self._objects[0].dataset
+        loader = self._objects[0]
+        dataset = getattr(loader, "dataset", None)
+        makes_batches = isinstance(dataset, IterableDataset) and loader.batch_size is None
+        if dataset is None or makes_batches:
+            raise TrainingFailed(
+                "elastic(): the job divides batches into parts, so its loader must read samples: pass a torch "
+                "DataLoader with a batch_size, of a data set that does not make batches itself"
+            )
+        return dataset
 
     def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         del model
