@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.steps.training_function import Trainin
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 
 _READ_TIMEOUT_S = 60.0  # for one part: a forked process may hang, e.g. in a lock that a thread had held
-_BATCH_TIMEOUT_S = 600.0  # for one part of a stream, of which all other parts are read, too
+_BATCH_TIMEOUT_S = 600.0  # for a whole batch of a stream, by a process that does not hang
 _SECOND_READING_TIMEOUT_S = 60.0
 
 log = structlog.get_logger()
@@ -48,6 +48,7 @@ class ReadAhead:
         self._pending: dict[Part, Future[ReadPart]] = {}
         self._stream = stream
         self._second_reading: SecondReading | None = None
+        self._timeout_s = _READ_TIMEOUT_S
         self._is_checked = False  # whether the stream can begin another epoch
         self._processes = [
             ReaderProcess(read, pin_memory=device.type == "cuda", on_arrival=self._copies.begin)
@@ -100,8 +101,8 @@ class ReadAhead:
     def _has_reached(self, place: StreamPlace) -> bool:
         if self._processes:
             try:
-                return self._copies.finish(self._processes[0].read([place])[0].result().batch)
-            except NotRead as why:
+                return self._copies.finish(self._arrived(self._processes[0].read([place])[0]).batch)
+            except (NotRead, TimeoutError) as why:
                 self._fall_back(why)
         return self._read(place)
 
@@ -133,7 +134,7 @@ class ReadAhead:
         """As `DeviceCopies.begin` returns it."""
         if (future := self._pending.pop(part, None)) is not None:
             try:
-                arrived = future.result(_READ_TIMEOUT_S if self._stream is None else _BATCH_TIMEOUT_S)
+                arrived = self._arrived(future)
             except (NotRead, TimeoutError) as why:
                 self._fall_back(why)
             else:
@@ -143,6 +144,12 @@ class ReadAhead:
             while not self._read(self._stream.place(part.iteration)):
                 pass
         return self._copies.begin(self._read(part))
+
+    def _arrived(self, future: Future[ReadPart]) -> ReadPart:
+        arrived = future.result(self._timeout_s)
+        if self._stream is not None:
+            self._timeout_s = _BATCH_TIMEOUT_S
+        return arrived
 
     def _fall_back(self, why: Exception) -> None:
         """From now on the worker reads. If the data set itself fails, so does the worker."""
