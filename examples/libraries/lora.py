@@ -30,7 +30,7 @@ def main() -> None:
     layers = ["c_attn", "c_fc", "c_proj"]
     lora = LoraConfig(r=8, lora_alpha=64, lora_dropout=0.05, target_modules=layers, fan_in_fan_out=True)
     model = get_peft_model(pretrained(), lora)
-    args = TrainingArguments(output_dir="trained", max_steps=100, per_device_train_batch_size=32, learning_rate=0.01)
+    args = TrainingArguments(output_dir="trained", max_steps=40, per_device_train_batch_size=32, learning_rate=0.03)
     trainer = Trainer(model=model, args=args, train_dataset=train_set)
     trainer = elastic_trainer(trainer)
     trainer.train()
