@@ -43,7 +43,7 @@ $(TORCH): $(PACKAGES)
 	$(PIP) torch==2.13.0
 	@touch $@
 
-# 165 MB that only their tests need, after torch: they would bring a torch of their own. No check may run meanwhile,
+# 175 MB that only their tests need, after torch: they would bring a torch of their own. No check may run meanwhile,
 # because it would find a half of them.
 $(ADAPTERS): $(TORCH)
 	$(PIP) --editable '.[adapters,tensorboard]'

@@ -93,7 +93,7 @@ class _TrainedJob:
         self.steps: Any = None
         self._worker = worker
         self._attach = attach
-        self._max_iterations = math.inf
+        self._max_epochs = self._max_iterations = math.inf
 
     def take_loader(self, loader: Any) -> _JobLoader:
         if self.loader is not None:
@@ -111,7 +111,8 @@ class _TrainedJob:
     def num_steps(self) -> float:
         """That the job takes: up to a limit of the trainer or --iterations."""
         trainer = self.trainer
-        of_epochs = math.inf if trainer.max_epochs in (None, -1) else self.epochs.iterations(trainer.max_epochs)
+        epochs = None if trainer.max_epochs in (None, -1) else self.epochs
+        of_epochs = math.inf if epochs is None else epochs.iterations(trainer.max_epochs)
         of_steps = math.inf if trainer.max_steps in (None, -1) else trainer.max_steps
         return min(of_epochs, of_steps, self._worker.length.max_iterations or math.inf)
 
@@ -130,9 +131,9 @@ class _TrainedJob:
         max_steps = None if fit_loop.max_steps == -1 else fit_loop.max_steps
         self.steps.ends_after(max_steps=max_steps, max_epochs=max_epochs)
         if max_epochs is not None:
-            self._max_iterations = self.steps.iterations_of(max_epochs)
+            self._max_epochs = max_epochs
         if max_steps is not None:
-            self._max_iterations = min(self._max_iterations, max_steps)
+            self._max_iterations = max_steps
         fit_loop.max_epochs = fit_loop.epoch_loop.max_steps = -1
         fit_loop.min_epochs = fit_loop.epoch_loop.min_steps = 0
 
@@ -151,7 +152,8 @@ class _TrainedJob:
         trainer.val_check_batch = math.inf  # at the end of an epoch
 
     def end_step(self) -> None:
-        self.trainer.should_stop |= self.steps.iteration >= self._max_iterations
+        steps = self.steps
+        self.trainer.should_stop |= steps.iteration >= self._max_iterations or steps.epoch >= self._max_epochs
 
 
 class _JobLoader:
@@ -189,7 +191,7 @@ class _ElasticTrainer:
         job = self.strategy.job
         if job.loader is None:
             return super().num_training_batches  # pyright: ignore[reportAttributeAccessIssue]
-        return job.epochs.iterations(1)
+        return math.inf if job.epochs is None else job.epochs.iterations(1)
 
 
 class _ElasticFitLoop:

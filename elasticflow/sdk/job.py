@@ -118,6 +118,8 @@ class ElasticJob:
         file) the order keeps reads of a partition together.
         Sequential: `partition_sizes` and a method `read_partition(partition, start)` that returns an iterator over
         the partition's samples from `start`; or any iterable with a `len()`, such as a torch IterableDataset.
+        A stream: an iterable without a `len()`, in its own order, which each worker reads; its `set_epoch(epoch)`, if
+        it has one, is called before each epoch. It must give the same samples each time it is opened.
         """
         raise TypeError(f"{type(self).__name__} lacks init_dataset")
 

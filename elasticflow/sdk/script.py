@@ -60,8 +60,9 @@ def elastic(
             for batch in loader:
                 ...  # loss.backward(), clip, optimizer.step(), scheduler.step(): as for one device
 
-    loader: a `DataLoader`; the job's global batch size replaces its batch size. Its sampler, drop_last and collate_fn
-        are kept; what a job cannot keep, such as a batch_sampler, fails the job at once.
+    loader: a `DataLoader` of a data set as `ElasticJob.init_dataset` returns; the job's global batch size replaces its
+        batch size. Its sampler, drop_last and collate_fn are kept; what a job cannot keep, such as a batch_sampler,
+        fails the job at once.
     further: other state that survives a resize, with `state_dict()` and `load_state_dict()`, e.g. a schedule.
         An object without these methods raises TypeError.
     virtual_nodes: fixed parts of a global batch, thus the most useful GPUs; 0: up to 8, depending on the batch.

@@ -1,5 +1,7 @@
 """What real workers read from each kind of data set, while workers join, leave and are killed."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from elasticflow.shared.messages.worker_protocol.from_worker import (
@@ -13,6 +15,9 @@ from tests.training.test_failures import failure_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+NEEDS_WEBDATASET = pytest.mark.skipif(find_spec("webdataset") is None, reason="webdataset is not installed")
+FROM_SHARDS = pytest.param("FromShards", marks=NEEDS_WEBDATASET)
+FUNCTIONS = ["InPartitions", "FromFiles", "FromAStream", "FromAnUnsizedStream", FROM_SHARDS]
 LAST = 200  # iterations of 16 samples: 25 batches are 8 epochs of 50
 
 
@@ -29,7 +34,7 @@ def assert_each_sample_once_an_epoch(record) -> None:
         assert sorted(int(n) for part in parts for n in part) == sorted(list(range(50)) * 8)
 
 
-@pytest.mark.parametrize("function", ["InPartitions", "FromFiles", "FromAStream"])
+@pytest.mark.parametrize("function", FUNCTIONS)
 async def test_each_sample_once_an_epoch_and_the_same_bits_through_a_resize_and_a_kill(
     node, spec_of, tmp_path, slow_down, function
 ):

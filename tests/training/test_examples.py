@@ -34,6 +34,7 @@ async def test_example_learns(node, job, num_workers, metric, at_least):
     ("name", "library", "batch_size", "result", "least", "most"),
     [
         ("trainer", "transformers", 32, "held-out loss", 0.0, 3.2),
+        ("lora", "peft", 32, "held-out loss", 0.0, 5.4),
         ("accelerate_loop", "accelerate", 150, "accuracy", 0.9, 1.0),
         ("lightning_module", "pytorch_lightning", 150, "accuracy", 0.9, 1.0),
     ],

@@ -15,7 +15,12 @@ from tests.support.user_code.library_scripts import BATCH_SIZE, LAST, NUM_SAMPLE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PACKAGES = {"transformers": "transformers", "accelerate": "accelerate", "lightning": "pytorch_lightning"}
+PACKAGES = {
+    "transformers": "transformers",
+    "peft": "peft",
+    "accelerate": "accelerate",
+    "lightning": "pytorch_lightning",
+}
 LIBRARIES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed"))
     for name, package in PACKAGES.items()
@@ -51,6 +56,17 @@ async def test_resizes_a_crash_and_a_restart_do_not_change_the_bits(node, spec_o
     slow_down.unlink()
     assert await end_of(node, workers) == undisturbed
     assert all(ended in node.log_of(job_id, generation=5, rank=rank) for rank in range(3))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+async def test_a_data_set_without_a_length_gives_the_same_bits_on_three_workers(node, spec_of, library):
+    ends = {"max_steps": -1, "max_epochs": LAST * BATCH_SIZE // NUM_SAMPLES} if library == "lightning" else {}
+    settings = {"is_stream": True, **ends}
+    spec = library_script(spec_of, library, "0", json.dumps(settings))
+    job_id = node.new_job_id()
+    alone = await train(node, spec, job_id=job_id)
+    assert f"trained {LAST} steps, rate " in node.log_of(job_id)
+    assert await train(node, spec, num_workers=3) == alone
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ async def test_a_profiling_run_leaves_nothing_behind(node, spec_of):
         ("takes_arguments", "SystemExit: 2 (train: error: unrecognized arguments: --widht 8)", "parse_args"),
         ("never_trains", "scripts ended without training: call elasticflow.elastic", ""),
         ("accumulates", "it called backward(). Remove gradient accumulation", ""),
+        ("makes_batches", "the loader has batch_size=None", ""),
         ("breaks", "scripts left its loop within a global batch", ""),
         (
             "sampled batch_sampler",

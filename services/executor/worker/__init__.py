@@ -92,6 +92,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         loader_settings.py      what a script's DataLoader says: kept or refused
         sample_order.py         (seed, iteration, virtual node) -> samples (pure)
         sample_readers.py       read map-style and streamed data sets
+        streams.py              the job's place in a data set without a length
+        stream_reader.py        reads such a data set, and comes to a place in it
         read_ahead.py           batches of coming steps
         device_copies.py        batches to the device, beside its work
         reader_process.py       a process that reads them

@@ -7,13 +7,13 @@ file `slow_down` exists, each step takes longer than the last, so that no job en
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elasticflow.sdk.script import running_worker
 
@@ -34,6 +34,14 @@ class Points(Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         point = self.points[self.samples[index]]
         return {"points": point, "labels": point.sum().sin().unsqueeze(0)}
+
+
+class Stream(IterableDataset[dict[str, torch.Tensor]]):
+    """The same without a length."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        points = Points()
+        return (points[index] for index in torch.randperm(NUM_SAMPLES).tolist())
 
 
 class Model(nn.Module):
@@ -63,7 +71,7 @@ def loader_of(data: Points, virtual_nodes: int) -> DataLoader[Any]:
     return DataLoader(data, batch_size=BATCH_SIZE, shuffle=not (virtual_nodes == 1 or is_alone()))
 
 
-def with_transformers(model: Model, data: Points, virtual_nodes: int, **settings: Any) -> None:
+def with_transformers(model: nn.Module, data: Any, virtual_nodes: int, **settings: Any) -> None:
     from transformers import Trainer, TrainingArguments
 
     from elasticflow.adapters.transformers import elastic_trainer
@@ -84,7 +92,15 @@ def with_transformers(model: Model, data: Points, virtual_nodes: int, **settings
     print(f"trained {trainer.state.global_step} steps, rate {trainer.lr_scheduler.get_last_lr()[0]:.6f}")
 
 
-def with_accelerate(model: Model, data: Points, virtual_nodes: int, t_max: int = 0, **settings: Any) -> None:
+def with_peft(model: Model, data: Any, virtual_nodes: int, **settings: Any) -> None:
+    """With the Trainer of transformers. All but the adapters is frozen."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=4, lora_dropout=0.1, target_modules=["layers.0", "layers.4"])
+    with_transformers(get_peft_model(model, lora), data, virtual_nodes, label_names=["labels"], **settings)
+
+
+def with_accelerate(model: Model, data: Any, virtual_nodes: int, t_max: int = 0, **settings: Any) -> None:
     from accelerate import Accelerator
 
     from elasticflow.adapters.accelerate import elastic
@@ -97,7 +113,7 @@ def with_accelerate(model: Model, data: Points, virtual_nodes: int, t_max: int =
     loader = loader_of(data, virtual_nodes)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     loader = elastic(accelerator, loader, model, optimizer, schedule, virtual_nodes=virtual_nodes)
-    for _ in loader.epochs(LAST * BATCH_SIZE // len(data)):
+    for _ in loader.epochs(LAST * BATCH_SIZE // NUM_SAMPLES):
         for batch in loader:
             with accelerator.accumulate(model):
                 optimizer.zero_grad()
@@ -108,7 +124,7 @@ def with_accelerate(model: Model, data: Points, virtual_nodes: int, t_max: int =
     print(f"trained {loader.iteration} steps, rate {schedule.get_last_lr()[0]:.6f}")
 
 
-def with_lightning(model: Model, data: Points, virtual_nodes: int, interval: str = "epoch", **settings: Any) -> None:
+def with_lightning(model: Model, data: Any, virtual_nodes: int, interval: str = "epoch", **settings: Any) -> None:
     """interval: "one cycle" for a schedule of as many steps as the trainer estimates."""
     import pytorch_lightning
 
@@ -143,7 +159,12 @@ def with_lightning(model: Model, data: Points, virtual_nodes: int, interval: str
     print(f"trained {trainer.global_step} steps, rate {rate:.6f}")
 
 
-LIBRARIES = {"transformers": with_transformers, "accelerate": with_accelerate, "lightning": with_lightning}
+LIBRARIES = {
+    "transformers": with_transformers,
+    "peft": with_peft,
+    "accelerate": with_accelerate,
+    "lightning": with_lightning,
+}
 
 
 def in_order(library: str, samples: Sequence[int], **settings: Any) -> dict[str, torch.Tensor]:
@@ -157,5 +178,6 @@ def in_order(library: str, samples: Sequence[int], **settings: Any) -> dict[str,
 
 if __name__ == "__main__":
     library, virtual_nodes, settings = sys.argv[1:] + ["0", "{}"][len(sys.argv) - 2 :]
-    trained = Model(dropout=0.0 if virtual_nodes == "1" else 0.1)
-    LIBRARIES[library](trained, Points(), int(virtual_nodes), **json.loads(settings))
+    trained, more = Model(dropout=0.0 if virtual_nodes == "1" else 0.1), json.loads(settings)
+    made = Stream() if more.pop("is_stream", False) else Points()
+    LIBRARIES[library](trained, made, int(virtual_nodes), **more)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataset import Dataset
-from training_functions import NUM_SAMPLES, SLOW_DOWN_S, Branching, Counter, Noisy, Numbered, Points
+from training_functions import NUM_SAMPLES, SLOW_DOWN_S, Branching, Counter, Noisy, Numbered, Points, UnsizedStream
 
 import elasticflow
 
@@ -62,6 +62,33 @@ def additional_state() -> None:
             optimizer.step()
             schedule.step()
             average.update_parameters(model)
+
+
+def streams() -> None:
+    """For a number of epochs of a data set without a length. While a file `slow_down` exists, each step takes longer
+    than the last."""
+    model = Branching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    loader = elasticflow.elastic(DataLoader(UnsizedStream(), num_workers=2), model, optimizer)
+    for _ in loader.epochs(int(sys.argv[2])):
+        for _, points, targets in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(points), targets)
+            loss.backward()
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration)
+            optimizer.step()
+    try:
+        length = str(len(loader))
+    except TypeError as error:
+        length = str(error)
+    print(f"trained {loader.iteration} steps: {length}")
+
+
+def makes_batches() -> None:
+    job = Points()
+    model = job.init_model()
+    elasticflow.elastic(DataLoader(UnsizedStream(), batch_size=None), model, job.init_optimizer(model))
 
 
 class Opened(Dataset):

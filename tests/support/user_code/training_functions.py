@@ -3,19 +3,24 @@
 import contextlib
 import errno
 import gc
+import io
+import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from elasticflow import ElasticJob, Scalar
 
@@ -212,12 +217,12 @@ class LosesItsGpu(Points):
 class Scheduled(Points):
     """Its learning rate depends on an attribute, which differs in a worker that joins later."""
 
-    num_calls = 0
+    calls: ClassVar[list] = []
 
     def train(self, batch, model, optimizer):
-        self.num_calls += 1
+        self.calls.append(self.iteration)
         for group in optimizer.param_groups:
-            group["lr"] = 0.1 / self.num_calls
+            group["lr"] = 0.1 / len(self.calls)
         return super().train(batch, model, optimizer)
 
 
@@ -342,14 +347,20 @@ class Counter:
 
 
 class WithAdditionalState(Stateful):
-    """Its learning rate follows a schedule that multiplies it. hyperparameters: grows: a worker's own calls count."""
+    """Its learning rate follows a schedule that multiplies it, and its loss a number. A part of its model has no
+    optimizer, so that gradients add up, which count in the clipping. hyperparameters: grows: a worker's own calls
+    count."""
+
+    def init_model(self):
+        return WithTeacher()
 
     def init_optimizer(self, model):
-        optimizer = super().init_optimizer(model)
+        optimizer = torch.optim.AdamW(model.body.parameters(), lr=self.hyperparameters["learning_rate"])
+        self.warmth = 1.0
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.steps_begun = Counter()
-        self.num_calls = 0
+        self.calls = []
         return optimizer
 
     def stateful(self):
@@ -360,16 +371,20 @@ class WithAdditionalState(Stateful):
         self.slow_down()
         self.steps_begun.count += 1
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(points), targets)
+        loss = nn.functional.mse_loss(model(points), targets) * self.warmth
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
         if self.iteration == self.hyperparameters["dies_at"]:
             self.die_unless_another_has()
         optimizer.step()
+        self.warmth *= 0.99
+        with torch.no_grad():
+            model.teacher.data.mul_(0.9).add_(model.body[0].weight.data, alpha=0.1)
         self.schedule.step()
         self.average.update_parameters(model)
-        self.num_calls += 1
+        self.calls.append(self.iteration)
         if self.hyperparameters.get("grows"):
-            self.steps_begun.count += self.num_calls
+            self.steps_begun.count += len(self.calls)
         return {"loss": loss, "begun": self.steps_begun.count, "averaged": int(self.average.n_averaged)}
 
 
@@ -414,6 +429,20 @@ class Branching(nn.Module):
             self.steps += 1
         output = self.body(points)
         return output + self.extra(points) if points.sum() > 0 else output
+
+
+class WithTeacher(Branching):
+    """With a momentum teacher, and a buffer that its state_dict lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Parameter(self.body[0].weight.detach().clone(), requires_grad=False)
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+
+    def forward(self, points):
+        if self.training:
+            self.passes += 1
+        return super().forward(points) * (1 + 0.01 * self.passes) + (points @ self.teacher.T).mean(1, keepdim=True)
 
 
 class ReturnsNoMetrics(Points):
@@ -663,6 +692,64 @@ class FromAStream(InPartitions):
         return Stream()
 
 
+class UnsizedStream(IterableDataset):
+    """The same without a length, and with what divides a stream among workers: nothing here."""
+
+    def __iter__(self):
+        assert get_worker_info() is None
+        assert (os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")) == ("0", "1")
+        return iter(Stream())
+
+
+class FromAnUnsizedStream(FromAStream):
+    def init_dataset(self):
+        return UnsizedStream()
+
+
+class Shards(IterableDataset):
+    """The same points in the tar files of WebDataset, which shuffles them."""
+
+    def __init__(self):
+        self.folder, self.epoch = tempfile.TemporaryDirectory(), 0
+        points = Noisy()
+        for first in range(0, NUM_SAMPLES, 10):
+            with tarfile.open(f"{self.folder.name}/{first}.tar", "w") as tar:
+                for index in range(first, first + 10):
+                    _, point, target = points[index]
+                    content = json.dumps([point.tolist(), target.tolist()]).encode()
+                    member = tarfile.TarInfo(f"{index}.json")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        import webdataset
+
+        urls = [f"{self.folder.name}/{first}.tar" for first in range(0, NUM_SAMPLES, 10)]
+        shards = webdataset.WebDataset(urls, shardshuffle=5, detshuffle=True, seed=self.epoch)
+        for sample in shards.shuffle(20, seed=self.epoch).decode():
+            yield int(sample["__key__"]), *map(torch.tensor, sample["json"])
+
+
+class FromShards(FromAStream):
+    def init_dataset(self):
+        return Shards()
+
+
+class UnseededStream(IterableDataset):
+    def __iter__(self):
+        points = Noisy()
+        for index in np.random.default_rng().permutation(NUM_SAMPLES):
+            yield points[int(index)]
+
+
+class FromAnUnseededStream(FromAStream):
+    def init_dataset(self):
+        return UnseededStream()
+
+
 class InPartitionsReadHere(InPartitions):
     data_workers = 0
 
@@ -672,6 +759,14 @@ class FromFilesReadHere(FromFiles):
 
 
 class FromAStreamReadHere(FromAStream):
+    data_workers = 0
+
+
+class FromShardsReadHere(FromShards):
+    data_workers = 0
+
+
+class FromAnUnsizedStreamReadHere(FromAnUnsizedStream):
     data_workers = 0
 
 

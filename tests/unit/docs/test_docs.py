@@ -138,6 +138,8 @@ FOREIGN = {
     *(
         "GradScaler",
         "IterableDataset",
+        "ResampledShards",
+        "StreamingDataset",
         "Fraction",
         "RLIMIT_NICE",
         "SLURM_JOB_ID",

@@ -2,7 +2,7 @@
 
 Map-style: `len()` and `[]`, and optionally `partition_sizes`, so that reads stay within few partitions. Streamed:
 `partition_sizes` and `read_partition(partition, start)`, which iterates over samples from an offset on; or any iterable
-with a `len()`, such as a torch IterableDataset, which is one partition.
+with a `len()`, such as a torch IterableDataset, which is one partition. An iterable without a length is a stream.
 """
 
 import zlib
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elasticflow.services.executor.worker.data.loader_settings import LoaderSettings, SamplerDraws
 from elasticflow.services.executor.worker.data.sample_order import DrawnOrder, Epochs, Order, Partitions, SampleOrder
+from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.steps.virtual_nodes import default_count
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -22,8 +23,8 @@ from elasticflow.shared.messages.job_spec import JobSpec
 _MAX_WINDOW = 1 << 20  # samples; permutations of many windows are cached
 
 _WHAT_IS_NEEDED = (
-    "init_dataset() must return a map-style data set with a length, or a streamed one with a number of samples: len(), "
-    "or partition_sizes and read_partition(partition, start)"
+    "init_dataset() must return a map-style data set with a length, or a streamed one: partition_sizes and "
+    "read_partition(partition, start), or an iterable whose __iter__ begins anew in each call"
 )
 
 
@@ -33,23 +34,49 @@ class Streamed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """streamed: a data set that is read in order; None for a map-style one, which is `samples`. draws, drop_last and
-    begin_reading: see `LoaderSettings`."""
+    """streamed: a data set that is read in order; None for a map-style one, which is `samples`. stream: one without a
+    length, which has no partitions. draws, drop_last and begin_reading: see `LoaderSettings`."""
 
     partitions: Partitions
     streamed: Streamed | None = None
     samples: Any = None
+    stream: Stream | None = None
     draws: SamplerDraws | None = None
     drop_last: bool = False
     begin_reading: Callable[[int], None] | None = None
 
-    def epochs(self, global_batch_size: int) -> Epochs:
+    def epochs(self, global_batch_size: int) -> Epochs | None:
+        """None: an epoch of a stream ends where its samples do."""
+        if self.stream is not None:
+            return None
         size = self.partitions.num_samples if self.draws is None else self.draws.size
         return Epochs(size=size, global_batch_size=global_batch_size, drop_last=self.drop_last)
+
+    def epoch_at(self, iteration: int, global_batch_size: int) -> int:
+        """That of the first sample of a step. Of a stream it is known for the present step and the next."""
+        if self.stream is not None:
+            return self.stream.position(iteration).epoch
+        epochs = self.epochs(global_batch_size)
+        assert epochs is not None, "only a stream has none"
+        return epochs.number(iteration)
+
+    def first_iteration(self, iteration: int, global_batch_size: int) -> int:
+        """The first step that begins in the epoch of `epoch_at`."""
+        if self.stream is not None:
+            return -(-self.stream.position(iteration).epoch_start // global_batch_size)
+        epochs = self.epochs(global_batch_size)
+        assert epochs is not None, "only a stream has none"
+        return epochs.iterations(epochs.number(iteration))
+
+    def read_checksum(self, iteration: int) -> int:
+        """Of what a stream has given up to the end of this step; 0 for other data."""
+        return 0 if self.stream is None else self.stream.position(iteration + 1).checksum
 
     @property
     def samples_digest(self) -> str:
         """The size and the partitions, which all workers of a job must always find equal."""
+        if self.stream is not None:
+            return "an unknown number of"
         digest, num_partitions = str(self.partitions.num_samples), len(self.partitions)
         if num_partitions > 1:
             digest += f" in {num_partitions} partitions #{zlib.crc32(self.partitions.sizes_P.tobytes()):08x}"
@@ -72,9 +99,14 @@ class _Iterable:
 def recognize(dataset: Any) -> DataSet:
     """Raises TrainingFailed for an unsupported data set, naming what is missing."""
     if isinstance(dataset, LoaderSettings):
-        loader = dataset
+        loader, found = dataset, recognize(dataset.dataset)
+        if found.stream is not None and loader.drop_last:
+            raise TrainingFailed(
+                "drop_last: the data set has no length, and its epochs follow each other without a gap, so that each "
+                "batch is whole: leave drop_last out, or add __len__(), the number of samples of an epoch"
+            )
         return replace(
-            recognize(loader.dataset),
+            found,
             draws=loader.draws,
             drop_last=loader.drop_last,
             begin_reading=loader.begin_reading,
@@ -95,7 +127,9 @@ def recognize(dataset: Any) -> DataSet:
     try:
         size = len(dataset)
     except TypeError as error:
-        raise TrainingFailed(_WHAT_IS_NEEDED) from error
+        if not _can_be_opened_again(dataset):
+            raise TrainingFailed(_WHAT_IS_NEEDED) from error
+        return DataSet(partitions=Partitions([]), stream=Stream(dataset))
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return DataSet(partitions=Partitions([size]), streamed=_Iterable(dataset))
     partitions = Partitions([size]) if sizes is None else _checked(sizes)
@@ -107,15 +141,28 @@ def recognize(dataset: Any) -> DataSet:
     return DataSet(partitions=partitions, samples=dataset)
 
 
+def require_same_samples(are_same: bool) -> None:
+    """are_same: whether all workers read the same of a stream. Raises TrainingFailed."""
+    if not are_same:
+        raise TrainingFailed(OTHER_SAMPLES)
+
+
+def _can_be_opened_again(dataset: Any) -> bool:
+    """A generator, for example, cannot."""
+    return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__next__"))
+
+
 def _checked(sizes: Sequence[int]) -> Partitions:
     if not all(isinstance(size, int) and size >= 0 for size in sizes):
         raise TrainingFailed("partition_sizes: must be whole numbers, the samples in each partition")
     return Partitions(sizes)
 
 
-def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) -> Order:
+def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) -> Order | StreamOrder:
     """The order in which the job reads its data set, fixed for the job's life."""
     epochs, size = dataset.epochs(spec.global_batch_size), dataset.partitions.num_samples
+    if epochs is None:
+        return StreamOrder(seed=spec.seed, global_batch_size=spec.global_batch_size)
     if spec.global_batch_size > epochs.size:
         whose = "data set's" if dataset.draws is None else "sampler's"
         raise TrainingFailed(

@@ -23,8 +23,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from elasticflow.services.executor.worker.data.sample_order import Part
-
 _HEAD = struct.Struct("!?dQ")  # whether the part could be read; CPU seconds; bytes of the pickle
 _LENGTH = struct.Struct("!Q")
 
@@ -40,12 +38,12 @@ class ReadPart:
 
 
 class ReaderProcess:
-    """read: called with each part. begin: called before. pin_memory: of arriving tensors. on_arrival: called with each
-    batch, on a thread."""
+    """read: called with each part, or another request. begin: called before. pin_memory: of arriving tensors.
+    on_arrival: called with each batch, on a thread."""
 
     def __init__(
         self,
-        read: Callable[[Part], Any],
+        read: Callable[[Any], Any],
         *,
         begin: Callable[[], None] | None = None,
         pin_memory: bool,
@@ -64,7 +62,7 @@ class ReaderProcess:
         theirs.close()
         threading.Thread(target=self._receive, name="reader", daemon=True).start()
 
-    def read(self, parts: Sequence[Part]) -> list[Future[ReadPart]]:
+    def read(self, parts: Sequence[Any]) -> list[Future[ReadPart]]:
         """Read the parts in order, each once. The futures may hold NotRead."""
         futures = [Future[ReadPart]() for _ in parts]
         self._pending.extend(futures)
@@ -105,7 +103,7 @@ class ReaderProcess:
                 future.set_exception(NotRead(f"the reader process has ended: {error!r}"))
 
 
-def _serve(to_worker: socket.socket, read: Callable[[Part], Any], begin: Callable[[], None] | None) -> NoReturn:
+def _serve(to_worker: socket.socket, read: Callable[[Any], Any], begin: Callable[[], None] | None) -> NoReturn:
     """Until the worker is gone."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker receives the signal, too, and decides
@@ -123,7 +121,7 @@ def _serve(to_worker: socket.socket, read: Callable[[Part], Any], begin: Callabl
         os._exit(1)
 
 
-def _send(to_worker: socket.socket, read: Callable[[Part], Any], part: Part, reported_s: float) -> float:
+def _send(to_worker: socket.socket, read: Callable[[Any], Any], part: Any, reported_s: float) -> float:
     """reported_s: CPU time reported before. Returns the CPU time reported now."""
     content = BytesIO()
     packing = _Packing(content, protocol=pickle.HIGHEST_PROTOCOL)

@@ -20,7 +20,7 @@ _END = object()
 
 
 class Reader(Protocol):
-    def __call__(self, part: Part) -> Any: ...
+    def __call__(self, part: Any, /) -> Any: ...
 
     def process_key(self, part: Part) -> int:
         """Modulo the number of reader processes: which of them reads the part."""
@@ -47,7 +47,7 @@ class MapStyleReader:
     def __call__(self, part: Part) -> Any:
         if self._set_epoch is not None:
             self._set_epoch(self._order.epoch(part.iteration))
-        _seed_for(part, self._order.seed)
+        seed_for(part, self._order.seed)
         if hasattr(self._dataset, "__getitems__"):  # as torch's own fetcher does
             return self._collate(self._dataset.__getitems__(list(part.samples)))
         return self._collate([self._dataset[index] for index in part.samples])
@@ -82,7 +82,7 @@ class StreamReader:
         for window, indices in self._order.windows(part.position, part.position + len(part.samples)):
             in_window = self._samples_of(window)
             samples += [in_window[index] for index in indices]
-        _seed_for(part, self._order.seed)
+        seed_for(part, self._order.seed)
         return self._collate(samples)
 
     def process_key(self, part: Part) -> int:
@@ -151,7 +151,8 @@ class StreamReader:
         return samples
 
 
-def _seed_for(part: Part, seed: int) -> None:
+def seed_for(part: Part, seed: int) -> None:
+    """Before a part is collated, or read by index."""
     seed_generators(
         seed_of(
             seed,

@@ -142,12 +142,14 @@ def join_rendezvous(
     *,
     transfer_state: bool,
     switch_iteration: Callable[[], int] | None = None,
+    before_arrival: Callable[[RendezvousStore], None] | None = None,
     aborted: threading.Event | None = None,
 ) -> RendezvousResult:
     """Return once all workers are connected.
 
-    transfer_state: some workers hold the job's state. switch_iteration: given by workers that train. Raises PeerLost
-    if some workers do not arrive or the rendezvous is aborted; TrainingFailed if this worker is incompatible.
+    transfer_state: some workers hold the job's state. switch_iteration: given by workers that train. before_arrival:
+    tells workers that join what they need before, or prepares such a worker. Raises PeerLost if some workers do not
+    arrive or the rendezvous is aborted; TrainingFailed if this worker is incompatible.
     """
     if specification.size == 1:
         return RendezvousResult(training_group=None, transfer_group=None)
@@ -162,6 +164,8 @@ def join_rendezvous(
         abortable = RendezvousStore(store, aborted, wait_s=specification.wait_s, secret=specification.secret)
         if specification.rendezvous_rank == 0:
             abortable.set("compatibility digest", json.dumps(digest))
+        if before_arrival is not None:
+            before_arrival(abortable)
         _wait_for_all(specification, abortable)
         require_compatible(digest, json.loads(abortable.get("compatibility digest")))
         transfer_group = (

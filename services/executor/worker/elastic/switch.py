@@ -26,6 +26,7 @@ from elasticflow.services.executor.worker.elastic.rendezvous import (
     rendezvous_specification,
     switch_specification,
 )
+from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
 from elasticflow.services.executor.worker.elastic.state_transfer import StateTransfer
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import MemoryExceeded, release_memory
@@ -91,7 +92,11 @@ class GenerationSwitcher:
             if self._preparation is not None:
                 self._preparation.abort()
             self._preparation = SwitchPreparation(
-                switch_specification(present, command), self._digest, self._channel, self._switch_iteration
+                switch_specification(present, command),
+                self._digest,
+                self._channel,
+                self._switch_iteration,
+                self._tell_place if self._trainer.dataset.stream is not None else None,
             )
         if self._preparation is not None and self._preparation.failed is not None:
             raise self._preparation.failed
@@ -99,6 +104,11 @@ class GenerationSwitcher:
     def _switch_iteration(self) -> int:
         """Steps done at the switch if all workers are ready now."""
         return self._trainer.iteration + (0 if self._is_waiting else _STEPS_TO_AGREE)
+
+    def _tell_place(self, store: RendezvousStore) -> None:
+        stream = self._trainer.dataset.stream
+        assert stream is not None
+        stream.tell(store, self._trainer.iteration)
 
     @property
     def groups(self) -> Iterator[Group]:
@@ -175,8 +185,9 @@ class SwitchPreparation:
         digest: CompatibilityDigest,
         channel: Channel,
         switch_iteration: Callable[[], int],
+        before_arrival: Callable[[RendezvousStore], None] | None,
     ) -> None:
-        self._switch_iteration = switch_iteration
+        self._switch_iteration, self._before_arrival = switch_iteration, before_arrival
         self.specification = specification
         self.failed: TrainingFailed | None = None
         self._digest = digest
@@ -216,6 +227,7 @@ class SwitchPreparation:
                 store,
                 transfer_state=True,
                 switch_iteration=self._switch_iteration,
+                before_arrival=self._before_arrival,
                 aborted=self._aborted,
             )
             if self._aborted.is_set():

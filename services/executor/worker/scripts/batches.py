@@ -69,16 +69,16 @@ class Steps(_Job):
 
     @property
     def epochs_done(self) -> float:
-        return self._script.epochs.done(self._script.position)
+        """With a part of the present one, unless its length is unknown."""
+        try:
+            return self._script.epochs.done(self._script.position)
+        except TypeError:
+            return float(self.epoch)
 
     @property
     def iteration_in_epoch(self) -> int:
         """Steps of the present epoch before the present step."""
-        return self._script.position - self.iterations_of(self.epoch)
-
-    def iterations_of(self, epochs: int) -> int:
-        """Steps that begin in these epochs, from the job's first one on."""
-        return self._script.epochs.iterations(epochs)
+        return self._script.position - self._script.first_iteration_of_epoch
 
     def ends_after(self, *, max_steps: int | None = None, max_epochs: int | None = None) -> None:
         """The library's loop has this limit. Schedules are compared with it."""

@@ -5,7 +5,7 @@ receives the state of the job. Then one pass through its loop is one call of tra
 the evaluation at the job's end. It sees a world of one process, in which calls of torch.distributed have no effect.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticflow.services.executor.worker.data.dataset import recognize
+from elasticflow.services.executor.worker.data.dataset import DataSet, recognize
 from elasticflow.services.executor.worker.data.loader_settings import DataSetAttributes, LoaderSettings, settings_of
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
@@ -66,6 +66,7 @@ class ElasticScript:
         self._thread.resume(partial(prepare_thread, device))
         self._thread.resume(partial(choose_repeatable_kernels, device))
         self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer
+        self._dataset: DataSet | None = None
         self._due: list[Any] = []  # the next batch of the loop
         self._loss: torch.Tensor | None = None  # the root of the backward pass
         self._reported: dict[str, float] = {}
@@ -75,6 +76,7 @@ class ElasticScript:
         self._num_empty_loops = 0
         self._is_looped_by_library = False  # one pass through its loop is a step, not a part of one
         self.is_last_part = False  # of the present step, in this process
+        self.on_pass_end: Callable[[], None] = lambda: None  # in the script's thread, before it waits for a batch
 
     # --- as a training function ---
 
@@ -87,9 +89,9 @@ class ElasticScript:
             )
         return self._objects[1]
 
-    def enter_loop(self, iteration: int) -> None:
+    def enter_loop(self, iteration: int, dataset: DataSet) -> None:
         """With the job's state in the script's objects: run up to its first batch, or to its end."""
-        self.iteration = iteration
+        self.iteration, self._dataset = iteration, dataset
         self.is_over = isinstance(self._thread.resume(None), Returned)
 
     def init_dataset(self) -> LoaderSettings:
@@ -195,6 +197,7 @@ class ElasticScript:
             self._check_schedules()
         self._attributes.require_unchanged()
         if not self._due and not self.has_ended:
+            self.on_pass_end()
             self._thread.pause(_NEXT)
         return bool(self._due)
 
@@ -220,19 +223,27 @@ class ElasticScript:
         return self._epoch_at(self.iteration + 1) > self._epoch_at(self.iteration)
 
     def _epoch_at(self, iteration: int) -> int:
-        return self.epochs.number(iteration)
+        assert self._dataset is not None, "the loop has begun"
+        return self._dataset.epoch_at(iteration, self.global_batch_size)
+
+    @property
+    def first_iteration_of_epoch(self) -> int:
+        assert self._dataset is not None, "the loop has begun"
+        return self._dataset.first_iteration(self.position, self.global_batch_size)
 
     @property
     def epochs(self) -> Epochs:
-        """Of the job's data."""
-        assert self._epochs is not None, "the script has not called elastic() yet"
+        """Of the job's data. Raises TypeError, as torch does, for a data set without a length."""
+        if self._epochs is None:
+            len(self._objects[0].dataset)
+        assert self._epochs is not None, "a data set with a length has epochs"
         return self._epochs
 
-    def epochs_of(self, loader: Any) -> Epochs:
+    def epochs_of(self, loader: Any) -> Epochs | None:
         """Those that the loader's data would have. For a library that plans before it trains."""
         return self._epochs_of(settings_of(loader, self._seed))
 
-    def _epochs_of(self, settings: LoaderSettings) -> Epochs:
+    def _epochs_of(self, settings: LoaderSettings) -> Epochs | None:
         return recognize(settings).epochs(self.global_batch_size)
 
     def report(self, metrics: Mapping[str, float]) -> None:

@@ -8,9 +8,12 @@ from torch import nn
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import Order
-from elasticflow.services.executor.worker.data.sample_readers import reader_of
+from elasticflow.services.executor.worker.data.sample_readers import Reader, reader_of
+from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader
+from elasticflow.services.executor.worker.data.streams import StreamOrder
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
@@ -20,7 +23,7 @@ from elasticflow.services.executor.worker.steps.user_code_checks import (
     require_optimizer,
     require_stateful,
 )
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +34,29 @@ class JobObjects:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     additional: AdditionalState
+    carried: CarriedGradients
     sharded: ShardedOptimizer | None  # None: each worker has all of the optimizer's state
     dataset: DataSet
-    order: Order
+    order: Order | StreamOrder
 
     def read_ahead(self, device: torch.device, cpu_throttle: CpuThrottle, *, num_processes: int) -> ReadAhead:
+        if self.dataset.stream is not None:
+            num_processes = min(num_processes, 1)  # each would read all of it
         return ReadAhead(
-            reader_of(self.dataset, self.order, self.function.collate),
+            self._reader(),
             self.order,
+            stream=self.dataset.stream,
             num_processes=num_processes,
             device=device,
             cpu_throttle=cpu_throttle,
             begin_reading=self.dataset.begin_reading,
         )
+
+    def _reader(self) -> Reader:
+        if not isinstance(self.order, StreamOrder):
+            return reader_of(self.dataset, self.order, self.function.collate)
+        assert self.dataset.stream is not None, "it has such an order"
+        return UnsizedReader(self.dataset.stream.iterable, self.order, self.function.collate)
 
 
 def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
@@ -54,7 +67,10 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
         model = require_model(function.init_model()).to(device)
         dataset = recognize(function.init_dataset())
         optimizer = require_optimizer(function.init_optimizer(model))
-        additional = AdditionalState(require_stateful(function.stateful()), optimizer)
+        is_script = spec.entry == SCRIPT
+        additional = AdditionalState(
+            require_stateful(function.stateful()), optimizer, job=None if is_script else function
+        )
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)
     return JobObjects(
@@ -62,6 +78,7 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
         model=model,
         optimizer=optimizer,
         additional=additional,
+        carried=CarriedGradients(model, optimizer, sees_backward=function.reproducible == "bitwise"),
         sharded=sharded,
         dataset=dataset,
         order=order,

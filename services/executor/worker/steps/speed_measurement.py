@@ -33,6 +33,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
     if run_first_step_twice(trainer, stop=channel.stop_requested):  # also the warm-up
         return None
     trainer.check_state()
+    trainer.read_ahead.require_same_samples()
     step_s = _median_step_s(trainer, channel)
     one_virtual_node_s = _step_s_of_one_virtual_node(trainer, channel) if assignment.measures_step_times else None
     trainer.members.leave()
@@ -43,9 +44,10 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
     if assignment.measures_step_times and assignment.world_size == 1:
         until_s = began_s + assignment.timeouts.profiling_timeout_s / 4
         single_gpu = _step_times(trainer, channel, step_s, until_s)
+    epochs = trainer.dataset.epochs(trainer.spec.global_batch_size)
     return Profiled(
         iterations_per_s=1 / step_s,
-        dataset_size=trainer.dataset.epochs(trainer.spec.global_batch_size).size,
+        dataset_size=None if epochs is None else epochs.size,
         single_gpu=single_gpu,
         one_virtual_node_s=one_virtual_node_s,
     )

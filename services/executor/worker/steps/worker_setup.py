@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from elasticflow.services.executor.worker.data.dataset import DataSet
+from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
+from elasticflow.services.executor.worker.data.streams import Stream, StreamPlace
 from elasticflow.services.executor.worker.elastic.compatibility_digest import compatibility_digest
 from elasticflow.services.executor.worker.elastic.release import release_later
 from elasticflow.services.executor.worker.elastic.rendezvous import (
@@ -15,6 +17,7 @@ from elasticflow.services.executor.worker.elastic.rendezvous import (
     open_rendezvous,
     rendezvous_specification,
 )
+from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
 from elasticflow.services.executor.worker.elastic.state_transfer import (
     NO_STATE,
     StateTransfer,
@@ -36,6 +39,7 @@ from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
 from elasticflow.services.executor.worker.steps.dry_step import dry_step_pays, run_dry_step
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
+from elasticflow.services.executor.worker.steps.job_state import load_volatile_buffers
 from elasticflow.services.executor.worker.steps.redistribution import redistribute
 from elasticflow.services.executor.worker.steps.restored_state import restored_state
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
@@ -101,7 +105,17 @@ def set_up(
     if assignment.rendezvous_size > 0 and dry_step_pays(objects, device):
         computed = virtual_nodes.computed_by(assignment.rank, assignment.world_size)
         run_dry_step(objects, virtual_nodes, computed, device, spec.seed)
-    result = join_rendezvous(specification, digest, channel, store, transfer_state=assignment.rendezvous_size > 0)
+    joins = assignment.rendezvous_size > 0
+    result = join_rendezvous(
+        specification,
+        digest,
+        channel,
+        store,
+        transfer_state=joins,
+        before_arrival=partial(_approach_stream, dataset.stream, read_ahead, telemetry)
+        if joins and dataset.stream is not None
+        else None,
+    )
     members = GenerationMembers(result.training_group, virtual_nodes)
     if objects.sharded is not None:
         objects.sharded.own(members.group)
@@ -124,13 +138,18 @@ def set_up(
         release_later(result.transfer_group)
     state = transfer.state if transfer else restored_state(assignment, members, model_tensors(model), objects.sharded)
     _check_data(dataset, state)
+    objects.carried.load(state.get("gradients", {}))
     if "model" in state:
         for name, each in stateful.items():
             if name in state:  # a part of a sharded state has arrived by itself
                 each.load_state_dict(state[name])
+        load_volatile_buffers(model, state.get("buffers", {}))
+        objects.additional.set_numbers(state.get("attributes", {}))
+    if dataset.stream is not None and "stream" in state:
+        _come_to(dataset.stream.resume(state["stream"]), read_ahead, telemetry)
     if isinstance(function, ElasticScript):
         with in_users_code("before its first batch"):
-            function.enter_loop(state["iteration"])
+            function.enter_loop(state["iteration"], dataset)
     if function.reproducible == "bitwise":  # whatever the user's code has set
         choose_repeatable_kernels(device)
     trainer = Trainer(
@@ -139,6 +158,7 @@ def set_up(
         model=model,
         optimizer=optimizer,
         additional=objects.additional,
+        carried=objects.carried,
         sharded=objects.sharded,
         stateful=stateful,
         dataset=dataset,
@@ -171,6 +191,7 @@ def worker_engine(
     if function.reproducible == "fast" and not members.virtual_nodes.are_cut:
         return FastSteps(
             model,
+            carried=objects.carried,
             members=members,
             device=device,
             job_seed=assignment.spec.seed,
@@ -178,7 +199,7 @@ def worker_engine(
             cpu_throttle=cpu_throttle,
             stopwatch=stopwatch,
         )
-    return BitwiseSteps(
+    steps = BitwiseSteps(
         model,
         objects.optimizer,
         members=members,
@@ -189,7 +210,11 @@ def worker_engine(
         if isinstance(function, ElasticScript)
         else partial(LockstepScheduler, on_start=partial(prepare_thread, device)),
         additional=objects.additional,
+        carried=objects.carried,
     )
+    if isinstance(function, ElasticScript):
+        function.on_pass_end = steps.end_watching
+    return steps
 
 
 def _check_world_size(world_size: int, spec: JobSpec) -> None:
@@ -198,6 +223,16 @@ def _check_world_size(world_size: int, spec: JobSpec) -> None:
             f"{world_size} workers cannot share a global batch of {spec.global_batch_size} samples: "
             "increase global_batch_size or request fewer GPUs"
         )
+
+
+def _approach_stream(stream: Stream, read_ahead: ReadAhead, telemetry: Telemetry, store: RendezvousStore) -> None:
+    """Before this worker joins others, which train meanwhile."""
+    _come_to(stream.told(store), read_ahead, telemetry)
+
+
+def _come_to(place: StreamPlace, read_ahead: ReadAhead, telemetry: Telemetry) -> None:
+    with in_users_code("on the way to its place in the data"):
+        read_ahead.begin_at(place, telemetry.progressed)
 
 
 def _check_data(dataset: DataSet, state: Mapping[str, Any]) -> None:

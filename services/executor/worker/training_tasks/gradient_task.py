@@ -67,6 +67,11 @@ class VirtualNodeTrainer:
         self._function = function = load_training_function(spec, code_path)
         self._virtual_nodes = virtual_nodes_of(function, spec, 1, micro_batch_size)
         self._objects = make_job_objects(function, spec, device)
+        if self._objects.dataset.stream is not None:
+            raise TrainingFailed(
+                "a data set without a length cannot be read in tasks, each of which reads any part of it: give it a "
+                "length, or submit the job instead"
+            )
         self._cpu_throttle, self._stopwatch = CpuThrottle(1.0), Stopwatch(device)
         self._read_ahead = self._objects.read_ahead(device, self._cpu_throttle, num_processes=0)
         choose_repeatable_kernels(device)
@@ -90,6 +95,7 @@ class VirtualNodeTrainer:
         steps = VirtualNodeSteps(
             self._objects.model,
             self._objects.optimizer,
+            carried=self._objects.carried,
             members=GenerationMembers(None, self._virtual_nodes),
             computed=micro_batches,
             job_seed=self._spec.seed,
