@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from elasticflow.services.executor.worker.data.dataset import recognize
+from elasticflow.services.executor.worker.data.loader_settings import settings_of
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader, checksum_of
 from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder
@@ -236,7 +237,7 @@ def test_a_stream_without_a_batch_is_named(size, error):
         Worker(Lines(size), batch=4).read(0)
 
 
-class Endless:
+class Endless(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         while True:
             yield 1
@@ -249,7 +250,9 @@ class OnlyByIndex:
 
 def test_what_is_a_stream():
     assert recognize(Lines(3)).stream is not None
-    assert recognize(Endless()).num_samples is None
+    assert recognize(Endless()).epochs(8) is None
+    with pytest.raises(TrainingFailed, match="drop_last: the data set has no length"):
+        recognize(settings_of(DataLoader(Endless(), batch_size=2, drop_last=True), seed=0))
     for other in (iter(range(3)), (number for number in range(3)), OnlyByIndex()):
         with pytest.raises(TrainingFailed, match="whose __iter__ begins anew in each call"):
             recognize(other)
