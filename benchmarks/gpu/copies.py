@@ -120,10 +120,10 @@ async def _warm(device: Device, num_starts: int) -> Measured:
         )
         await launcher.start()
         try:
+            await asyncio.sleep(_WARM_UP_S[device])
+            used["idle_bytes"] = _used_bytes(device) - before
             for number in range(num_starts):
                 for kind, slot in (("warm", number), ("cold", _NUM_SLOTS)):  # the last slot has no warm worker
-                    await asyncio.sleep(_WARM_UP_S[device])
-                    used.setdefault("idle_bytes", _used_bytes(device) - before)
                     assignment = _assignment(f"{kind}-{number}", Path(folder), device, slot)
                     began_s = time.monotonic()
                     worker = await launcher.launch(assignment)

@@ -35,12 +35,13 @@ class Ended:
 
 @dataclass(slots=True)
 class Running:
-    """A started part. limit_s: after which it is stopped."""
+    """A started part. limit_s: after which it is stopped. leave_s: that its processes may outlive its first one."""
 
     process: subprocess.Popen[bytes]
     mark: str
     began_s: float
     limit_s: float
+    leave_s: float = 15.0
 
     def wait(self) -> Ended:
         """Return once nothing of it runs."""
@@ -50,10 +51,17 @@ class Running:
             problem = f"it ended with {code}" if code else ""
         except subprocess.TimeoutExpired:
             problem = f"stopped after {self.limit_s:.0f} s"
-        left = 0 if problem else len(marked(self.mark))
+        left = 0 if problem else len(self._left_behind())
         if survivors := self.end():
             problem = f"{problem} and SIGKILL does not end {survivors}: restart the machine".removeprefix(" and ")
         return Ended(time.monotonic() - self.began_s, problem, left)
+
+    def _left_behind(self) -> list[psutil.Process]:
+        """Helpers of multiprocessing end by themselves soon after the process that they served."""
+        give_up_s = time.monotonic() + self.leave_s
+        while (left := marked(self.mark)) and time.monotonic() < give_up_s:
+            time.sleep(_POLL_S)
+        return left
 
     def end(self) -> list[int]:
         """Stop all its processes: SIGTERM to its group, then SIGKILL to the group and to each with the mark.

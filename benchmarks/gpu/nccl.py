@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from benchmarks.engine.device import Device
-from benchmarks.gpu.ranks import Rank, Ranks, free_bytes, synchronize
+from benchmarks.gpu.ranks import Rank, Ranks, at_once, free_bytes, synchronize
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
@@ -22,14 +22,20 @@ _ABSENT_S = 8.0  # the time-out of a set-up
 _BEFORE, _AFTER = 20, 10  # steps before and after a set-up beside them
 _TOGETHER_S = 45.0  # for a set-up beside steps, which gives up after 30
 _MIB = 1 << 20
-_WITHIN_S = 80.0  # for one experiment
+_WITHIN_S = 60.0  # for one experiment
 
 
 def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     size = {"side": 64.0, "mebibytes": 4.0} if quick else {"side": 4096.0, "mebibytes": 256.0}
-    note(beside=measure_beside(device, **size))
-    note(killed=measure_killed(device, mebibytes=size["mebibytes"], watch_s=0.0))
-    note(absent=measure_absent(device, timeout_s=0.5 if quick else _ABSENT_S))
+
+    def busy() -> None:
+        note(beside=measure_beside(device, **size))
+        note(killed=measure_killed(device, mebibytes=size["mebibytes"], watch_s=0.0))
+
+    def waiting() -> None:
+        note(absent=measure_absent(device, timeout_s=0.5 if quick else _ABSENT_S))
+
+    at_once(busy, waiting)
 
 
 def measure_beside(device: Device, **settings: float) -> Measured:

@@ -29,16 +29,11 @@ def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     watch_s, late_s = (1.0, 0.5) if quick else (_WATCH_S, _LATE_S)
     mebibytes = 4.0 if quick else 64.0
 
-    def late() -> Measured:
-        note(late=(measured := measure_late(device, late_s=late_s)))
-        return measured
-
-    survivors, by_torch, _ = at_once(
-        lambda: measure_killed(device, mebibytes=mebibytes, watch_s=watch_s),
-        lambda: measure_torch(device, watch_s=watch_s),
-        late,
+    at_once(
+        lambda: note(late=measure_late(device, late_s=late_s)),
+        lambda: note(survivors=measure_killed(device, mebibytes=mebibytes, watch_s=watch_s)),
+        lambda: note(torch=measure_torch(device, watch_s=watch_s)),
     )
-    note(survivors=survivors, torch=by_torch)
 
 
 def measure_late(device: Device, *, late_s: float) -> Measured:
@@ -98,9 +93,10 @@ def _of_torch(rank: Rank) -> Measured:
 
 def rows(measured: Measured) -> Iterable[Row]:
     if survivors := measured.get("survivors"):
-        code = measured["torch"]["exit_code"]
-        row = killed_row(f"survivors, {survivors.get('watched_s', 0.0):.0f} s after a SIGKILL in a transfer", survivors)
-        yield row._replace(beside=f"torch's own group: {'lives' if not code else f'ends with {code}'}")
+        yield killed_row(f"survivors, {survivors.get('watched_s', 0.0):.0f} s after a SIGKILL in a transfer", survivors)
+    if by_torch := measured.get("torch"):
+        code = by_torch["exit_code"]
+        yield Row("for comparison, a survivor of torch's own group", "lives" if not code else f"ends with {code}")
     if late := measured.get("late"):
         right = "right" if late["is_right"] else f"WRONG, {late['exit_codes']} {' '.join(late['errors'])}"
         yield Row(f"a sum for which a peer is {late['late_s']:g} s late after a switch", right, "right")

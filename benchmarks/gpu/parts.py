@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,7 +50,7 @@ class Part:
 
 PARTS: Mapping[PartName, Part] = {
     PartName.HOST: Part("host", 20),
-    PartName.NCCL: Part("nccl", 80),
+    PartName.NCCL: Part("nccl", 70),
     PartName.NCCL_WATCH: Part("nccl_watch", 110, is_beside=True),
     PartName.HASHES: Part("hashes", 100),
     PartName.POOL: Part("pool", 75),
@@ -69,17 +70,19 @@ class Notes:
     def __init__(self, module: str, out: Path) -> None:
         self._module, self._out = importlib.import_module(f"benchmarks.gpu.{module}"), out
         self._measured: Measured = {}
+        self._writing = threading.Lock()
 
     def measure(self, device: Device, *, quick: bool) -> None:
         self._module.measure(device, quick=quick, note=self.note)
 
     def note(self, **numbers: object) -> None:
-        """Add numbers; each call writes the file."""
-        self._measured |= numbers
-        written = {"measured": self._measured, "rows": list(self._module.rows(self._measured))}
-        beside = self._out.with_suffix(".new")
-        beside.write_text(json.dumps(written))
-        os.replace(beside, self._out)
+        """Add numbers; each call writes the file. Callable from any thread."""
+        with self._writing:
+            self._measured |= numbers
+            written = {"measured": self._measured, "rows": list(self._module.rows(self._measured))}
+            beside = self._out.with_suffix(".new")
+            beside.write_text(json.dumps(written))
+            os.replace(beside, self._out)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ _CONNECT_S = 60.0
 _SHARED_GPU: Mapping[str, str] = {
     "NCCL_NET": "Socket",
     "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MNNVL_ENABLE": "0",
     "NCCL_MAX_CTAS": "2",  # the kernels of all ranks wait for each other on one GPU
 }
 _POLL_S = 0.01
@@ -171,7 +172,8 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
-def at_once(*acts: Callable[[], Measured]) -> list[Measured]:
-    """What several experiments measured, each in a thread."""
+def at_once(*acts: Callable[[], None]) -> None:
+    """Several experiments, each in a thread."""
     with ThreadPoolExecutor(len(acts)) as threads:
-        return [future.result() for future in [threads.submit(act) for act in acts]]
+        for future in [threads.submit(act) for act in acts]:
+            future.result()

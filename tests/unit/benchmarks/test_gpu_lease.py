@@ -50,6 +50,7 @@ def test_a_part_that_hangs_ends_with_what_it_started_in_another_session(lease: L
 
 def test_a_part_that_leaves_a_process_behind_says_so(lease: Lease, tmp_path: Path) -> None:
     running = lease.start("leaves", part(tmp_path), needs_s=PATIENCE_S)
+    running.leave_s = 0.0
     ended = running.wait()
     assert (ended.problem, ended.left_behind) == ("", 1)
     assert not marked(running.mark)
