@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from benchmarks.engine.device import Device
-from benchmarks.gpu.ranks import Rank, Ranks, at_once, free_bytes, synchronize
+from benchmarks.gpu.ranks import Rank, Ranks, at_once, failures, free_bytes, synchronize
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
@@ -41,7 +41,7 @@ def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
 def measure_beside(device: Device, **settings: float) -> Measured:
     """A group of three works while a group of four connects. Of rank 0, and the exit codes of all."""
     of_ranks = Ranks(_beside, 4, device, **settings).results(_WITHIN_S)
-    return {**of_ranks[0], "exit_codes": [each["exit_code"] for each in of_ranks]}
+    return {**of_ranks[0], **failures(of_ranks)}
 
 
 def _beside(rank: Rank) -> Measured:
@@ -112,14 +112,15 @@ def _is_right(rank: Rank, group: groups.Group) -> bool:
     return bool((ones == group.size).all())
 
 
-def measure_killed(device: Device, *, mebibytes: float, watch_s: float) -> Measured:
+def measure_killed(device: Device, *, watch_s: float, **settings: float) -> Measured:
     """A rank of three gets SIGKILL within a transfer; the others go on as two, and are watched. Of rank 0.
 
     noticed_s: from the kill until NCCL says so by itself; None if the engine's report of the loss came first. abort_s:
     of that. freed_s: until the waiting thread is free.
     """
-    ranks = Ranks(_killed, 3, device, mebibytes=mebibytes, watch_s=watch_s)
-    ranks.await_word("transferring")
+    ranks = Ranks(_killed, 3, device, watch_s=watch_s, **settings)
+    if not ranks.hears("transferring"):
+        return failures(ranks.results(0.0))
     killed_s = ranks.kill(_LOSER)
     time.sleep(_KNOWN_AFTER_S)
     ranks.tell("lost")
@@ -127,7 +128,7 @@ def measure_killed(device: Device, *, mebibytes: float, watch_s: float) -> Measu
     survivor = of_ranks[0]
     if "failed_at_s" in survivor:
         survivor["failed_s"] = survivor.pop("failed_at_s") - killed_s
-    return {**survivor, "exit_codes": [each["exit_code"] for each in of_ranks]}
+    return {**survivor, **failures(of_ranks)}
 
 
 def _killed(rank: Rank) -> Measured:
@@ -178,7 +179,7 @@ def _killed(rank: Rank) -> Measured:
 def measure_absent(device: Device, *, timeout_s: float) -> Measured:
     """A rank that never arrives in NCCL's set-up. Of the other one: does it live, and how long did it wait?"""
     of_ranks = Ranks(_absent, 2, device, timeout_s=timeout_s).results(_WITHIN_S)
-    return {**of_ranks[0], "exit_codes": [each["exit_code"] for each in of_ranks]}
+    return {**of_ranks[0], **failures(of_ranks)}
 
 
 def _absent(rank: Rank) -> Measured:
@@ -209,7 +210,7 @@ def rows(measured: Measured) -> Iterable[Row]:
         yield killed_row("SIGKILL in a transfer of three ranks", killed)
     if absent := measured.get("absent"):
         lives = "lives" if absent.get("computes") else f"ended with {absent['exit_codes'][0]}"
-        after = f"after {absent['given_up_s']:.1f} s" if "given_up_s" in absent else absent.get("error", "")
+        after = f"after {absent['given_up_s']:.1f} s" if "given_up_s" in absent else "; ".join(absent["errors"])
         yield Row("a rank whose peer never arrives in NCCL's set-up", lives, "lives", after)
 
 
@@ -240,4 +241,4 @@ def killed_row(what: str, killed: Measured) -> Row:
 
 def _fate(measured: Measured) -> str:
     """Of ranks without numbers."""
-    return f"{measured.get('error', 'no result')}, exit codes {measured['exit_codes']}"
+    return f"{'; '.join(measured['errors']) or 'no result'}, exit codes {measured['exit_codes']}"

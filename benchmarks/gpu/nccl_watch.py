@@ -1,7 +1,8 @@
 """What NCCL does to survivors in the minutes after a loss, beside other parts: torch's own threads act late.
 
-torch waits 60 s before it ends a process whose NCCL has failed, and 15 s more for a dump; so survivors are watched for
-75 s. After a switch without a stop a peer may be late, by a compilation for example.
+After a collective's time-out torch's watchdog sleeps for 60 s, which it leaves for a dump, before it ends the process.
+So survivors are watched for longer than both together. After a switch without a stop a peer may be late, by a
+compilation for example.
 """
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # (torch.distributed has no public way to ask for a default group's backend)
@@ -15,23 +16,23 @@ import torch.distributed as dist
 
 from benchmarks.engine.device import Device
 from benchmarks.gpu.nccl import killed_row, measure_killed
-from benchmarks.gpu.ranks import Rank, Ranks, at_once
+from benchmarks.gpu.ranks import Rank, Ranks, at_once, failures
 from benchmarks.report import Measured, Row
 
 _WATCH_S = 75.0
 _LATE_S = 40.0  # more than a group that connects beside another one waits for its set-up
-_TIMEOUT_S = 5.0  # of torch's own group
-_WITHIN_S = 25.0  # beyond a watch, for starts and set-ups
+_TIMEOUT_S = 12.0  # of a collective, on a GPU
+_WITHIN_S = 30.0  # beyond a watch, for starts and set-ups
 _LOSER = 1
 
 
 def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     watch_s, late_s = (1.0, 0.5) if quick else (_WATCH_S, _LATE_S)
-    mebibytes = 4.0 if quick else 64.0
+    killed = {"mebibytes": 4.0} if quick else {"mebibytes": 64.0, "group_timeout_s": _TIMEOUT_S}
 
     at_once(
         lambda: note(late=measure_late(device, late_s=late_s)),
-        lambda: note(survivors=measure_killed(device, mebibytes=mebibytes, watch_s=watch_s)),
+        lambda: note(survivors=measure_killed(device, watch_s=watch_s, **killed)),
         lambda: note(torch=measure_torch(device, watch_s=watch_s)),
     )
 
@@ -42,8 +43,7 @@ def measure_late(device: Device, *, late_s: float) -> Measured:
     return {
         "late_s": late_s,
         "is_right": all(each.get("is_right", False) for each in of_ranks),
-        "exit_codes": [each["exit_code"] for each in of_ranks],
-        "errors": [each.get("error", "") for each in of_ranks],
+        **failures(of_ranks),
     }
 
 
@@ -65,8 +65,8 @@ def _late(rank: Rank) -> Measured:
 def measure_torch(device: Device, *, watch_s: float) -> Measured:
     """For comparison, the exit code of a survivor of torch's own group; None: it lived as long as it was watched."""
     ranks = Ranks(_of_torch, 2, device, watch_s=watch_s)
-    ranks.await_word("summing")
-    ranks.kill(_LOSER)
+    if ranks.hears("summing"):
+        ranks.kill(_LOSER)
     return {"exit_code": ranks.results(watch_s + _WITHIN_S)[0]["exit_code"]}
 
 
@@ -98,5 +98,5 @@ def rows(measured: Measured) -> Iterable[Row]:
         code = by_torch["exit_code"]
         yield Row("for comparison, a survivor of torch's own group", "lives" if not code else f"ends with {code}")
     if late := measured.get("late"):
-        right = "right" if late["is_right"] else f"WRONG, {late['exit_codes']} {' '.join(late['errors'])}"
+        right = "right" if late["is_right"] else f"WRONG, {late['exit_codes']} {'; '.join(late['errors'])}"
         yield Row(f"a sum for which a peer is {late['late_s']:g} s late after a switch", right, "right")

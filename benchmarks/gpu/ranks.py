@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,7 +45,10 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """This process. store: of all ranks and of the process that started them."""
+    """This process. store: of all ranks and of the process that started them.
+
+    settings: of the experiment, among them group_timeout_s: of the collectives of its groups.
+    """
 
     number: int
     size: int
@@ -63,7 +66,7 @@ class Rank:
             rank=self.number if rank is None else rank,
             size=size or self.size,
             device=self.device,
-            timeout_s=_CONNECT_S,
+            timeout_s=self.settings.get("group_timeout_s", _CONNECT_S),
             may_connect_later=may_connect_later,
         )
 
@@ -107,12 +110,15 @@ class Ranks:
         for process in self._processes:
             process.start()
 
-    def await_word(self, key: str) -> None:
-        """Of any rank. Raises AssertionError if one has ended before."""
+    def hears(self, key: str) -> bool:
+        """Whether a rank says so before one of them fails, and in time."""
+        give_up_s = time.monotonic() + _CONNECT_S
         while not self.store.check([key]):
-            ended = [number for number, process in enumerate(self._processes) if process.exitcode not in (None, 0)]
-            assert not ended, f"rank {ended[0]} ended before {key}"
+            has_failed = any(process.exitcode for process in self._processes)
+            if has_failed or time.monotonic() > give_up_s:
+                return False
             time.sleep(_POLL_S)
+        return True
 
     def tell(self, key: str) -> None:
         self.store.set(key, "")
@@ -161,6 +167,14 @@ def _run(act: Act, number: int, size: int, device: Device, port: int, settings: 
     os.replace(written, Path(folder) / str(number))
     sys.stderr.flush()
     os._exit(code)  # with all threads of all groups, at once
+
+
+def failures(of_ranks: Sequence[Measured]) -> Measured:
+    """exit_codes and errors of all ranks; a rank's error tells more than its peers'."""
+    return {
+        "exit_codes": [each["exit_code"] for each in of_ranks],
+        "errors": [f"rank {number}: {each['error']}" for number, each in enumerate(of_ranks) if "error" in each],
+    }
 
 
 def synchronize(device: torch.device) -> None:
