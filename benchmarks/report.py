@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 Measured = dict[str, Any]
-_TABLE_WIDTH = 140
+TABLE_WIDTH = 140
 
 
 class Row(NamedTuple):
@@ -38,15 +38,15 @@ def report(title: str, result: Measured, rows_of: Mapping[str, RowsOf], *, as_js
     if out:
         out.write_text(text + "\n")
     if not as_json:
-        Console(width=_TABLE_WIDTH).print(_table(title, result, rows_of))
+        Console(width=TABLE_WIDTH).print(table(title, result, rows_of))
     print(text)
 
 
-def _table(title: str, result: Measured, rows_of: Mapping[str, RowsOf]) -> Table:
-    table = Table(title=f"{title}, {result['machine']}")
+def table(title: str, result: Measured, rows_of: Mapping[str, RowsOf]) -> Table:
+    drawn = Table(title=f"{title}, {result['machine']}")
     for column in ("what", "measured", "goal", "beside it, in the same run"):
-        table.add_column(column)
+        drawn.add_column(column)
     for name in filter(result.__contains__, rows_of):
         for row in rows_of[name](result[name]):
-            table.add_row(*row)
-    return table
+            drawn.add_row(*row)
+    return drawn

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.engine.models import BitwiseOfEight, Decoder, Fast, Trained
+from benchmarks.engine.models import (
+    BitwiseOfEight,
+    BitwiseOfFour,
+    BitwiseOfOne,
+    BitwiseOfTwo,
+    Decoder,
+    Fast,
+    Trained,
+)
 from elasticflow import Scalar
 
 _NUM_SAMPLES = 256
@@ -17,8 +25,8 @@ _NUM_CLASSES = 1000
 _WIDTH_AND_SIDE_OF = {1: (16, 32), 25: (64, 224)}  # of the first stage in channels, of an image in pixels; by millions
 _BLOCKS = (3, 4, 6, 3)
 _EXPANSION = 4
-_GPT_OF = {1: (2, 128, 64), 124: (12, 768, 1024)}  # depth, width and tokens of a sample, by millions of parameters
-_VOCABULARY = 50_304
+# depth, width, tokens of a sample and vocabulary, by millions of parameters
+_GPT_OF = {1: (2, 128, 64, 2048), 124: (12, 768, 1024, 50_304)}
 
 
 class _InBfloat16(Trained):
@@ -51,15 +59,15 @@ class Gpt2(_InBfloat16):
     hyperparameters: Mapping[str, Scalar] = {"million_parameters": 124}
 
     def init_model(self) -> nn.Module:
-        depth, width, tokens = _GPT_OF[self.million_parameters]
-        model = Decoder(depth, width, vocabulary=_VOCABULARY, num_tokens=tokens)
+        depth, width, tokens, vocabulary = _GPT_OF[self.million_parameters]
+        model = Decoder(depth, width, vocabulary=vocabulary, num_tokens=tokens)
         model.head.weight = model.tokens.weight
         return model
 
     def init_dataset(self) -> TensorDataset:
-        tokens = _GPT_OF[self.million_parameters][2]
+        _, _, tokens, vocabulary = _GPT_OF[self.million_parameters]
         chance = torch.Generator().manual_seed(0)
-        text = torch.randint(_VOCABULARY, (_NUM_SAMPLES, tokens + 1), generator=chance)
+        text = torch.randint(vocabulary, (_NUM_SAMPLES, tokens + 1), generator=chance)
         return TensorDataset(text[:, :-1], text[:, 1:])
 
 
@@ -101,17 +109,47 @@ def residual_network(width: int) -> nn.Module:
 class FastResNet50(Fast, ResNet50): ...
 
 
+class ResNet50OfOne(BitwiseOfOne, ResNet50): ...
+
+
+class ResNet50OfTwo(BitwiseOfTwo, ResNet50): ...
+
+
+class ResNet50OfFour(BitwiseOfFour, ResNet50): ...
+
+
 class ResNet50OfEight(BitwiseOfEight, ResNet50): ...
 
 
 class FastGpt2(Fast, Gpt2): ...
 
 
+class Gpt2OfOne(BitwiseOfOne, Gpt2): ...
+
+
+class Gpt2OfTwo(BitwiseOfTwo, Gpt2): ...
+
+
+class Gpt2OfFour(BitwiseOfFour, Gpt2): ...
+
+
 class Gpt2OfEight(BitwiseOfEight, Gpt2): ...
 
 
 LARGE_MODES: Mapping[str, Mapping[str, type[Trained]]] = {
-    "resnet50": {"fast": FastResNet50, "bitwise_8": ResNet50OfEight},
-    "gpt2": {"fast": FastGpt2, "bitwise_8": Gpt2OfEight},
+    "resnet50": {
+        "fast": FastResNet50,
+        "bitwise_1": ResNet50OfOne,
+        "bitwise_2": ResNet50OfTwo,
+        "bitwise_4": ResNet50OfFour,
+        "bitwise_8": ResNet50OfEight,
+    },
+    "gpt2": {
+        "fast": FastGpt2,
+        "bitwise_1": Gpt2OfOne,
+        "bitwise_2": Gpt2OfTwo,
+        "bitwise_4": Gpt2OfFour,
+        "bitwise_8": Gpt2OfEight,
+    },
 }
 LARGE_PLAIN: Mapping[str, type[Trained]] = {"resnet50": ResNet50, "gpt2": Gpt2}

@@ -110,6 +110,14 @@ class Fast:
     reproducible: ClassVar[Literal["bitwise", "fast"]] = "fast"
 
 
+class BitwiseOfOne:
+    virtual_nodes: ClassVar[int] = 1
+
+
+class BitwiseOfTwo:
+    virtual_nodes: ClassVar[int] = 2
+
+
 class BitwiseOfFour:
     virtual_nodes: ClassVar[int] = 4
 

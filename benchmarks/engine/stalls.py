@@ -36,22 +36,21 @@ async def measure_stalls(million_parameters: int, *, rounds: int, device: Device
     alone: list[Step] = []
     beside: list[Step] = []
     async with stage(device) as there:
-        without_s, with_s = await _ten_steps(there, million_parameters, rounds)
+        stall = await measure_checkpoint_stall(there, million_parameters, rounds)
         for turn in range(rounds):
             before, meanwhile = await _steps_of_a_staying_worker(there, f"join-{turn}", million_parameters)
             alone += before
             beside += meanwhile
     return {
         "million_parameters": million_parameters,
-        "step_s": statistics.median(without_s) / _STEPS_OF_A_CHECKPOINT,
-        "stall_s": statistics.median(b - a for a, b in zip(without_s, with_s, strict=True)),
+        **stall,
         "staying_speed": mean_s(alone) / mean_s(beside) if beside else None,
         "rounds": rounds,
     }
 
 
-async def _ten_steps(there: Stage, million_parameters: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds, on two workers, without a checkpoint and with one, alternating, so that other load affects both."""
+async def measure_checkpoint_stall(there: Stage, million_parameters: int, rounds: int) -> Row:
+    """step_s and stall_s, on two workers. Steps without a checkpoint alternate with others: other load affects both."""
     with tempfile.TemporaryDirectory() as notes:
         spec = timed_spec(Path(notes), million_parameters=million_parameters, step_s=2 * _STEP_S)
         crew = there.crew("stalls", spec, checkpoint_every_s=1e6)
@@ -73,7 +72,10 @@ async def _ten_steps(there: Stage, million_parameters: int, rounds: int) -> tupl
     without_s, with_s = (
         [sum(taken[first : first + _STEPS_OF_A_CHECKPOINT]) for first in turns] for turns in zip(*firsts, strict=True)
     )
-    return without_s, with_s
+    return {
+        "step_s": statistics.median(without_s) / _STEPS_OF_A_CHECKPOINT,
+        "stall_s": statistics.median(b - a for a, b in zip(without_s, with_s, strict=True)),
+    }
 
 
 async def _steps_of_a_staying_worker(

@@ -1,8 +1,11 @@
 """The cost of a training step: this engine in its modes beside plain PyTorch DDP.
 
-Each worker process holds a job of every mode and runs their steps alternately, so that other load affects all of them,
-and all reuse freed memory alike. A mode's cost is the median, over the rounds, of its step divided by plain DDP's step
-of the same round: once in wall time, once in CPU time, which other programs disturb less.
+On CPU slots each worker process holds a job of every mode and runs their steps alternately, so that other load affects
+all of them, and all reuse freed memory alike. A mode's cost is the median, over the rounds, of its step divided by
+plain DDP's step of the same round: once in wall time, once in CPU time, which other programs disturb less.
+
+On a GPU each mode has a process of its own, one after another: a bitwise mode chooses deterministic kernels for all of
+its process, also for a plain step.
 """
 # pyright: reportPrivateImportUsage=false
 # (torch documents its stores and its spawn, but does not export them by the letter)
@@ -24,6 +27,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.engine.device import Device, device_fields
 from benchmarks.engine.large_models import LARGE_MODES, LARGE_PLAIN
@@ -37,7 +41,8 @@ from elasticflow.shared.messages.worker_protocol.frames import FrameReader, enco
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker, RendezvousListening
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous
 
-_WARM_UP_ROUNDS = 1
+_WARM_UP_ROUNDS = {Device.CPU: 1, Device.CUDA: 3}  # a GPU's libraries and its allocator choose in the first steps
+PLAIN_MODE = "plain"
 _ALL_MODES = ("fast", "bitwise_4", "bitwise_8")
 # (model, million parameters, workers): rounds for each requested one, and modes; memory is for three models of 100 M
 _CASES: Mapping[tuple[str, int, int], tuple[float, tuple[str, ...]]] = {
@@ -113,23 +118,47 @@ def measure_steady(
     device: Device = Device.CPU,
 ) -> Row:
     """A row: seconds and ratios of each mode."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (num_workers, model, million_parameters, rounds, modes, device, folder)
-        multiprocessing.spawn(_work, arguments, nprocs=num_workers)
-        of_ranks = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_workers)]
+    every = (*modes, PLAIN_MODE)
+    together = [every] if device == Device.CPU else [(mode,) for mode in every]
+    of_ranks: list[dict[str, Any]] = [{} for _ in range(num_workers)]
+    for present in together:
+        taken = steps_of_ranks(
+            model,
+            present,
+            million_parameters=million_parameters,
+            num_workers=num_workers,
+            rounds=rounds,
+            device=device,
+        )
+        for all_modes, these in zip(of_ranks, taken, strict=True):
+            all_modes |= these
     row: Row = {
         "model": model,
         "million_parameters": million_parameters,
         "num_workers": num_workers,
     }
-    for mode in ("plain", *modes):
+    for mode in (PLAIN_MODE, *modes):
         wall_s, cpu_s = of_ranks[0][mode]["wall_s"], [_sum_of_ranks(of_ranks, mode)[i] for i in range(rounds)]
         row[f"{mode}_step_s"] = statistics.median(wall_s)
         row[f"{mode}_cpu_s"] = statistics.median(cpu_s)
-        if mode != "plain":
-            row[f"{mode}_ratio"] = _median_ratio(wall_s, of_ranks[0]["plain"]["wall_s"])
-            row[f"{mode}_cpu_ratio"] = _median_ratio(cpu_s, _sum_of_ranks(of_ranks, "plain"))
+        if mode != PLAIN_MODE:
+            row[f"{mode}_ratio"] = _median_ratio(wall_s, of_ranks[0][PLAIN_MODE]["wall_s"])
+            row[f"{mode}_cpu_ratio"] = _median_ratio(cpu_s, _sum_of_ranks(of_ranks, PLAIN_MODE))
     return row
+
+
+def steps_of_ranks(
+    model: str, modes: tuple[str, ...], *, million_parameters: int, num_workers: int, rounds: int, device: Device
+) -> list[dict[str, Any]]:
+    """By rank and mode, wall_s and cpu_s of each round. All modes, among them "plain", share the workers' processes.
+
+    Of plain DDP also flops: floating-point operations of a step's matrix products and convolutions.
+    """
+    multiprocessing.set_forkserver_preload([__name__])  # torch is loaded once for all processes
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (num_workers, model, million_parameters, rounds, modes, device, folder)
+        multiprocessing.start_processes(_work, arguments, nprocs=num_workers, start_method="forkserver")
+        return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_workers)]
 
 
 def _sum_of_ranks(of_ranks: list[Any], mode: str) -> list[float]:
@@ -159,20 +188,26 @@ def _work(
     steps: dict[str, Step] = {
         mode: _engine_step(_ALL_MODELS[model][mode], million_parameters, rank, num_workers, device, store, folder)
         for mode in modes
+        if mode != PLAIN_MODE
     }
-    steps["plain"] = _plain_step(_ALL_PLAIN[model], million_parameters, rank, num_workers, device)
+    if PLAIN_MODE in modes:
+        steps[PLAIN_MODE] = _plain_step(_ALL_PLAIN[model], million_parameters, rank, num_workers, device)
     together = torch.zeros(1)
-    taken: Mapping[str, Mapping[str, list[float]]] = {mode: {"wall_s": [], "cpu_s": []} for mode in steps}
-    for round_ in range(_WARM_UP_ROUNDS + rounds):
+    taken: dict[str, dict[str, Any]] = {mode: {"wall_s": [], "cpu_s": []} for mode in steps}
+    for round_ in range(_WARM_UP_ROUNDS[device] + rounds):
         for mode, step in steps.items():
             dist.all_reduce(together)  # on the host, as a barrier
             wall_s, cpu_s = time.monotonic(), time.process_time()
             step()
             if device == Device.CUDA:
                 torch.cuda.synchronize()
-            if round_ >= _WARM_UP_ROUNDS:
+            if round_ >= _WARM_UP_ROUNDS[device]:
                 taken[mode]["wall_s"].append(time.monotonic() - wall_s)
                 taken[mode]["cpu_s"].append(time.process_time() - cpu_s)
+    if PLAIN_MODE in modes:
+        with FlopCounterMode(display=False) as counter:
+            steps[PLAIN_MODE]()
+        taken[PLAIN_MODE]["flops"] = counter.get_total_flops()
     (Path(folder) / str(rank)).write_text(json.dumps(taken))
     dist.all_reduce(together)
     os._exit(0)  # with all groups and threads of all modes, at once

@@ -1,34 +1,51 @@
 """Copies between a GPU and its host, and what the engine adds to them: checkpoints, memory, warm starts."""
 
 import asyncio
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.device import Device
 from benchmarks.engine.models import PerceptronOfEight
-from benchmarks.engine.stage import stage
-from benchmarks.engine.stalls import measure_stalls
+from benchmarks.engine.stage import Stage, stage
+from benchmarks.engine.stalls import measure_checkpoint_stall
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import Started
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
-ROUNDS = 5
+_ROUNDS = 5  # of copies
+_STARTS = 2
+_NUM_SLOTS = 4  # of the GPU
 _MIB = 1 << 20
-_WARM_UP_S = 15.0  # far above what a context and its libraries take
-_TIMEOUT_S = 120.0
-_NEVER = 1e6
+_WARM_UP_S = {Device.CUDA: 6.0, Device.CPU: 0.5}  # above what contexts and their libraries take
+_TIMEOUT_S = 60.0
+_NEVER_S = 1e6
 
 
-def measure_bandwidth(device: Device, *, num_bytes: int = 1 << 30) -> Measured:
+def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+    asyncio.run(_measure_workers(device, quick, note))
+    note(warm=asyncio.run(_warm(device, 1 if quick else _STARTS)))
+    note(bandwidth=_bandwidth(device, num_bytes=1 << (20 if quick else 30)))
+
+
+async def _measure_workers(device: Device, quick: bool, note: Callable[..., None]) -> None:
+    size = 1 if quick else 190  # millions of parameters, with 8 bytes of state each
+    before = _used_bytes(device)
+    async with stage(device) as there:
+        stall = await measure_checkpoint_stall(there, size, rounds=1 if quick else 2)
+        note(checkpoint={"million_parameters": size, **stall})
+        note(workers=await _workers(there, device, before, 1 if quick else 25))
+
+
+def _bandwidth(device: Device, *, num_bytes: int) -> Measured:
     """Bytes per second, by direction and kind of host memory."""
     on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device.value)
     measured: Measured = {"num_bytes": num_bytes}
@@ -41,7 +58,7 @@ def measure_bandwidth(device: Device, *, num_bytes: int = 1 << 30) -> Measured:
 
 def _median_s(act: Callable[[], object], device: Device) -> float:
     taken: list[float] = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(_ROUNDS + 1):
         began_s = time.monotonic()
         act()
         if device == Device.CUDA:
@@ -50,32 +67,18 @@ def _median_s(act: Callable[[], object], device: Device) -> float:
     return statistics.median(taken[1:])
 
 
-def measure_checkpoint(device: Device, *, million_parameters: int = 190, rounds: int = ROUNDS) -> Measured:
-    """Of 1.5 GB: the time that a checkpoint adds to the steps of two workers."""
-    return asyncio.run(measure_stalls(million_parameters, rounds=rounds, device=device))
-
-
-def measure_memory(device: Device, *, million_parameters: int = 25) -> Measured:
+async def _workers(there: Stage, device: Device, before: int, million_parameters: int) -> Measured:
     """Bytes that all workers use on the first GPU: of one, of four, and of the one that is left of them."""
-    return asyncio.run(_memory(device, million_parameters))
-
-
-async def _memory(device: Device, million_parameters: int) -> Measured:
-    before = _used_bytes(device)
-    async with stage(device) as there:
-        crew = there.crew("memory", _perceptron(million_parameters), checkpoint_every_s=_NEVER)
-        used: Measured = {}
-        for name, size in (("one", 1), ("four", 4), ("one_of_four", 1)):
-            reached = _iteration(crew)
-            if crew.members:
-                await crew.switch([*crew.holders[:size], *[None] * (size - len(crew.holders))])
-            else:
-                await crew.start(size)
-            await crew.until(
-                lambda least=reached: len(crew.holders) == len(crew.members) and _iteration(crew) > least, "it trains"
-            )
-            used[name] = _used_bytes(device) - before
-        await crew.suspend()
+    crew = there.crew("memory", _perceptron(million_parameters), checkpoint_every_s=_NEVER_S)
+    used: Measured = {}
+    for name, size in (("one", 1), ("four", 4), ("one_of_four", 1)):
+        reached = _iteration(crew)
+        await (crew.resize(size) if crew.members else crew.start(size))
+        await crew.until(
+            lambda least=reached: len(crew.holders) == len(crew.members) and _iteration(crew) > least, "it trains"
+        )
+        used[name] = _used_bytes(device) - before
+    await crew.suspend()
     return {"million_parameters": million_parameters, **used}
 
 
@@ -91,39 +94,54 @@ def _used_bytes(device: Device) -> int:
     return total - free
 
 
-def measure_warm_start(device: Device, *, rounds: int = ROUNDS) -> Measured:
-    """Seconds from the order to the first step, of a new process and of a warm one."""
-    return asyncio.run(_warm_start(device, rounds))
+async def _warm(device: Device, num_starts: int) -> Measured:
+    """Seconds from the order to the first step, of a new process and of a warm one; bytes of idle warm workers.
 
-
-async def _warm_start(device: Device, rounds: int) -> Measured:
+    idle_bytes: of the GPU that they use before a job starts. beside_bytes: that all use once it trains.
+    """
     started = asyncio.Queue[WorkerHandle]()
 
     def note(worker: WorkerHandle, event: WorkerEvent) -> None:
         if isinstance(event, Started):
             started.put_nowait(worker)
 
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    before = _used_bytes(device)
     taken: dict[str, list[float]] = {"cold": [], "warm": []}
+    used: Measured = {}
     with tempfile.TemporaryDirectory() as folder:
-        for kind, warm_workers in (("cold", 0), ("warm", 1)):
-            launcher = Launcher(
-                data_dir=Path(folder), node_id=kind, on_event=note, device=device.value, warm_workers=warm_workers
-            )
-            await launcher.start()
-            try:
-                for number in range(rounds):
-                    if warm_workers:
-                        await asyncio.sleep(_WARM_UP_S if device == Device.CUDA else 1.0)
-                    taken[kind].append(await _start_s(launcher, f"{kind}-{number}", Path(folder), device, started))
-            finally:
-                await launcher.close()
-    return {f"{kind}_s": statistics.median(times) for kind, times in taken.items()}
+        launcher = Launcher(
+            data_dir=Path(folder),
+            node_id="copies",
+            on_event=note,
+            device=device.value,
+            gpu_names=(name,) * (_NUM_SLOTS + 1) if device == Device.CUDA else (),
+            warm_workers=_NUM_SLOTS,
+        )
+        await launcher.start()
+        try:
+            await asyncio.sleep(_WARM_UP_S[device])
+            used["idle_bytes"] = _used_bytes(device) - before
+            for number in range(num_starts):
+                for kind, slot in (("warm", number), ("cold", _NUM_SLOTS)):  # the last slot has no warm worker
+                    assignment = _assignment(f"{kind}-{number}", Path(folder), device, slot)
+                    began_s = time.monotonic()
+                    worker = await launcher.launch(assignment)
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        await started.get()
+                    taken[kind].append(time.monotonic() - began_s)
+                    if "beside_bytes" not in used:
+                        await asyncio.sleep(_WARM_UP_S[device])
+                        used["beside_bytes"] = _used_bytes(device) - before
+                    worker.kill()
+        finally:
+            await launcher.close()
+    seconds = {f"{kind}_s": statistics.median(times) for kind, times in taken.items()}
+    return {**seconds, **used, "num_slots": _NUM_SLOTS}
 
 
-async def _start_s(
-    launcher: Launcher, job_id: str, folder: Path, device: Device, started: "asyncio.Queue[WorkerHandle]"
-) -> float:
-    assignment = Assignment(
+def _assignment(job_id: str, folder: Path, device: Device, slot: int) -> Assignment:
+    return Assignment(
         job_id=job_id,
         generation=1,
         rank=0,
@@ -131,14 +149,8 @@ async def _start_s(
         spec=_perceptron(1),
         checkpoint_dir=str(folder / job_id),
         device=device.value,
+        gpu_index=slot,
     )
-    began_s = time.monotonic()
-    worker = await launcher.launch(assignment)
-    async with asyncio.timeout(_TIMEOUT_S):
-        await started.get()
-    took_s = time.monotonic() - began_s
-    worker.kill()
-    return took_s
 
 
 def _perceptron(million_parameters: int) -> JobSpec:
@@ -148,24 +160,22 @@ def _perceptron(million_parameters: int) -> JobSpec:
     return job.term_condition(max_iterations=10**9).set_job_class("best_effort").spec()
 
 
-def bandwidth_rows(measured: Measured) -> Iterable[Row]:
-    for direction in ("to_host", "to_device"):
-        pinned, pageable = (f"{measured[f'{kind}_{direction}'] / 1e9:.1f} GB/s" for kind in ("pinned", "pageable"))
+def rows(measured: Measured) -> Iterable[Row]:
+    if checkpoint := measured.get("checkpoint"):
+        yield Row(
+            f"stall of a checkpoint of {8 * checkpoint['million_parameters']} MB",
+            f"{checkpoint['stall_s'] * 1e3:.0f} ms",
+            beside=f"step {checkpoint['step_s'] * 1e3:.0f} ms",
+        )
+    if warm := measured.get("warm"):
+        yield Row("start of a warm worker", f"{warm['warm_s']:.2f} s", beside=f"cold {warm['cold_s']:.2f} s")
+        one = f"{warm['idle_bytes'] / warm['num_slots'] / _MIB:.0f} MiB"
+        beside = f"while one of {warm['num_slots']} slots trains, all {warm['beside_bytes'] / _MIB:.0f} MiB"
+        yield Row("GPU memory of an idle warm worker", one, beside=beside)
+    bandwidth: Measured = measured.get("bandwidth", {})
+    for direction in ("to_host", "to_device") if bandwidth else ():
+        pinned, pageable = (f"{bandwidth[f'{kind}_{direction}'] / 1e9:.1f} GB/s" for kind in ("pinned", "pageable"))
         yield Row(f"copy {direction.replace('_', ' ')}, pinned memory", pinned, beside=f"pageable {pageable}")
-
-
-def checkpoint_rows(measured: Measured) -> Iterable[Row]:
-    yield Row(
-        f"stall of a checkpoint of {8 * measured['million_parameters']} MB",
-        f"{measured['stall_s'] * 1e3:.0f} ms",
-        beside=f"step {measured['step_s'] * 1e3:.0f} ms",
-    )
-
-
-def memory_rows(measured: Measured) -> Iterable[Row]:
-    one, four, left = (f"{measured[name] / _MIB:.0f} MiB" for name in ("one", "four", "one_of_four"))
-    yield Row("GPU memory after 4 -> 1 workers", left, goal=one, beside=f"four workers {four}")
-
-
-def warm_start_rows(measured: dict[str, Any]) -> Iterable[Row]:
-    yield Row("start of a warm worker", f"{measured['warm_s']:.2f} s", beside=f"cold {measured['cold_s']:.2f} s")
+    if workers := measured.get("workers"):
+        one, four, left = (f"{workers[name] / _MIB:.0f} MiB" for name in ("one", "four", "one_of_four"))
+        yield Row("GPU memory after 4 -> 1 workers", left, one, f"four workers {four}")

@@ -1,132 +1,111 @@
-"""Are the weights of any number of workers that share a GPU those of one worker, also after a loss in each transfer?"""
+"""Are the weights of GPT-2 and ResNet-50 in bfloat16 the same twice, on any number of workers, and after a restart?
+
+Workers of one GPU exchange gradients by way of the host; one run uses NCCL nevertheless (`ranks`).
+"""
 
 import asyncio
-import tempfile
-from collections.abc import Iterable
-from itertools import count
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.engine.crew import Crew
 from benchmarks.engine.device import Device
+from benchmarks.engine.large_models import Gpt2OfFour, ResNet50OfFour
+from benchmarks.engine.models import Trained
 from benchmarks.engine.sensitive import digest
 from benchmarks.engine.stage import Stage, stage
-from benchmarks.gpu.jobs import GLOBAL_BATCH_SIZE, Compiled, Sensitive
+from benchmarks.gpu.jobs import Gpt2OverNccl
 from benchmarks.report import Measured, Row
+from elasticflow import ElasticJob
 from elasticflow.shared.messages.job_spec import JobSpec
 
-_NUM_WORKERS = (1, 2, 4, 8)
-_PRECISIONS = ("fp32", "bf16")
-_NEVER = 1e6
+NEVER_S = 1e6
+_AT_ONCE = 3  # runs on one GPU
+_NUM_ITERATIONS = 6
+_BATCH_SIZE = {"gpt2": 8, "resnet50": 64}
+_QUICK_BATCH_SIZE = 8  # two samples for each BatchNorm
+_QUICK_ITERATIONS = 2
+_MODELS: dict[str, tuple[type[Trained], int]] = {"gpt2": (Gpt2OfFour, 124), "resnet50": (ResNet50OfFour, 25)}
+# by name of a run: the workers of each of its starts, the second one from the checkpoint of the first
+_RUNS = {"alone": (1,), "alone again": (1,), "2 workers": (2,), "4 workers": (4,), "restarted": (2, 1)}
+_OVER_NCCL = "2 workers over NCCL"
 
 
-def measure_hashes(device: Device, *, num_iterations: int = 20) -> Measured:
-    """digests: of model and optimizer at the end, by precision and number of workers."""
-    return asyncio.run(_hashes(device, num_iterations))
+def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+    asyncio.run(_measure(device, quick, note))
 
 
-async def _hashes(device: Device, num_iterations: int) -> Measured:
+async def _measure(device: Device, quick: bool, note: Callable[..., None]) -> None:
+    """Notes the digests of model and optimizer at the end, or errors, by model and run."""
+    turn = asyncio.Semaphore(_AT_ONCE)
     async with stage(device) as there:
-        digests = {
-            precision: {
-                str(num_workers): await _trained(
-                    there, f"{precision}-{num_workers}", _spec(Sensitive(), num_iterations, precision), num_workers
-                )
-                for num_workers in _NUM_WORKERS
-            }
-            for precision in _PRECISIONS
-        }
-    equal = {precision: len(set(by_number.values())) == 1 for precision, by_number in digests.items()}
-    return {"num_iterations": num_iterations, "digests": digests, "equal": equal}
+        for model, (job, million_parameters) in _MODELS.items():
+            runs = {name: (job, starts) for name, starts in _RUNS.items()}
+            if model == "gpt2":
+                runs[_OVER_NCCL] = Gpt2OverNccl, (2,)
+            elif quick:
+                runs = {name: runs[name] for name in ("alone", "2 workers")}
+            digests: dict[str, str] = {}
+            num_iterations = _QUICK_ITERATIONS if quick else _NUM_ITERATIONS
+            batch_size = _QUICK_BATCH_SIZE if quick else _BATCH_SIZE[model]
+            size = 1 if quick else million_parameters
+
+            async def run(name: str, job: type[Trained], starts: tuple[int, ...], *given: Any) -> None:
+                model, digests, *settings = given
+                async with turn:
+                    try:
+                        digests[name] = await _digest_after(there, f"{model}-{name}", job, starts, *settings)
+                    except Exception as error:  # the other runs tell more
+                        digests[name] = f"{type(error).__name__}: {error}"
+                note(**{model: digests})
+
+            async with asyncio.TaskGroup() as tasks:
+                for name, (job, starts) in runs.items():
+                    tasks.create_task(run(name, job, starts, model, digests, num_iterations, batch_size, size))
 
 
-def measure_kills(device: Device, *, num_workers: int = 4, num_iterations: int = 6) -> Measured:
-    """A run for each transfer of one step. differences: numbers of transfers after which the weights differ."""
-    return asyncio.run(_kills(device, num_workers, num_iterations))
+async def _digest_after(
+    there: Stage, name: str, job: type[Trained], starts: tuple[int, ...], num_iterations: int, *cut: int
+) -> str:
+    """Each start continues for as many iterations. cut: the global batch, and the size of the model."""
+    job_id, generation, crew = name.replace(" ", "-").lower(), 0, None
+    batch_size, million_parameters = cut
+    for number, num_workers in enumerate(starts, start=1):
+        until = num_iterations * number // len(starts)
+        spec = spec_of(job(), until, batch_size, million_parameters=million_parameters)
+        crew = there.crew(job_id, spec, checkpoint_every_s=NEVER_S)
+        crew.generation = generation  # it takes the checkpoint of an earlier one
+        await train_to_the_end(crew, num_workers)
+        generation = crew.generation
+    assert crew is not None
+    return await asyncio.to_thread(digest_of, crew)
 
 
-async def _kills(device: Device, num_workers: int, num_iterations: int) -> Measured:
-    differences: list[int] = []
-    kill_at = 0
-    async with stage(device) as there:
-        undisturbed = await _trained(there, "undisturbed", _spec(Sensitive(), num_iterations, "fp32"), 1)
-        for kill_at in count():
-            with tempfile.TemporaryDirectory() as marks:
-                spec = _spec(Sensitive(), num_iterations, "fp32", kill_at=kill_at, marks=marks)
-                trained = await _trained(there, f"kill-{kill_at}", spec, num_workers)
-                if not _has_mark(Path(marks)):
-                    break
-            if trained != undisturbed:
-                differences.append(kill_at)
-    return {"num_workers": num_workers, "num_transfers": kill_at, "differences": differences}
-
-
-def measure_compiled_join(device: Device, *, num_iterations: int = 800) -> Measured:
-    """A worker that joins a compiled model: seconds of the resize, and whether the weights are those of one worker."""
-    return asyncio.run(_compiled_join(device, num_iterations))
-
-
-async def _compiled_join(device: Device, num_iterations: int) -> Measured:
-    async with stage(device) as there:
-        spec = _spec(Compiled(), num_iterations, "fp32")
-        alone = await _trained(there, "alone", spec, 1)
-        crew = there.crew("joined", spec, checkpoint_every_s=_NEVER)
-        await crew.start(1)
-        await crew.until(lambda: crew.holders[0].iteration > 0 or crew.finished is not None, "it has trained")
-        joined = bool(crew.holders) and await crew.switch([crew.holders[0], None])
-        await crew.until(lambda: not crew.processes, "it has finished")
-        timeline = crew.timelines[-1] if joined else None
-        return {
-            "joined": joined,
-            "equal": _digest(crew) == alone,
-            "prepare_s": timeline.prepare_s if timeline else None,
-            "stop_s": timeline.stop_s if timeline else None,
-            "first_step_s": timeline.first_step_s if timeline else None,
-        }
-
-
-def _has_mark(folder: Path) -> bool:
-    return any(folder.iterdir())
-
-
-def _spec(job: Sensitive, num_iterations: int, precision: str, **hyperparameters: Any) -> JobSpec:
-    job.set_hyperparameter(global_batch_size=GLOBAL_BATCH_SIZE, precision=precision, **hyperparameters)
+def spec_of(job: ElasticJob, num_iterations: int, batch_size: int, **hyperparameters: Any) -> JobSpec:
+    job.set_hyperparameter(global_batch_size=batch_size, **hyperparameters)
     return job.term_condition(max_iterations=num_iterations).set_job_class("best_effort").spec()
 
 
-async def _trained(there: Stage, job_id: str, spec: JobSpec, num_workers: int) -> str:
-    """The digest at the end. Survivors of a lost worker continue."""
-    crew = there.crew(job_id, spec, checkpoint_every_s=_NEVER)
+async def train_to_the_end(crew: Crew, num_workers: int) -> None:
+    """Survivors of a lost worker continue."""
     await crew.start(num_workers)
     while crew.processes:
         await crew.until(lambda: not crew.processes or _has_lost_one(crew), "it has finished or lost a worker")
         if crew.processes:
             await crew.shrink_to_survivors()
-    return _digest(crew)
 
 
 def _has_lost_one(crew: Crew) -> bool:
     return crew.finished is None and any(worker.exited is not None for worker in crew.members)
 
 
-def _digest(crew: Crew) -> str:
+def digest_of(crew: Crew) -> str:
+    """Of the job's state at its end."""
     state = crew.newest_state()
     return digest([state["iteration"], state["model"], state["optimizer"]])
 
 
-def hash_rows(measured: Measured) -> Iterable[Row]:
-    workers = ", ".join(map(str, _NUM_WORKERS))
-    for precision, equal in measured["equal"].items():
-        yield Row(f"weights of {workers} workers, {precision}", "equal" if equal else "DIFFERENT", "equal")
-
-
-def kill_rows(measured: Measured) -> Iterable[Row]:
-    what = f"SIGKILL in each of {measured['num_transfers']} transfers of a step, other weights afterwards"
-    yield Row(what, str(len(measured["differences"])), "0")
-
-
-def compiled_rows(measured: Measured) -> Iterable[Row]:
-    parts = ("prepare_s", "stop_s", "first_step_s") if measured["joined"] else ()
-    seconds = " + ".join(f"{measured[name]:.2f}" for name in parts) or "-"
-    yield Row("a worker joins a compiled model: prepared + stopped + first step, s", seconds)
-    yield Row("weights afterwards", "equal" if measured["equal"] else "DIFFERENT", "equal")
+def rows(measured: Measured) -> Iterable[Row]:
+    for model, digests in measured.items():
+        differ = [name for name, each in digests.items() if each != digests.get("alone")]
+        told = "equal" if not differ else f"DIFFERENT: {', '.join(differ)}"
+        yield Row(f"weights of {model} in bfloat16", told, "equal", ", ".join(digests))

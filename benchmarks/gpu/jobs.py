@@ -1,7 +1,8 @@
-"""Jobs of the GPU runs: one whose bits any change of the computation would change, and one that is compiled."""
+"""Jobs of the GPU runs: one whose bits any change of the computation would change, also compiled or paced; GPT-2."""
 
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.engine.large_models import Gpt2OfFour, Gpt2OfOne
+from benchmarks.gpu.ranks import over_nccl
 from elasticflow import ElasticJob, Scalar
 from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.transport import Transfer, Transport
@@ -65,6 +68,42 @@ class Compiled(Sensitive):
 
     def init_model(self) -> nn.Module:
         return cast(nn.Module, torch.compile(super().init_model()))  # its compile() has no effect on an nn.Sequential
+
+
+class Paced(Sensitive):
+    """Steps of known length, which more workers divide. hyperparameters: step_s: of one worker, in which it rests."""
+
+    hyperparameters: Mapping[str, Scalar] = {"precision": "bf16", "kill_at": -1, "marks": "", "step_s": 0.1}
+
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        time.sleep(float(self.hyperparameters["step_s"]) * len(batch[0]) / GLOBAL_BATCH_SIZE)
+        return super().train(batch, model, optimizer)
+
+
+class Gpt2OverNccl(Gpt2OfFour):
+    """Its workers exchange gradients over NCCL, although they share a GPU."""
+
+    def init_model(self) -> nn.Module:
+        over_nccl()
+        return super().init_model()
+
+
+class LimitedGpt2(Gpt2OfOne):
+    """hyperparameters: memory_bytes: of the GPU, that its process may use; 0: all. On CPUs, as many samples fit."""
+
+    hyperparameters: Mapping[str, Scalar] = {"million_parameters": 124, "memory_bytes": 0}
+
+    def init_model(self) -> nn.Module:
+        limit = int(self.hyperparameters["memory_bytes"])
+        if limit and torch.cuda.is_available():
+            torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+        return super().init_model()
+
+    def train(self, batch: list[torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        limit = int(self.hyperparameters["memory_bytes"])
+        if limit and not batch[0].is_cuda and len(batch[0]) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory: a model of it")
+        return super().train(batch, model, optimizer)
 
 
 class _KillingTransport:

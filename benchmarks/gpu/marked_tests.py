@@ -1,31 +1,57 @@
-"""The tests that need a GPU: how many passed, failed, or were skipped because there are too few GPUs."""
+"""The tests that need a GPU, by file: how many passed, failed, or were skipped because there are too few GPUs.
 
+Where another file cannot be collected, these still run. `-m gpu tests` would collect thousands of others first.
+"""
+
+import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
-from pathlib import Path
-from xml.etree import ElementTree
+from collections.abc import Callable, Iterable
 
+from benchmarks.engine.device import Device
+from benchmarks.gpu.wheels import ROOT
 from benchmarks.report import Measured, Row
 
+FILES = (  # with a test marked `gpu`
+    "tests/training/test_gpus.py",
+    "tests/training/test_two_kinds.py",
+    "tests/training/test_training_tasks.py",
+    "tests/training/test_task_runners.py",
+    "tests/unit/services/executor/test_settings.py",
+    "tests/unit/shared/runtime/process/test_local_hardware.py",
+)
+_TIMEOUT_S = 60  # of a test
+_RESULT = re.compile(r"^(tests/.*) (PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
+_REASON = re.compile(r"^(?:FAILED|ERROR) (tests/\S.*?)(?: - (.*))?$")
 
-def measure_tests(where: str = "tests") -> Measured:
-    """failed: their names and first lines."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", where, f"--junitxml={report}"]
-        subprocess.run(command, check=False)
-        cases = list(ElementTree.parse(report).iter("testcase"))
-    failures = {
-        f"{case.get('classname')}::{case.get('name')}": (found.get("message") or "").partition("\n")[0]
-        for case in cases
-        for found in (*case.findall("failure"), *case.findall("error"))
-    }
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    return {"passed": len(cases) - skipped - len(failures), "skipped": skipped, "failed": failures}
+
+def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+    """Notes passed and skipped: numbers. failed: what is known of each."""
+    command = [
+        *(sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-rfE", "--color", "no"),
+        *("--continue-on-collection-errors", "--timeout", str(_TIMEOUT_S), *FILES),
+    ]
+    passed, skipped, failed = 0, 0, dict[str, str]()
+    note(passed=passed, skipped=skipped, failed=failed)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if match := _RESULT.match(line):
+            passed += match[2] == "PASSED"
+            skipped += match[2] == "SKIPPED"
+            if match[2] in ("FAILED", "ERROR"):
+                failed[match[1]] = ""
+            note(passed=passed, skipped=skipped, failed=failed)  # the next one may not return
+        elif match := _REASON.match(line.rstrip()):
+            failed[match[1]] = match[2] or ""
+    note(passed=passed, skipped=skipped, failed=failed, exit_code=process.wait())
 
 
 def rows(measured: Measured) -> Iterable[Row]:
-    failed = f"{len(measured['failed'])} failed, " if measured["failed"] else ""
-    yield Row("tests that need a GPU", f"{failed}{measured['passed']} passed", beside=f"{measured['skipped']} skipped")
+    failed = measured["failed"]
+    told = f"{len(failed)} failed, " if failed else ""
+    beside = f"{measured['skipped']} skipped" if "exit_code" in measured else "not finished"
+    yield Row("tests that need a GPU", f"{told}{measured['passed']} passed", beside=beside)
+    for name, reason in failed.items():
+        yield Row(f"  {name.removeprefix('tests/')}", f"failed: {reason}"[:200])

@@ -1,181 +1,244 @@
-"""NCCL in a group of one worker: does it survive torch's watchdog, and does its set-up disturb other work on the GPU?
+"""NCCL between ranks on one GPU: set-ups beside a busy group, a killed rank, aborts, and a rank that never arrives."""
+# pyright: reportPrivateUsage=false
 
-A child process measures each, because a watchdog ends the process. On CPUs gloo takes NCCL's place: that shows only
-that the parts run.
-"""
-# pyright: reportPrivateImportUsage=false
-# (torch.distributed documents its stores, but does not export them by the letter)
-
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-import psutil
 import torch
-import torch.distributed as dist
 
 from benchmarks.engine.device import Device
+from benchmarks.gpu.ranks import Rank, Ranks, at_once, failures, free_bytes, synchronize
 from benchmarks.report import Measured, Row
-from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
-from elasticflow.services.executor.worker.elastic.nccl_transport import NcclTransport
+from elasticflow.services.executor.worker.elastic import groups
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.elastic.transport import Transfer
 
-_TIMEOUT_S = 1.0  # of a collective
-_STUCK_S = 5.0  # longer than the time-out, and than what the watchdog waits then
-_AFTERWARDS_S = 15.0
-_SET_UP_S = 60.0
-_CHILD_S = 120.0
-_SOME_CYCLES = 100_000_000
-_MATRIX_SIDE = {Device.CUDA: 8192, Device.CPU: 64}
-_NUM_PRODUCTS = 400
+_LOSER = 1  # the rank that is killed
+_KNOWN_AFTER_S = 1.0  # the ledger reports a loss so long after it
+_ABSENT_S = 8.0  # the time-out of a set-up
+_BEFORE, _AFTER = 20, 10  # steps before and after a set-up beside them
+_TOGETHER_S = 45.0  # for a set-up beside steps, which gives up after 30
 _MIB = 1 << 20
+_WITHIN_S = 60.0  # for one experiment
 
 
-def measure_watchdog(device: Device) -> Measured:
-    """Exit codes of a process whose collective is stuck for longer than its time-out, by who made the group."""
-    return {maker: _child("stuck", maker, device)["exit_code"] for maker in ("torch", "ours")}
+def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+    size = {"side": 64.0, "mebibytes": 4.0} if quick else {"side": 4096.0, "mebibytes": 256.0}
+
+    def busy() -> None:
+        note(beside=measure_beside(device, **size))
+        note(killed=measure_killed(device, mebibytes=size["mebibytes"], watch_s=0.0))
+
+    def waiting() -> None:
+        note(absent=measure_absent(device, timeout_s=0.5 if quick else _ABSENT_S))
+
+    at_once(busy, waiting)
 
 
-def measure_communicator(device: Device) -> Measured:
-    """Seconds of matrix products, alone and while another communicator is made beside them; then the memory of two."""
-    return {**_child("jitter", "", device), "free_bytes": _child("memory", "", device).get("free_bytes")}
+def measure_beside(device: Device, **settings: float) -> Measured:
+    """A group of three works while a group of four connects. Of rank 0, and the exit codes of all."""
+    of_ranks = Ranks(_beside, 4, device, **settings).results(_WITHIN_S)
+    return {**of_ranks[0], **failures(of_ranks)}
 
 
-def _child(what: str, argument: str, device: Device) -> Measured:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.gpu.nccl", what, argument, device.value, folder]
-        ended = subprocess.run(command, timeout=_CHILD_S, check=False)
-        written = Path(folder) / "measured.json"
-        measured = json.loads(written.read_text()) if written.exists() else {}
-    return {"exit_code": ended.returncode, **measured}
-
-
-def _connected(device: Device, store: dist.Store, timeout_s: float = _SET_UP_S) -> NcclTransport | GlooTransport:
-    """A group of one worker."""
-    never = threading.Event()
-    if device == Device.CPU:
-        return GlooTransport(store, 0, 1, timeout_s=timeout_s, aborted=never)
-    return NcclTransport(store, 0, 1, device=torch.device("cuda", 0), timeout_s=timeout_s, aborted=never)
-
-
-def _synchronize(device: Device) -> None:
-    if device == Device.CUDA:
-        torch.cuda.synchronize()
-
-
-def _stuck(maker: str, device: Device, folder: Path) -> Measured:
-    """A collective behind a kernel that takes longer than the time-out."""
-    store = dist.FileStore(str(folder / "store"), 1)
-    stuck_s, afterwards_s = (_STUCK_S, _AFTERWARDS_S) if device == Device.CUDA else (0.0, 0.0)
-    group: Any
-    if maker == "ours":
-        group = _connected(device, store, _TIMEOUT_S).process_group
-    else:
-        library = "nccl" if device == Device.CUDA else "gloo"
-        dist.init_process_group(library, store=store, rank=0, world_size=1, timeout=timedelta(seconds=_TIMEOUT_S))
-        group = dist.distributed_c10d._get_default_group()
-    numbers = torch.ones(1024, device=device.value)
-    if device == Device.CUDA:
-        _occupy(stuck_s)
-    work = group.allreduce([numbers])
-    time.sleep(stuck_s + afterwards_s)
-    _synchronize(device)
-    return {"sum_is_right": bool((numbers == 1).all()), "is_completed": work.is_completed()}
-
-
-def _occupy(seconds: float) -> None:
-    """The current stream. torch's kernel for it counts cycles."""
-    sleep = torch.cuda._sleep  # pyright: ignore[reportPrivateUsage]
-    sleep(_SOME_CYCLES)
-    torch.cuda.synchronize()
-    began_s = time.monotonic()
-    sleep(_SOME_CYCLES)
-    torch.cuda.synchronize()
-    sleep(int(_SOME_CYCLES * seconds / (time.monotonic() - began_s)))
-
-
-def _jitter(device: Device, folder: Path) -> Measured:
-    side = _MATRIX_SIDE[device]
-    matrix = torch.randn(side, side, device=device.value, dtype=torch.bfloat16)
-    made = list[tuple[float, float]]()
+def _beside(rank: Rank) -> Measured:
+    """connected: "beside" the steps, or "alone" between two of them, as the engine does it if the first fails."""
+    free = [free_bytes(rank.device)]
+    if rank.number == rank.size - 1:
+        rank.await_word("busy")
+        group = rank.group("four", may_connect_later=True)
+        rank.await_word("boundary")
+        group.connect_device()
+        return {"is_right": _is_right(rank, group)}
+    before = rank.group("three", rank.size - 1)
+    _is_right(rank, before)
+    free.append(free_bytes(rank.device))
+    made: list[groups.Group] = []
+    began_s, made_s = 0.0, 0.0
 
     def make() -> None:
-        began_s = time.monotonic()
-        _connected(device, dist.FileStore(str(folder / "store"), 1))
-        made.append((began_s, time.monotonic()))
+        nonlocal made_s
+        made.append(rank.group("four", may_connect_later=True))
+        made_s = time.monotonic()
 
-    products: list[tuple[float, float]] = []
-    while len(products) < _NUM_PRODUCTS or not made:
-        began_s = time.monotonic()
+    side = int(rank.settings["side"])
+    matrix = torch.randn(side, side, device=rank.device)
+    alone: list[float] = []
+    beside: list[float] = []
+    num_after = 0
+    while num_after < _AFTER and (not began_s or time.monotonic() < began_s + _TOGETHER_S):
+        step_s = time.monotonic()
+        ready = torch.full((1,), float(bool(made)), device=rank.device)
         torch.mm(matrix, matrix)
-        _synchronize(device)
-        products.append((began_s, time.monotonic() - began_s))
-        if len(products) == _NUM_PRODUCTS // 2:
+        before.all_reduce(ready).wait()
+        are_ready = int(ready.item()) == rank.size - 1  # waits for the step
+        (alone if not began_s else beside).append(time.monotonic() - step_s)
+        num_after += are_ready
+        if len(alone) == _BEFORE and not began_s:
+            began_s = time.monotonic()
+            if rank.number == 0:
+                rank.tell("busy")
             threading.Thread(target=make, daemon=True).start()
-    (from_s, until_s) = made[0]
-    alone = [took_s for began_s, took_s in products[10:] if began_s < from_s]
-    beside = [took_s for began_s, took_s in products if from_s <= began_s < until_s]
+    assert made, f"no group after {_TOGETHER_S:.0f} s beside steps"
+    (group,) = made
+    connected = "beside" if group._connect is None else "alone"
+    alone_s = time.monotonic()
+    if rank.number == 0:
+        rank.tell("boundary")
+    group.connect_device()
+    connected_s = made_s - began_s + (time.monotonic() - alone_s if connected == "alone" else 0.0)
+    is_right = _is_right(rank, group)
+    free.append(free_bytes(rank.device))
     return {
-        "made_in_s": until_s - from_s,
-        "alone_s": statistics.median(alone),
-        "alone_worst_s": max(alone),
-        "beside_s": statistics.median(beside) if beside else None,
-        "beside_worst_s": max(beside, default=None),
-        "num_beside": len(beside),
+        "connected": connected,
+        "connected_s": connected_s,
+        "alone_s": statistics.median(alone[1:]),
+        "alone_worst_s": max(alone[1:]),
+        "beside_s": statistics.median(beside[: -_AFTER or None] or beside),
+        "beside_worst_s": max(beside),
+        "is_right": is_right,
+        "communicator_bytes": [one - other for one, other in pairwise(free)],
     }
 
 
-def _memory(device: Device, folder: Path) -> Measured:
-    """Free bytes of the GPU before, with one communicator, and with two. Their groups have one worker: with peers NCCL
-    keeps more."""
-    torch.zeros(1, device=device.value)  # the context
-    free_bytes, held = [_free_bytes(device)], list[NcclTransport | GlooTransport]()
-    for number in range(2):
-        held.append(_connected(device, dist.FileStore(str(folder / f"store-{number}"), 1)))
-        held[-1].all_reduce(torch.ones(1024, device=device.value)).wait()
-        _synchronize(device)
-        free_bytes.append(_free_bytes(device))
-    return {"free_bytes": free_bytes}
+def _is_right(rank: Rank, group: groups.Group) -> bool:
+    """A sum over all ranks of the group."""
+    ones = torch.ones(1024, device=rank.device)
+    group.all_reduce(ones).wait()
+    group.check_received()
+    return bool((ones == group.size).all())
 
 
-def _free_bytes(device: Device) -> int:
-    return torch.cuda.mem_get_info(0)[0] if device == Device.CUDA else psutil.virtual_memory().available
+def measure_killed(device: Device, *, watch_s: float, **settings: float) -> Measured:
+    """A rank of three gets SIGKILL within a transfer; the others go on as two, and are watched. Of rank 0.
+
+    noticed_s: from the kill until NCCL says so by itself; None if the engine's report of the loss came first. abort_s:
+    of that. freed_s: until the waiting thread is free.
+    """
+    ranks = Ranks(_killed, 3, device, watch_s=watch_s, **settings)
+    if not ranks.hears("transferring"):
+        return failures(ranks.results(0.0))
+    killed_s = ranks.kill(_LOSER)
+    time.sleep(_KNOWN_AFTER_S)
+    ranks.tell("lost")
+    of_ranks = ranks.results(_WITHIN_S + watch_s)
+    survivor = of_ranks[0]
+    if "failed_at_s" in survivor:
+        survivor["failed_s"] = survivor.pop("failed_at_s") - killed_s
+    return {**survivor, **failures(of_ranks)}
 
 
-def watchdog_rows(measured: Measured) -> Iterable[Row]:
-    ours, theirs = (
-        "survives" if measured[maker] == 0 else f"ends with {measured[maker]}" for maker in ("ours", "torch")
+def _killed(rank: Rank) -> Measured:
+    group = rank.group("three")
+    sent, received = (torch.ones(int(rank.settings["mebibytes"]) * _MIB // 4, device=rank.device) for _ in range(2))
+    closed: Measured = {}
+
+    def close() -> None:
+        rank.await_word("lost")
+        began_s = time.monotonic()
+        group.close()
+        closed["abort_s"] = time.monotonic() - began_s
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    after, before = (rank.number + 1) % rank.size, (rank.number - 1) % rank.size
+    error, num_exchanges = "", 0
+    try:
+        while True:
+            group.exchange([Transfer(sent, after)], [Transfer(received, before)])
+            group.check_received()
+            num_exchanges += 1
+            if num_exchanges == 2 and rank.number == _LOSER:
+                rank.tell("transferring")
+    except PeerLost as lost:
+        error = str(lost).partition("\n")[0]
+    failed_at_s = time.monotonic()
+    closing.join()
+    began_s = time.monotonic()
+    survivors = rank.group("two", rank.size - 1, rank=min(rank.number, 1))
+    is_right = _is_right(rank, survivors)
+    connected_s = time.monotonic() - began_s
+    until_s = time.monotonic() + rank.settings["watch_s"]
+    while time.monotonic() < until_s:
+        is_right = is_right and _is_right(rank, survivors)
+        time.sleep(1.0)
+    survivors.barrier()
+    return {
+        "failed_at_s": failed_at_s,
+        "reason": error,
+        **closed,
+        "connected_s": connected_s,
+        "is_right": is_right,
+        "watched_s": rank.settings["watch_s"],
+    }
+
+
+def measure_absent(device: Device, *, timeout_s: float) -> Measured:
+    """A rank that never arrives in NCCL's set-up. Of the other one: does it live, and how long did it wait?"""
+    of_ranks = Ranks(_absent, 2, device, timeout_s=timeout_s).results(_WITHIN_S)
+    return {**of_ranks[0], **failures(of_ranks)}
+
+
+def _absent(rank: Rank) -> Measured:
+    timeout_s = rank.settings["timeout_s"]
+    connect = groups.device_transport
+
+    def never(*_: object, **__: object) -> None:
+        time.sleep(2 * timeout_s)  # long enough for the other's abort
+        raise PeerLost("it never arrived")
+
+    def within(*arguments: object, **settings: object) -> object:
+        return connect(*arguments, **{**settings, "timeout_s": timeout_s})  # pyright: ignore[reportArgumentType]
+
+    groups.device_transport = never if rank.number else within  # pyright: ignore[reportAttributeAccessIssue]
+    began_s = time.monotonic()
+    group = rank.group("two", may_connect_later=True)
+    took_s = time.monotonic() - began_s
+    square = torch.ones(64, 64, device=rank.device)
+    product = torch.mm(square, square)
+    synchronize(rank.device)
+    return {"given_up_s": took_s, "is_connected": group._connect is None, "computes": bool((product == 64).all())}
+
+
+def rows(measured: Measured) -> Iterable[Row]:
+    if beside := measured.get("beside"):
+        yield from _beside_rows(beside)
+    if killed := measured.get("killed"):
+        yield killed_row("SIGKILL in a transfer of three ranks", killed)
+    if absent := measured.get("absent"):
+        lives = "lives" if absent.get("computes") else f"ended with {absent['exit_codes'][0]}"
+        after = f"after {absent['given_up_s']:.1f} s" if "given_up_s" in absent else "; ".join(absent["errors"])
+        yield Row("a rank whose peer never arrives in NCCL's set-up", lives, "lives", after)
+
+
+def _beside_rows(beside: Measured) -> Iterable[Row]:
+    if "connected" not in beside:
+        yield Row("four ranks connect beside three busy ones", _fate(beside), "right")
+        return
+    right = "right" if beside["is_right"] and not any(beside["exit_codes"]) else "WRONG"
+    how = f"{beside['connected']} the steps, {beside['connected_s']:.2f} s"
+    yield Row("four ranks connect beside three busy ones, sum afterwards", right, "right", how)
+    yield Row(
+        "a step while a communicator is made, median (worst)",
+        f"{beside['beside_s'] * 1e3:.1f} ({beside['beside_worst_s'] * 1e3:.1f}) ms",
+        beside=f"alone {beside['alone_s'] * 1e3:.1f} ({beside['alone_worst_s'] * 1e3:.1f}) ms",
     )
-    yield Row("a process whose collective outlasts its time-out of 1 s", ours, "survives", f"torch's group: {theirs}")
+    first, second = (f"{each / _MIB:.0f} MiB" for each in beside["communicator_bytes"])
+    yield Row("GPU memory of all ranks' second communicators", second, beside=f"the first {first}")
 
 
-def communicator_rows(measured: Measured) -> Iterable[Row]:
-    if measured.get("beside_s"):
-        yield Row(
-            "matrix product while a communicator is made, median (worst)",
-            f"{measured['beside_s'] * 1e3:.2f} ({measured['beside_worst_s'] * 1e3:.2f}) ms",
-            beside=f"alone {measured['alone_s'] * 1e3:.2f} ({measured['alone_worst_s'] * 1e3:.2f}) ms",
-        )
-    if free_bytes := measured.get("free_bytes"):
-        first, second = (before - after for before, after in pairwise(free_bytes))
-        yield Row("memory of a second communicator", f"{second / _MIB:.0f} MiB", beside=f"the first {first / _MIB:.0f}")
+def killed_row(what: str, killed: Measured) -> Row:
+    if "connected_s" not in killed:
+        return Row(what, _fate(killed), "right")
+    codes = killed["exit_codes"][0], killed["exit_codes"][2]
+    right = "right" if killed["is_right"] and not any(codes) else f"WRONG, {codes}"
+    times = f"failed after {killed['failed_s']:.2f} s, abort {killed.get('abort_s', 0.0):.2f} s"
+    return Row(what, right, "right", f"{times}, two ranks connect in {killed['connected_s']:.2f} s")
 
 
-if __name__ == "__main__":
-    what, argument, device, folder = sys.argv[1], sys.argv[2], Device(sys.argv[3]), Path(sys.argv[4])
-    match what:
-        case "stuck":
-            result = _stuck(argument, device, folder)
-        case "memory":
-            result = _memory(device, folder)
-        case _:
-            result = _jitter(device, folder)
-    (folder / "measured.json").write_text(json.dumps(result))
+def _fate(measured: Measured) -> str:
+    """Of ranks without numbers."""
+    return f"{'; '.join(measured['errors']) or 'no result'}, exit codes {measured['exit_codes']}"

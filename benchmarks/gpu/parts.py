@@ -1,156 +1,93 @@
-"""The parts of the GPU runs, each measured in a process of its own: an error of CUDA ends only one of them."""
+"""The parts of a lease, in the order of their importance. `python -m benchmarks.gpu.parts` measures one of them.
 
-import asyncio
+A module is imported only in the process of its part: an error of CUDA ends only that one, and a bare machine lacks
+libraries until the lease has installed them.
+"""
+
+import importlib
 import json
-import subprocess
+import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from benchmarks.engine import schedules, steady
 from benchmarks.engine.device import Device
-from benchmarks.gpu import copies, hashes, marked_tests, nccl
-from benchmarks.report import Measured, Row
-from elasticflow.shared.runtime.process.logs import configure_logs
-
-_NUM_SCHEDULES = 10
-_VIRTUAL_NODES = 8
-_TAIL = 2000  # characters of an error's output
-_CPU_PATIENCE = 4  # times a part's limit on CPUs: other programs may take most of them, and nobody rents them
+from benchmarks.report import Measured
 
 
 class PartName(StrEnum):
-    """Also the name of its numbers in the JSON object. The most important ones come first."""
+    """Also the name of its numbers in the JSON object."""
 
-    TESTS = "tests"
-    WATCHDOG = "watchdog"
+    HOST = "host"
+    NCCL = "nccl"
+    NCCL_WATCH = "nccl_watch"
     HASHES = "hashes"
-    KILLS = "kills"
-    STEADY = "steady"
-    COMPILED_JOIN = "compiled_join"
-    BANDWIDTH = "bandwidth"
-    CHECKPOINT = "checkpoint"
-    COMMUNICATOR = "communicator"
+    POOL = "pool"
+    STEPS = "steps"
+    TESTS = "tests"
     MEMORY = "memory"
-    WARM_START = "warm_start"
+    COPIES = "copies"
+    KILLS = "kills"
+    COMPILED_JOIN = "compiled_join"
     SCHEDULES = "schedules"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """measure: of the device, and whether the work shall be small. limit_s: on a GPU; then the part is given up."""
+    """module: of benchmarks.gpu, with functions `measure` and `rows`. needs_s: estimate for a GPU.
 
-    measure: Callable[[Device, bool], Any]
-    rows: Callable[[Any], Iterable[Row]]
-    limit_s: float
+    is_beside: it runs beside the next parts. is_more: measured if time is left, and in a quick run only by name.
+    """
 
-
-def _measure_steady(device: Device, quick: bool) -> list[Measured]:
-    sizes = {"resnet50": 1, "gpt2": 1} if quick else {"resnet50": 25, "gpt2": 124}
-    return [
-        steady.measure_steady(
-            model,
-            million_parameters=size,
-            num_workers=1,
-            rounds=2 if quick else 30,
-            modes=("fast", "bitwise_8"),
-            device=device,
-        )
-        for model, size in sizes.items()
-    ]
-
-
-def _steady_rows(measured: list[Measured]) -> Iterable[Row]:
-    for row in measured:
-        ratios = ", ".join(f"{mode} {row[f'{mode}_ratio']:.3f}" for mode in ("fast", "bitwise_8"))
-        plain = f"plain DDP {row['plain_step_s'] * 1e3:.1f} ms"
-        yield Row(f"step of {row['model']} on one worker, times plain DDP", ratios, beside=plain)
-
-
-async def _schedules(device: Device, quick: bool) -> Measured:
-    return await schedules.prove(_VIRTUAL_NODES, range(1 if quick else _NUM_SCHEDULES), device=device)
-
-
-def _schedule_rows(measured: Measured) -> Iterable[Row]:
-    wrong = len(measured["differences"]) + len(measured["unfinished"])
-    what = f"{measured['schedules']} random schedules, {measured['killed']} kills: states that differ, or no end"
-    yield Row(what, str(wrong), "0", f"{measured['states_compared']} states compared")
+    module: str
+    needs_s: float
+    is_beside: bool = False
+    is_more: bool = False
 
 
 PARTS: Mapping[PartName, Part] = {
-    PartName.TESTS: Part(
-        lambda _, quick: marked_tests.measure_tests("tests/training/test_gpus.py" if quick else "tests"),
-        marked_tests.rows,
-        600,
-    ),
-    PartName.WATCHDOG: Part(lambda device, _: nccl.measure_watchdog(device), nccl.watchdog_rows, 120),
-    PartName.HASHES: Part(
-        lambda device, quick: hashes.measure_hashes(device, num_iterations=2 if quick else 20),
-        hashes.hash_rows,
-        300,
-    ),
-    PartName.KILLS: Part(
-        lambda device, quick: hashes.measure_kills(device, num_workers=2 if quick else 4), hashes.kill_rows, 400
-    ),
-    PartName.STEADY: Part(_measure_steady, _steady_rows, 300),
-    PartName.COMPILED_JOIN: Part(
-        lambda device, quick: hashes.measure_compiled_join(device, num_iterations=120 if quick else 800),
-        hashes.compiled_rows,
-        200,
-    ),
-    PartName.BANDWIDTH: Part(
-        lambda device, quick: copies.measure_bandwidth(device, num_bytes=1 << (20 if quick else 30)),
-        copies.bandwidth_rows,
-        60,
-    ),
-    PartName.CHECKPOINT: Part(
-        lambda device, quick: copies.measure_checkpoint(
-            device, million_parameters=1 if quick else 190, rounds=1 if quick else copies.ROUNDS
-        ),
-        copies.checkpoint_rows,
-        200,
-    ),
-    PartName.COMMUNICATOR: Part(lambda device, _: nccl.measure_communicator(device), nccl.communicator_rows, 120),
-    PartName.MEMORY: Part(
-        lambda device, quick: copies.measure_memory(device, million_parameters=1 if quick else 25),
-        copies.memory_rows,
-        120,
-    ),
-    PartName.WARM_START: Part(
-        lambda device, quick: copies.measure_warm_start(device, rounds=1 if quick else copies.ROUNDS),
-        copies.warm_start_rows,
-        240,
-    ),
-    PartName.SCHEDULES: Part(lambda device, quick: asyncio.run(_schedules(device, quick)), _schedule_rows, 500),
+    PartName.HOST: Part("host", 20),
+    PartName.NCCL: Part("nccl", 70),
+    PartName.NCCL_WATCH: Part("nccl_watch", 110, is_beside=True),
+    PartName.HASHES: Part("hashes", 100),
+    PartName.POOL: Part("pool", 75),
+    PartName.STEPS: Part("steps", 60),
+    PartName.TESTS: Part("marked_tests", 80),
+    PartName.MEMORY: Part("memory", 30),
+    PartName.COPIES: Part("copies", 60),
+    PartName.KILLS: Part("kills", 90, is_more=True),
+    PartName.COMPILED_JOIN: Part("compiled_join", 60, is_more=True),
+    PartName.SCHEDULES: Part("random_schedules", 120, is_more=True),
 }
 
 
-def measured_in_a_child(name: PartName, device: Device, *, quick: bool) -> Measured:
-    """What the part measured, or the "error" for which there is nothing."""
-    part = PARTS[name]
-    limit_s = part.limit_s * (1 if device == Device.CUDA else _CPU_PATIENCE)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "measured.json"
-        command = [sys.executable, "-m", "benchmarks.gpu.parts", name, device, str(int(quick)), str(out)]
-        try:
-            ended = subprocess.run(
-                command, timeout=limit_s, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        except subprocess.TimeoutExpired as error:
-            return {"error": f"not finished after {limit_s:.0f} s: {_text(error.output)[-_TAIL:]}"}
-        return json.loads(out.read_text()) if out.exists() else {"error": ended.stdout[-_TAIL:]}
+class Notes:
+    """What a part has measured so far, in a file that is whole at any time: a part may be stopped."""
 
+    def __init__(self, module: str, out: Path) -> None:
+        self._module, self._out = importlib.import_module(f"benchmarks.gpu.{module}"), out
+        self._measured: Measured = {}
+        self._writing = threading.Lock()
 
-def _text(output: str | bytes | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    def measure(self, device: Device, *, quick: bool) -> None:
+        self._module.measure(device, quick=quick, note=self.note)
+
+    def note(self, **numbers: object) -> None:
+        """Add numbers; each call writes the file. Callable from any thread."""
+        with self._writing:
+            self._measured |= numbers
+            written = {"measured": self._measured, "rows": list(self._module.rows(self._measured))}
+            beside = self._out.with_suffix(".new")
+            beside.write_text(json.dumps(written))
+            os.replace(beside, self._out)
 
 
 if __name__ == "__main__":
+    from elasticflow.shared.runtime.process.logs import configure_logs
+
     configure_logs(level="error")
     name, device, quick, out = sys.argv[1:]
-    result = PARTS[PartName(name)].measure(Device(device), quick == "1")
-    Path(out).write_text(json.dumps(result))
+    Notes(PARTS[PartName(name)].module, Path(out)).measure(Device(device), quick=quick == "1")

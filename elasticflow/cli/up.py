@@ -50,7 +50,13 @@ def up(
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option("--slots", min=1, metavar="N", help="GPUs or CPU slots of each node. Default: 4, or all GPUs."),
+        typer.Option(
+            "--slots",
+            envvar="EF_SLOTS",
+            min=1,
+            metavar="N",
+            help="CPU slots of each node, its GPUs, or equal parts of them. Default: 4, or all GPUs.",
+        ),
     ] = None,
     device: Annotated[
         Device, typer.Option("--device", help="Device of the workers; cpu ignores the GPUs.")

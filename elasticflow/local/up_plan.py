@@ -95,7 +95,7 @@ def node_environments(
 ) -> tuple[dict[str, str], ...]:
     """The environment of each node's executor. None: depends on the machine.
 
-    Raises BadSettings if there are GPUs, but fewer than requested.
+    Raises BadSettings if there are GPUs, but fewer than nodes, or if a node's slots are no equal parts of its GPUs.
     """
     environment = os.environ if environment is None else environment
     if gpus:
@@ -111,20 +111,27 @@ def node_environments(
 
 
 def _gpu_nodes(num_nodes: int | None, slots_per_node: int | None, gpus: tuple[str, ...]) -> tuple[dict[str, str], ...]:
+    """Nodes with as many GPUs each. More slots than GPUs are equal parts of each GPU, as an executor has them."""
     num_nodes = 1 if num_nodes is None else num_nodes
-    slots = slots_per_node or len(gpus) // max(1, num_nodes)
-    if num_nodes * slots > len(gpus) or (num_nodes and not slots):
+    most = len(gpus) // max(1, num_nodes)
+    if not most:
+        raise BadSettings(
+            (f"{num_nodes} nodes are more than the {len(gpus)} GPUs here: choose fewer, or --device cpu",)
+        )
+    slots = slots_per_node or most
+    used = min(slots, most)
+    if slots % used:
         raise BadSettings(
             (
-                f"{num_nodes} nodes of {max(1, slots)} GPUs are more than the {len(gpus)} GPUs here; "
-                "choose fewer, or --device cpu",
+                f"--slots {slots}: must be at most {most}, the number of GPUs of each node, or a multiple of it: equal "
+                "parts of each GPU",
             )
         )
     return tuple(
         {
             "EF_NODE_ID": f"node-{index}",
             "EF_SLOTS": str(slots),
-            "CUDA_VISIBLE_DEVICES": ",".join(gpus[index * slots : (index + 1) * slots]),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus[index * used : (index + 1) * used]),
         }
         for index in range(num_nodes)
     )

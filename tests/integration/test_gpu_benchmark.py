@@ -1,67 +1,69 @@
-"""The GPU runs work where there is no GPU, as far as that is possible: on CPU slots, with little work."""
+"""The lease of a GPU runs where there is no GPU: each part with little work, and gloo in NCCL's place."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from benchmarks.engine.device import Device
-from benchmarks.gpu import parts
-from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.parts import PARTS, Part, PartName, measured_in_a_child
+from benchmarks.gpu.parts import PARTS, PartName
 
-APP = typer.Typer()
-APP.command()(main)
+ROOT = Path(__file__).parents[2]
+ON_CPUS = ("--device", "cpu", "--quick")
 
 
-def test_weights_do_not_change_when_a_worker_dies_in_a_transfer() -> None:
-    measured = measured_in_a_child(PartName.KILLS, Device.CPU, quick=True)
-    assert measured["num_transfers"] > 2, measured
-    assert measured["differences"] == []
-    assert [row.measured for row in PARTS[PartName.KILLS].rows(measured)] == ["0"]
+def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-NUM_ROWS = {  # of the table; all others have one
-    PartName.HASHES: 2,
-    PartName.STEADY: 2,
-    PartName.COMPILED_JOIN: 2,
-    PartName.BANDWIDTH: 2,
-    PartName.COMMUNICATOR: 2,
-}
-
-
-@pytest.mark.timeout(2400)  # of compilations, on a machine whose CPUs others use as well
-@pytest.mark.parametrize("name", [name for name in PartName if name != PartName.KILLS])
-def test_each_row_can_be_measured_on_cpus(name: PartName) -> None:
-    """With little work, and gloo in NCCL's place, so that the one run on a rented GPU meets no error of the script."""
-    measured = measured_in_a_child(name, Device.CPU, quick=True)
-    assert "error" not in measured, measured
-    rows = list(PARTS[name].rows(measured))
-    assert len(rows) == NUM_ROWS.get(name, 1)
-    for row in rows:
-        assert row.measured
-        assert row.goal in ("", row.measured) or name == PartName.MEMORY, row
-
-
-def test_a_part_that_fails_is_named_and_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "gpu.json"
-    only = ["--only", "bandwidth", "--only", "communicator", "--device", "cpu", "--quick", "--out", str(out)]
-    limited = Part(PARTS[PartName.BANDWIDTH].measure, PARTS[PartName.BANDWIDTH].rows, limit_s=0.01)
-    with monkeypatch.context() as patch:
-        patch.setattr(parts, "PARTS", {**PARTS, PartName.BANDWIDTH: limited})
-        failed = CliRunner().invoke(APP, only)
-    assert failed.exit_code == 1
-    assert "not finished after 0 s" in json.loads(out.read_text())["bandwidth"]["error"]
-    again = CliRunner().invoke(APP, only)
-    assert again.exit_code == 0, again.output
+def assert_measured(out: Path, ended: subprocess.CompletedProcess[str], *names: PartName) -> dict[str, Any]:
+    """These parts, with their goals."""
+    told = f"{ended.stdout}\n{ended.stderr}\n{out.with_suffix('.log').read_text()}"
     written = json.loads(out.read_text())
-    assert written["bandwidth"]["pinned_to_host"] > 0
-    assert all(written["communicator"]["free_bytes"])
+    assert set(names) == written.keys() & set(PartName), told
+    for name in names:
+        assert "error" not in written[name], told
+        for what, measured, goal, *_ in written[name]["rows"]:
+            assert goal in ("", measured), f"{what}: {measured}\n{told}"
+            assert what in ended.stdout.replace("\n", " ") or len(what) > 40
+    assert ended.returncode == 0, told
+    return written
+
+
+@pytest.mark.timeout(2400)  # on a machine whose CPUs others use as well
+def test_each_part_of_a_lease_can_be_measured_on_cpus(tmp_path: Path) -> None:
+    """So that the one run on a GPU that is lent meets no error of the script."""
+    out = tmp_path / "gpu.json"
+    names = [name for name, part in PARTS.items() if not part.is_more]
+    written = assert_measured(out, run(out, "--lease", "2000", *ON_CPUS), *names)
+    assert written["hashes"]["measured"]["gpt2"].keys() >= {"alone", "alone again", "4 workers", "restarted"}
+    assert written["memory"]["measured"]["micro_batch_sizes"] == [0, 4, 2]
+    assert written["tests"]["measured"]["skipped"] > 10
+    again = run(out, "--lease", "1", *ON_CPUS)
+    assert again.returncode == 0, "nothing is measured again"
+
+
+@pytest.mark.timeout(2400)
+def test_what_is_measured_in_the_time_that_is_left_can_be_measured_on_cpus(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    names = [name for name, part in PARTS.items() if part.is_more]
+    written = assert_measured(out, run(out, "--lease", "2000", *ON_CPUS, *(f"--only={name}" for name in names)), *names)
+    assert written["kills"]["measured"]["num_transfers"] > 2
+
+
+def test_a_part_without_time_is_skipped_and_measured_by_the_next_lease(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    skipped = run(out, "--lease", "10", "--only", "host", *ON_CPUS)
+    assert skipped.returncode == 1
+    assert "skipped: needs 20 s, " in skipped.stdout
+    assert json.loads(out.read_text())["host"]["skipped"].startswith("needs 20 s, ")
+    assert_measured(out, run(out, "--lease", "900", "--only", "host", *ON_CPUS), PartName.HOST)
 
 
 def test_without_a_gpu_the_command_says_how_to_try_it(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(APP, ["--out", str(tmp_path / "gpu.json"), "--device", "cuda"])
-    assert refused.exit_code == 2
-    assert "--device cpu --quick" in refused.output
+    refused = run(tmp_path / "gpu.json", "--device", "cuda")
+    assert refused.returncode == 2
+    assert "--device cpu --quick" in refused.stderr

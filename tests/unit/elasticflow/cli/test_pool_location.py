@@ -5,12 +5,14 @@ import stat
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from elasticflow.cli.app import app
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.errors import AlreadyRunning, NoPoolHere, UnusableFolder
 from elasticflow.local.run_file import RunFile, RunningProcess, find_run_file, holder_of, read_run_file, take
 from elasticflow.local.supervisor import kept_token
-from elasticflow.local.up_plan import node_environments
+from elasticflow.local.up_plan import UpPlan, node_environments
 from elasticflow.shared.errors import BadSettings
 
 
@@ -108,6 +110,40 @@ def test_gpus_are_dealt_out_without_overlap() -> None:
     assert [(node["EF_SLOTS"], node["CUDA_VISIBLE_DEVICES"]) for node in one] == [("2", "0,1")]
 
 
-def test_more_gpus_than_there_are_is_refused() -> None:
-    with pytest.raises(BadSettings, match="2 nodes of 4 GPUs are more than the 4 GPUs here"):
-        node_environments(2, 4, gpus=("0", "1", "2", "3"))
+@pytest.mark.parametrize(
+    ("num_nodes", "gpus", "visible"),
+    [(None, ("0",), ["0"]), (1, ("0", "1"), ["0,1"]), (2, ("0", "1", "2"), ["0", "1"])],
+)
+def test_slots_may_be_equal_parts_of_each_gpu(num_nodes: int | None, gpus: tuple[str, ...], visible: list[str]) -> None:
+    nodes = node_environments(num_nodes, 4, gpus=gpus)
+    assert [node["CUDA_VISIBLE_DEVICES"] for node in nodes] == visible
+    assert {node["EF_SLOTS"] for node in nodes} == {"4"}
+
+
+@pytest.mark.parametrize(("arguments", "slots"), [((), 4), (("--slots", "2"), 2)])
+def test_eflow_up_takes_the_slots_of_its_environment(
+    arguments: tuple[str, ...], slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[UpPlan] = []
+
+    async def supervised(plan: UpPlan, as_json: bool) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr("elasticflow.cli.up._supervise", supervised)
+    result = CliRunner(env={"EF_SLOTS": "4"}).invoke(app, ["up", "--nodes", "0", *arguments], prog_name="eflow")
+    assert (result.exit_code, [plan.slots_per_node for plan in plans]) == (0, [slots])
+
+
+def test_a_node_has_fewer_gpus_than_its_part_of_them_where_it_has_fewer_slots() -> None:
+    assert [node["CUDA_VISIBLE_DEVICES"] for node in node_environments(2, 1, gpus=("0", "1", "2", "3"))] == ["0", "1"]
+
+
+def test_slots_that_are_no_equal_parts_of_the_gpus_are_refused() -> None:
+    with pytest.raises(BadSettings, match="--slots 3: must be at most 2, the number of GPUs of each node, or a mult"):
+        node_environments(1, 3, gpus=("0", "1"))
+
+
+def test_more_nodes_than_gpus_are_refused() -> None:
+    with pytest.raises(BadSettings, match="3 nodes are more than the 2 GPUs here"):
+        node_environments(3, 1, gpus=("0", "1"))
