@@ -195,8 +195,8 @@ def complete_in_time(act: Callable[[], None], *, within_s: float, aborted: threa
 def _options(timeout_s: float) -> Any:
     """NCCL calls that return at once: a blocking one cannot be given up, and may wait for a lost peer forever.
 
-    timeout_s: of all calls of the group, also of those in which NCCL still connects after the set-up. variables
-    of the environment, such as NCCL_MAX_CTAS, take precedence over the configuration.
+    timeout_s: of all calls of the group, also of those in which NCCL still connects after the set-up. NCCL's own
+    variables of the environment, such as NCCL_MAX_CTAS, take precedence over the configuration.
     """
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{timeout_s:.0f}")  # read once in a process
     options = dist.ProcessGroupNCCL.Options()

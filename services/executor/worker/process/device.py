@@ -107,6 +107,7 @@ def claim(kind: str, gpu_index: int) -> torch.device:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         torch.set_num_threads(1)  # a slot is at most one core
         _keep_freed_memory()
+        _compile_without_gpu()
         return torch.device("cpu")
     if not torch.cuda.is_initialized():
         name, of_node = visible_devices([gpu_index], os.environ), os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -124,6 +125,16 @@ def claim(kind: str, gpu_index: int) -> torch.device:
     device = torch.device("cuda", 0)
     bind_to_numa_node(pci_address(device))
     return device
+
+
+def _compile_without_gpu() -> None:
+    """Let threads compile with torch's build for CUDA. Up to 2.11 its compiler registers a stand-in for the absent GPU,
+    which lives as long as the thread that compiles first: here the main thread, which does not end before the process.
+
+    Not in the fork server: it asks the driver for GPUs.
+    """
+    if torch.backends.cuda.is_built() and hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+        torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportPrivateUsage]
 
 
 def pci_address(device: torch.device) -> str:

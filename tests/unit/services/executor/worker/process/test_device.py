@@ -54,6 +54,33 @@ def test_a_worker_sees_only_its_own_gpu(monkeypatch: pytest.MonkeyPatch, inherit
     assert set(bound) == {"0000:3b:00.0"}, "the cores next to it"
 
 
+COMPILED_IN_A_THREAD = """
+import os, threading, torch
+from elasticflow.services.executor.worker.process.device import claim
+
+claim("cpu", 0)
+guarded = []
+if not torch.backends.cuda.is_built():  # a model of torch's build for CUDA
+    torch.backends.cuda.is_built = lambda: True
+    torch._C._ensureCUDADeviceGuardSet = lambda: guarded.append(threading.current_thread() is threading.main_thread())
+    claim("cpu", 0)
+    assert guarded == [True]
+for size in range(2):
+    model = torch.compile(torch.nn.Linear(4, 4 + size), backend="aot_eager")
+    thread = threading.Thread(target=lambda: model(torch.ones(2, 4)).sum().backward())
+    thread.start()
+    thread.join()
+print("done", flush=True)
+os._exit(0)
+"""
+
+
+def test_threads_compile_with_a_build_for_cuda_on_a_node_without_gpu() -> None:
+    """Its stand-in for the GPU ended with the first thread that compiled, and the next one crashed the process."""
+    ended = subprocess.run([sys.executable, "-c", COMPILED_IN_A_THREAD], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["done"]), ended.stderr
+
+
 def new_pages_of_threads(*, first: str) -> int:
     """Pages that the kernel gives to four threads which allocate and free large tensors, once they have had them."""
     script = f"""
