@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -165,6 +166,28 @@ class Forgetful(nn.Module):
 class HiddenState(Points):
     def init_model(self):
         return nn.Sequential(Forgetful())
+
+
+class OtherGradient(torch.autograd.Function):
+    """Its backward pass differs from call to call, as that of attention on a GPU may."""
+
+    calls: ClassVar[list[None]] = []
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        OtherGradient.calls.append(None)
+        return gradient * (1 + len(OtherGradient.calls))
+
+
+class OtherGradients(Points):
+    def init_model(self):
+        body = super().init_model()
+        body.register_forward_hook(lambda _, __, output: OtherGradient.apply(output))
+        return body
 
 
 class Caching(nn.Linear):

@@ -181,14 +181,30 @@ def choose_repeatable_kernels(device: torch.device) -> None:
     """Make GPU libraries and torch's compiler choose kernels that give the same bits each time, for this thread and the
     cooperative threads that it starts; some convolutions become slower.
 
-    torch warns of operations that have no such kernel. Without the compiler, one CPU thread is always repeatable.
+    torch raises an error for an operation that has no such kernel, unless `allow_other_kernels` or the user's code has
+    chosen a warning: with it, attention would have another backward pass on each run. Without the compiler, one CPU
+    thread is always repeatable.
     """
     compile_each_shape_alone()
     if device.type == "cuda":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True, warn_only=other_kernels_are_allowed())
         # it would find mistakes in kernels, but costs time
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         torch.backends.cudnn.benchmark = False  # it would choose the kernel that is fastest at the moment
+
+
+def allow_other_kernels() -> None:
+    """From now on torch only warns where it has no repeatable kernel; in the whole process."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def other_kernels_are_allowed() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def has_no_repeatable_kernel(error: BaseException) -> bool:
+    """Whether torch refused an operation, after `choose_repeatable_kernels`."""
+    return isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error)
 
 
 def prepare_thread(device: torch.device) -> None:

@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from elasticflow.services.executor.worker.process import device
-from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, claim
+from elasticflow.services.executor.worker.process.device import (
+    allow_other_kernels,
+    choose_repeatable_kernels,
+    claim,
+)
 from elasticflow.services.executor.worker.process.gpu_problems import SLOTS_OF_GPU
 
 
@@ -27,8 +31,15 @@ def test_a_gpu_uses_repeatable_kernels_despite_settings_of_the_training_function
     torch.backends.cudnn.benchmark = True
     copy_context().run(choose_repeatable_kernels, torch.device("cuda", 0))
     assert torch.are_deterministic_algorithms_enabled()
-    assert torch.is_deterministic_algorithms_warn_only_enabled(), "an operation without such a kernel may run"
+    assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention would differ from run to run"
     assert not torch.backends.cudnn.benchmark
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_an_operation_without_a_repeatable_kernel_runs_once_it_is_allowed() -> None:
+    allow_other_kernels()
+    copy_context().run(choose_repeatable_kernels, torch.device("cuda", 0))
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def test_a_cpu_slot_is_not_configured() -> None:

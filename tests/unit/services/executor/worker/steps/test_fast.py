@@ -185,7 +185,7 @@ def test_a_wrapper_of_the_next_generation_takes_gradients_that_lie_in_the_old_on
 def test_gradients_and_metrics_of_several_backward_passes_are_means_over_the_global_batch(
     sizes: tuple[int, ...],
 ) -> None:
-    """A job that accumulates reports what it returns: the loss of the last pass is that of other samples on each worker."""
+    """A job that returns the loss of its last pass reports other samples at each number of workers."""
     points, store = torch.arange(24.0).reshape(8, 3), dist.HashStore()
     nodes = VirtualNodes(count=len(sizes), global_batch_size=8, counts_by_rank=(1,) * len(sizes), relative_sizes=sizes)
 
