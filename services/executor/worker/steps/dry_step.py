@@ -29,6 +29,7 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects
 from elasticflow.services.executor.worker.steps.random_seeds import keep_generators
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
@@ -118,7 +119,7 @@ def _run(
         job_seed=seed,
         cpu_throttle=cpu_throttle,
         stopwatch=Stopwatch(device),
-        make_scheduler=partial(LockstepScheduler, on_start=partial(prepare_thread, device)),
+        make_scheduler=partial(LockstepScheduler, on_start=partial(prepare_thread, device), threads=THREADS),
         additional=objects.additional,
     )
     model.train()

@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, is_communication_error
-from elasticflow.services.executor.worker.process.compiled_models import MOST_SHAPES, has_too_many_shapes
+from elasticflow.services.executor.worker.process.compiled_models import (
+    CUDA_GRAPHS_REFUSED,
+    MOST_SHAPES,
+    has_too_many_shapes,
+    is_refused_cuda_graph,
+)
 from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
     has_no_repeatable_kernel,
@@ -152,6 +157,8 @@ def in_users_code(where: str) -> Iterator[None]:
                 f"a compiled function met more than {MOST_SHAPES} shapes {where}, and the bitwise mode compiles each "
                 'alone: pad the batches to a few sizes, set reproducible = "fast", or do not compile'
             ) from error
+        if is_refused_cuda_graph(error):
+            raise TrainingFailed(f"{CUDA_GRAPHS_REFUSED} ({where})") from error
         if has_no_repeatable_kernel(error):
             raise TrainingFailed(
                 f"{str(error).partition(',')[0]}, which the bitwise mode needs {where}: use another operation, or let "

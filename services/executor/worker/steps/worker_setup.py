@@ -33,6 +33,7 @@ from elasticflow.services.executor.worker.process.gpu_problems import warn_if_oc
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.steps.dry_step import (
     dry_step_pays,
     needs_kernel_trial,
@@ -196,7 +197,7 @@ def worker_engine(
         stopwatch=stopwatch,
         make_scheduler=partial(SequentialScheduler, begin_call=function.begin_part)
         if isinstance(function, ElasticScript)
-        else partial(LockstepScheduler, on_start=partial(prepare_thread, device)),
+        else partial(LockstepScheduler, on_start=partial(prepare_thread, device), threads=THREADS),
         additional=objects.additional,
     )
 
