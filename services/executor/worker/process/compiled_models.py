@@ -28,8 +28,8 @@ def has_too_many_shapes(error: BaseException) -> bool:
 
 CUDA_GRAPHS_REFUSED = (
     'CUDA graphs of torch.compile (mode="reduce-overhead" or "max-autotune", or the option "triton.cudagraphs") do not '
-    "work in the bitwise mode: they write again into the memory of gradients that are still summed. Compile with another "
-    'mode, such as "max-autotune-no-cudagraphs", or set reproducible = "fast"'
+    "work in the bitwise mode: they write again into the memory of gradients that are still summed. Compile with "
+    'another mode, such as "max-autotune-no-cudagraphs", or set reproducible = "fast"'
 )
 _CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
 
