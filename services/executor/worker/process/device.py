@@ -4,7 +4,8 @@ import ctypes
 import gc
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -196,6 +197,19 @@ def choose_repeatable_kernels(device: torch.device) -> None:
 def allow_other_kernels() -> None:
     """From now on torch only warns where it has no repeatable kernel; in the whole process."""
     torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@contextmanager
+def allowing_other_kernels() -> Iterator[None]:
+    """Within the block, for code that changes no weights and may first run late, such as an evaluation."""
+    is_strict = torch.are_deterministic_algorithms_enabled() and not other_kernels_are_allowed()
+    if is_strict:
+        allow_other_kernels()
+    try:
+        yield
+    finally:
+        if is_strict:
+            torch.use_deterministic_algorithms(True)
 
 
 def other_kernels_are_allowed() -> bool:

@@ -91,7 +91,7 @@ def _results(trainer: Trainer) -> dict[str, float | int | None]:
 
 def _checksum(tensor: torch.Tensor) -> int:
     data = tensor.detach().cpu().resolve_conj().contiguous()
-    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy())
+    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _copy_of(state: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextvars import copy_context
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ import torch
 from elasticflow.services.executor.worker.process import device
 from elasticflow.services.executor.worker.process.device import (
     allow_other_kernels,
+    allowing_other_kernels,
     choose_repeatable_kernels,
     claim,
+    has_no_repeatable_kernel,
 )
 from elasticflow.services.executor.worker.process.gpu_problems import SLOTS_OF_GPU
 
@@ -40,6 +43,15 @@ def test_an_operation_without_a_repeatable_kernel_runs_once_it_is_allowed() -> N
     allow_other_kernels()
     copy_context().run(choose_repeatable_kernels, torch.device("cuda", 0))
     assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_an_evaluation_may_use_other_kernels_and_training_after_it_may_not() -> None:
+    copy_context().run(choose_repeatable_kernels, torch.device("cuda", 0))
+    with warnings.catch_warnings(action="ignore"), allowing_other_kernels():
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    with pytest.raises(RuntimeError) as refused:
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    assert has_no_repeatable_kernel(refused.value)
 
 
 def test_a_cpu_slot_is_not_configured() -> None:
