@@ -53,8 +53,8 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     trainer.settle()
     first, after = _results(trainer), _plain_attributes(trainer.model)
     schedules = _schedules(trainer)
-    trainer.load_state(beginning)
     drop_gradients(parameters_of(trainer.model, trainer.optimizer))
+    trainer.load_state(beginning)
     if trainer.step(stop=stop).stop:
         return True
     trainer.settle()
