@@ -3,11 +3,11 @@
 A micro-batch is a virtual node, or a part of one that exceeds the memory. The scheduler synchronizes the calls. After
 each backward pass its gradients are added to the summation tree, and the next call runs. After the last one the workers
 finish the sum, and all calls continue with the gradient of the global batch, as on one device. The optimizer's step
-runs once, when all calls have requested it.
+runs once, when all calls have requested it, all with the same gradient.
 """
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from itertools import repeat
 from typing import Any
 
@@ -17,14 +17,17 @@ from torch import nn
 from elasticflow.services.executor.worker.process.compiled_models import CUDA_GRAPHS_REFUSED, uses_cuda_graphs
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.process.device_numbers import Number
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, Snapshot
 from elasticflow.services.executor.worker.steps.backward_pass import (
     dense_gradient,
-    drop_gradients,
     each_written_to,
     weighted_roots,
 )
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients, parameters_of
+from elasticflow.services.executor.worker.steps.gradient_digest import StepDigest, gradient_digest
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, SharedGradients
+from elasticflow.services.executor.worker.steps.parameter_changes import ParameterChanges
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.shared_sum import Tensors
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
@@ -41,12 +44,15 @@ SYNC_POINTS = (_BACKWARD, _STEP)
 class BitwiseSteps:
     """Replaces torch's backward() and the optimizer's step() in this process, until `close`."""
 
+    keeps_changes = True  # of parameters, by the last call behind optimizer.step()
+
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
         members: GenerationMembers,
+        carried: CarriedGradients,
         job_seed: int,
         cpu_throttle: CpuThrottle,
         stopwatch: Stopwatch,
@@ -54,8 +60,8 @@ class BitwiseSteps:
         computed: Sequence[MicroBatch] | None = None,
         additional: AdditionalState | None = None,
     ) -> None:
-        """computed: the micro-batches of which this process calls train(), if not those of the member. additional:
-        state that the calls change, too."""
+        """carried: gradients from the steps before. computed: the micro-batches of which this process calls train(), if
+        not those of the member. additional: state that the calls change, too."""
         self.model = model
         self._job_seed = job_seed
         self._cpu_throttle = cpu_throttle
@@ -69,6 +75,11 @@ class BitwiseSteps:
         self._in_backward = False
         self._gradients_before: Tensors = []  # that train() has not set to zero
         self._shared = SharedGradients()
+        self._carried = carried
+        self._changes = ParameterChanges(model, optimizer)
+        self._has_gradient = False  # a backward pass of this step has been summed
+        self._digests: list[Number | None] = []  # of the calls, before optimizer.step(); None: the shared gradient
+        self.step_digest = StepDigest()
         self._additional = additional
         self._before_calls: Snapshot | None = None  # since the last synchronization; None until the first call resumes
         self._optimizer = optimizer
@@ -95,8 +106,11 @@ class BitwiseSteps:
         self._iteration = iteration
         self._num_synchronizations = 0
         self._before_calls = None
+        self._has_gradient, self.step_digest = False, StepDigest()
         self._buffers.begin_step()
-        results = self._scheduler.run(calls)
+        self._carried.begin_step()
+        self._changes.begin_step(iteration)
+        results = self._scheduler.run([partial(self._watched, call) for call in calls])
         self._buffers.activate(None)
         return results
 
@@ -105,8 +119,12 @@ class BitwiseSteps:
         self._scheduler.abandon()
         self._buffers.roll_back()
         self._shared.clear()
-        self._gradients_before = []
-        drop_gradients(self._all_parameters)
+        self._gradients_before, self._digests = [], []
+        self._carried.roll_back()
+
+    def end_watching(self) -> None:
+        """In the thread of a script, before it waits for its next batch."""
+        self._changes.end_watching()
 
     def changed_buffers(self) -> list[list[float]]:
         """For each micro-batch computed here and each buffer of the model: 1 if it was changed, else 0."""
@@ -144,9 +162,22 @@ class BitwiseSteps:
         if point == _BACKWARD:
             self._cpu_throttle.sleep_off_excess()
             self._share(self._summed_gradients())
+            self._has_gradient = True
         else:
+            self.step_digest += self._digest_of_calls()
             self._shared.clear()
             self._finish_step()
+            self._changes.note_step()
+
+    def _digest_of_calls(self) -> StepDigest:
+        """Before the optimizer's step. Nothing is computed for a worker that is alone, unless calls have changed the
+        gradient: all calls have the same."""
+        digests, self._digests = self._digests, []
+        if all(digest is None for digest in digests) and self._group is None:
+            return StepDigest()
+        shared = self._digest_of(self._shared.values()) if None in digests else 0.0
+        first, *others = [shared if digest is None else digest for digest in digests]
+        return StepDigest.of(first, others)
 
     def _summed_gradients(self) -> Tensors:
         """After the backward pass of all calls: the gradient of the global batch."""
@@ -183,6 +214,11 @@ class BitwiseSteps:
         if uses_cuda_graphs():
             raise TrainingFailed(CUDA_GRAPHS_REFUSED)
         before = [parameter.grad for parameter in self._trained]
+        if running == 0:  # copies: this pass may overwrite the memory of the last sum
+            self._gradients_before = [None if gradient is None else gradient.clone() for gradient in before]
+            if self._num_synchronizations == 0:
+                self._carried.note_backward(self._trained, before)
+        self._changes.end_watching()
         self._in_backward = True
         try:
             self._add_gradients(self.computed[running], tensors, grad_tensors, *args, **kwargs)
@@ -190,9 +226,9 @@ class BitwiseSteps:
             self._in_backward = False
             for parameter, gradient in zip(self._trained, before, strict=True):
                 parameter.grad = gradient
-        if running == 0:
-            self._gradients_before = [None if gradient is None else gradient.clone() for gradient in before]
+        self._changes.end_segment()
         self._scheduler.synchronize(_BACKWARD)
+        self._changes.forbid()
 
     def _add_gradients(
         self, micro_batch: MicroBatch, tensors: Any, grad_tensors: Any, *args: Any, **kwargs: Any
@@ -222,13 +258,38 @@ class BitwiseSteps:
                 "optimizer.step(closure) runs more than one backward pass, which the bitwise mode does not support: "
                 'set reproducible = "fast"'
             )
-        if self._scheduler.running is None:
+        if (running := self._scheduler.running) is None:
             self._step_of_optimizer()
-        else:
-            self._scheduler.synchronize(_STEP)
+            return
+        is_last = running == len(self.computed) - 1
+        if self._scheduler.has_effect:
+            self._note_gradients()
+        self._changes.end_segment()
+        self._scheduler.synchronize(_STEP)
+        self._changes.allow(undone=not (is_last and self.keeps_changes))
 
+    def _note_gradients(self) -> None:
+        """Those with which this call requests the optimizer's step."""
+        if not self._has_gradient:
+            raise TrainingFailed(
+                "train() called optimizer.step() without backward(): gradients that it assigns, for example from "
+                "torch.autograd.grad, are those of one part of the batch. Call loss.backward(), which sums them over "
+                'all parts, or set reproducible = "fast"'
+            )
+        self._digests.append(None if self._shared.is_unchanged() else self._digest_of({}))
 
-def parameters_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All parameters of the model, then those that only the optimizer has, each once."""
-    groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return list({id(p): p for p in (*model.parameters(), *groups)}.values())
+    def _digest_of(self, shared: Mapping[int, torch.Tensor | None]) -> Number:
+        """Of the gradients of all parameters of the optimizer. shared: in place of what these parameters have."""
+        stepped = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        gradients = [shared.get(id(parameter), parameter.grad) for parameter in stepped]
+        return gradient_digest(gradients, self._iteration)
+
+    def _watched(self, call: Callable[[], Any]) -> Any:
+        self._changes.forbid()
+        try:
+            value = call()
+        except BaseException:
+            self._changes.end_watching()
+            raise
+        self._changes.end_segment()
+        return value

@@ -11,6 +11,7 @@ from elasticflow.services.executor.worker.data.sample_order import SampleOrder
 from elasticflow.services.executor.worker.data.sample_readers import reader_of
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
@@ -20,7 +21,7 @@ from elasticflow.services.executor.worker.steps.user_code_checks import (
     require_optimizer,
     require_stateful,
 )
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class JobObjects:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     additional: AdditionalState
+    carried: CarriedGradients
     sharded: ShardedOptimizer | None  # None: each worker has all of the optimizer's state
     dataset: DataSet
     order: SampleOrder
@@ -53,7 +55,10 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
         model = require_model(function.init_model()).to(device)
         dataset = recognize(function.init_dataset())
         optimizer = require_optimizer(function.init_optimizer(model))
-        additional = AdditionalState(require_stateful(function.stateful()), optimizer)
+        is_script = spec.entry == SCRIPT
+        additional = AdditionalState(
+            require_stateful(function.stateful()), optimizer, job=None if is_script else function
+        )
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)
     return JobObjects(
@@ -61,6 +66,7 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
         model=model,
         optimizer=optimizer,
         additional=additional,
+        carried=CarriedGradients(model, optimizer, sees_backward=function.reproducible == "bitwise"),
         sharded=sharded,
         dataset=dataset,
         order=order,

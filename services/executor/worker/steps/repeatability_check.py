@@ -19,8 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
-from elasticflow.services.executor.worker.steps.backward_pass import drop_gradients
-from elasticflow.services.executor.worker.steps.bitwise import parameters_of
 from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
@@ -53,7 +51,6 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     trainer.settle()
     first, after = _results(trainer), _plain_attributes(trainer.model)
     schedules = _schedules(trainer)
-    drop_gradients(parameters_of(trainer.model, trainer.optimizer))
     trainer.load_state(beginning)
     if trainer.step(stop=stop).stop:
         return True

@@ -14,6 +14,7 @@ from elasticflow.services.executor.worker.process.compiled_models import MOST_SH
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, choose_repeatable_kernels
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
@@ -81,9 +82,11 @@ class Graphs(ModuleType):
 def test_cuda_graphs_are_refused_in_the_first_step(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", graphs := Graphs(version))
     model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
     steps = BitwiseSteps(
         model,
-        torch.optim.SGD(model.parameters()),
+        optimizer,
+        carried=CarriedGradients(model, optimizer),
         members=GenerationMembers(None, VirtualNodes(count=2, global_batch_size=2)),
         job_seed=0,
         cpu_throttle=CpuThrottle(1.0),
