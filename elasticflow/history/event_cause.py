@@ -46,6 +46,8 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
             return f"a worker of {name(event.job_id)} crashed"
         case events.WorkerLagged():
             return f"a GPU of {name(event.job_id)} is slow"
+        case events.JobWarned():
+            return f"{whose(event.job_id)} code has a warning"
         case events.MemoryExceeded():
             return f"{whose(event.job_id)} micro-batches exceeded the memory"
         case events.ThroughputMeasured():

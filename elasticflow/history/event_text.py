@@ -84,6 +84,8 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.WorkerLagged():
             gpu = gpus_in_words(new.gpus[event.rank : event.rank + 1])
             return f"rank {event.rank} on {gpu} takes {event.slowdown:.1f} times as long as its peers: its GPU is slow"
+        case events.JobWarned():
+            return f"warning: {event.warning}"
         case events.MemoryExceeded():
             return _memory_exceeded(event, new)
         case events.JobAtRisk():

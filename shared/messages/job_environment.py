@@ -49,6 +49,13 @@ _OUR_STARTS = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "OPENBLAS_", "MKL_", "KMP_"),
 )
 
+_READ_WITH_CUDA = ("PYTORCH_", "TORCH_")  # e.g. PYTORCH_CUDA_ALLOC_CONF; those of NVIDIA's libraries are ours
+
+
+def is_read_with_cuda(name: str) -> bool:
+    """Whether torch may read this variable when it starts CUDA, as a warm worker does before its job is known."""
+    return name.startswith(_READ_WITH_CUDA)
+
 
 def is_ours(name: str) -> bool:
     """Whether the pool keeps this variable for itself."""

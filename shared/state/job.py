@@ -122,6 +122,7 @@ class Job:
     explanation: str = ""  # of a rejection, failure or cancellation
     traceback: str = ""
     last_lines: str = ""  # of the failed worker's log
+    warnings: tuple[str, ...] = ()  # of its code, each once
     rejection: RejectionReason | None = None
     earliest_deadline_s: float | None = None  # offered with a rejection, or while the job is at risk
     offers: tuple[Offer, ...] = ()

@@ -15,6 +15,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Profiled,
     Progressed,
     Started,
+    Warned,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -150,6 +151,17 @@ async def test_a_repeatable_step_is_profiled(node, spec_of, function):
     await workers.first(Profiled)
     await workers.ended()
     assert "step_not_repeatable" not in node.log_of(job_id)
+    assert not workers.all_of(Warned)
+
+
+async def test_a_backward_pass_that_does_not_repeat_is_in_the_history_of_its_job(node, spec_of):
+    """The first loss is the same: only gradients and parameters tell."""
+    job_id = node.new_job_id()
+    workers = await node.launch(spec_of("OtherGradients"), job_id=job_id, purpose="profile")
+    warned = await workers.first(Warned)
+    await workers.first(Profiled)
+    await workers.ended()
+    assert warned.warning.startswith("the same step gave another gradient of ")
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -101,14 +101,16 @@ async def test_a_gpu_beyond_the_limit_gets_a_new_process(warm, spec_of):
 
 
 async def test_a_torchrun_script_gets_a_new_process(warm, spec_of):
-    """A warm worker sees its own GPU only, and the script those of all its local ranks."""
+    """A warm worker sees its own GPU only, and the script those of all its local ranks. The one of its slot ends."""
     waiting = await warm.all_ready()
     spec = spec_of("examples.ddp.snapshots:__torchrun__")
     worker = await warm.launch(spec, "script", gpu_index=1)
     assert worker.pid not in waiting.values()
+    assert warm.launcher.warm_pool.ready == {0: waiting[0]}
+    await warm.when(lambda: not psutil.pid_exists(waiting[1]))
     worker.kill()
     await warm.when(lambda: worker.exited is not None)
-    assert warm.launcher.warm_pool.ready == waiting
+    assert (await warm.all_ready())[0] == waiting[0]
 
 
 async def test_a_dead_warm_worker_is_replaced(warm, spec_of):

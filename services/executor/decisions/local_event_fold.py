@@ -39,6 +39,8 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     WriteCheckpoint,
 )
 
+_KEPT_WARNINGS = 8  # of one worker
+
 
 def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
     """The state after a local event, or after an action that the executor has just taken."""
@@ -149,6 +151,9 @@ def _reported(state: State, worker: WorkerRecord, message: from_worker.FromWorke
             )
         case from_worker.Lagged():
             worker = replace(worker, lagged=message, lagged_at_s=now_s)
+        case from_worker.Warned(warning=warning):
+            others = (other for other in worker.warnings if other != warning)
+            worker = replace(worker, warnings=(*others, warning)[-_KEPT_WARNINGS:])
         case from_worker.Alive(iteration=iteration, seconds_since_progress=silence_s):
             worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
         case from_worker.CheckpointWritten(iteration=iteration, request=request):

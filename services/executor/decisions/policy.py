@@ -32,6 +32,7 @@ from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import (
     GenerationStarted,
     JobEvent,
+    JobWarned,
     NodeEvent,
     NodeJoined,
     NodeLost,
@@ -41,7 +42,7 @@ from elasticflow.shared.messages.events import (
     WorkersStopped,
 )
 from elasticflow.shared.messages.worker_protocol import from_worker
-from elasticflow.shared.state.fold.workers import is_new_slow_gpu
+from elasticflow.shared.state.fold.workers import is_new_slow_gpu, is_new_warning
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import spec_of
@@ -208,6 +209,11 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 node_id=state.node_id,
             )
         )
+    events.extend(
+        JobWarned(job_id=job.job_id, generation=job.generation, warning=warning, at_s=now_s, node_id=state.node_id)
+        for warning in rank0.warnings
+        if is_new_warning(job, warning)
+    )
     if isinstance(rank0.outcome, from_worker.Profiled) and not _is_measured(state, job):
         events.append(_measured(job, rank0.outcome, state.node_id, now_s))
     return events

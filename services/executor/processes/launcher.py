@@ -21,6 +21,7 @@ from elasticflow.services.executor.processes.log_rotation import bounded
 from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped, kill_marked
 from elasticflow.services.executor.processes.warm_pool import WarmPool
 from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED, WorkerIsolation
+from elasticflow.shared.messages.job_environment import is_read_with_cuda
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
@@ -111,9 +112,18 @@ class Launcher:
         """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed.
 
         A torchrun script sees all GPUs of its job on this node. A warm worker sees one, and cannot see others later.
+        Nor can it follow variables of the job that torch reads when it starts CUDA.
         """
-        may_be_warm = assignment.spec.entry != TORCHRUN
-        process = (self.warm_pool.take(assignment.gpu_index) if may_be_warm else None) or await self.fork()
+        variables = (*assignment.spec.environment, *assignment.secrets)
+        may_be_warm = assignment.spec.entry != TORCHRUN and not any(map(is_read_with_cuda, variables))
+        gpu_index = assignment.gpu_index
+        process = self.warm_pool.enter(gpu_index, may_be_warm=may_be_warm)
+        try:
+            process = process or await self.fork()
+        except BaseException:
+            self.warm_pool.leave(gpu_index)
+            raise
+        process.exited.add_done_callback(lambda _: self.warm_pool.leave(gpu_index))
         log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
         handle = WorkerHandle(assignment, process, log_file)
         handle.send(WriteLog(file=str(log_file)))

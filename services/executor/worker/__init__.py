@@ -57,9 +57,9 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         random_seeds.py         seeds by phase, iteration and virtual node
         bitwise.py              a step with the same bits at any number of workers
         fast.py                 a step with plain all-reduces
-        dry_step.py             of a joining worker, before it counts as ready
+        dry_step.py             before a worker counts as ready: on a GPU each, else one that joins
         virtual_node_scheduler.py  synchronizes the calls of one step
-        cooperative_thread.py   a call that can be suspended
+        cooperative_thread.py   a call that can be suspended, and the threads of a process for them
         summation_tree.py       the order of every sum (pure)
         tree_reduce.py          sums of tensors along the tree within a worker
         shared_sum.py           its last part, with other workers, from within the last pass on

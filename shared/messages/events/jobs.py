@@ -120,6 +120,18 @@ class WorkerLagged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobWarned:
+    """Something about its code that its user should know; it trains on. From the executor of rank 0, once each."""
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    generation: Generation
+    warning: Text
+    at_s: TimeS
+    node_id: Token | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgressed:
     """The progress and speed of a job. From the monitor, every few seconds for each running job."""
 
@@ -222,6 +234,7 @@ JobEvent = (
     | WorkersStopped
     | WorkerCrashed
     | WorkerLagged
+    | JobWarned
     | MemoryExceeded
     | JobProgressed
     | CheckpointWritten

@@ -106,6 +106,13 @@ class Lagged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """Something about the job's code that its user should know; it trains on. That of rank 0 reaches the ledger."""
+
+    warning: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
     """Instead of `Progressed` while no step ends: the process runs, its training may hang."""
 
@@ -172,6 +179,7 @@ FromWorker = (
     | Interrupted
     | Progressed
     | Lagged
+    | Warned
     | Alive
     | CheckpointWritten
     | CheckpointFailed

@@ -39,6 +39,7 @@ from elasticflow.shared.state.fold.workers import (
     checkpoint_completed,
     generation_started,
     gpu_limits_yield,
+    job_warned,
     memory_exceeded,
     progressed,
     with_speed_ratio,
@@ -170,6 +171,7 @@ def _of_a_job(
     | events.WorkersStopped
     | events.WorkerCrashed
     | events.WorkerLagged
+    | events.JobWarned
     | events.MemoryExceeded
     | events.JobProgressed
     | events.JobFinished
@@ -227,6 +229,8 @@ def _of_a_job(
             return worker_crashed(state, job, event, sequence)
         case events.WorkerLagged():
             return worker_lagged(state, job, event)
+        case events.JobWarned():
+            return with_job(state, job_warned(job, event.warning))
         case events.MemoryExceeded():
             return memory_exceeded(state, job, event, sequence)
         case events.RendezvousOpened():

@@ -18,6 +18,8 @@ from elasticflow.shared.state.fold.jobs import (
 from elasticflow.shared.state.job import Job, StoppingWorkers
 from elasticflow.shared.state.pool import PoolState, SlowGpu, slow_gpu, spec_of
 
+_MOST_WARNINGS = 8  # of one job; more say nothing new
+
 MAX_START_COST_S = 120.0
 FASTER_START_WEIGHT = 0.2
 
@@ -174,6 +176,14 @@ def worker_lagged(state: PoolState, job: Job, event: events.WorkerLagged) -> Poo
     others = (other for other in node.slow_gpus if other.gpu_index != gpu.gpu_index)
     node = replace(node, slow_gpus=(*others, slow))
     return fast_replace(state, nodes=state.nodes.set(node.node_id, node))
+
+
+def is_new_warning(job: Job, warning: str) -> bool:
+    return warning not in job.warnings and len(job.warnings) < _MOST_WARNINGS
+
+
+def job_warned(job: Job, warning: str) -> Job:
+    return fast_replace(job, warnings=(*job.warnings, warning)) if is_new_warning(job, warning) else job
 
 
 def is_new_slow_gpu(state: PoolState, job: Job, rank: int, at_s: float) -> bool:

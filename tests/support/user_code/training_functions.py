@@ -172,6 +172,28 @@ class HiddenState(Points):
         return nn.Sequential(Forgetful())
 
 
+class OtherGradient(torch.autograd.Function):
+    """Its backward pass differs from call to call, as that of attention on a GPU may."""
+
+    calls: ClassVar[list[None]] = []
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        OtherGradient.calls.append(None)
+        return gradient * (1 + len(OtherGradient.calls))
+
+
+class OtherGradients(Points):
+    def init_model(self):
+        body = super().init_model()
+        body.register_forward_hook(lambda _, __, output: OtherGradient.apply(output))
+        return body
+
+
 class Caching(nn.Linear):
     """It keeps its output in an attribute."""
 

@@ -52,15 +52,25 @@ def device_transport(
     identities: Sequence[DeviceIdentity],
     timeout_s: float,
     aborted: threading.Event,
+    collective_timeout_s: float | None = None,
 ) -> Transport:
     """A collective of all workers, whose identities decide alike on each of them.
 
-    Raises RendezvousAborted; PeerLost if NCCL does not connect; TrainingFailed if torch lacks it.
+    timeout_s: to connect. collective_timeout_s: of NCCL's calls afterwards; None: as long. Raises RendezvousAborted;
+    PeerLost if NCCL does not connect; TrainingFailed if torch lacks it.
     """
     if route_between(identities) is Route.HOST:
         return gloo if identities[rank].kind == "cpu" else StagedTransport(gloo, device)
     try:
-        return NcclTransport(store, rank, size, device=device, timeout_s=timeout_s, aborted=aborted)
+        return NcclTransport(
+            store,
+            rank,
+            size,
+            device=device,
+            timeout_s=timeout_s,
+            aborted=aborted,
+            collective_timeout_s=collective_timeout_s,
+        )
     except (TimeoutError, RuntimeError) as error:
         if not isinstance(error, TimeoutError | dist.DistError) and not is_out_of_memory(error):
             raise

@@ -79,6 +79,7 @@ class Group:
                 identities=self.identities,
                 timeout_s=within_s,
                 aborted=aborted,
+                collective_timeout_s=timeout_s,
             )
         if may_connect_later:
             self._connect_together("beside", min(timeout_s, _BESIDE_S))

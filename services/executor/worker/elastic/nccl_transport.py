@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import ErrorType
 
 from elasticflow.services.executor.worker.elastic.peer_loss import end_as_lost_peer
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
-from elasticflow.services.executor.worker.elastic.transport import Transfer, broadcast_coalesced
+from elasticflow.services.executor.worker.elastic.transport import Transfer, broadcast_coalesced, in_known_type
 
 log = structlog.get_logger()
 
@@ -41,7 +41,10 @@ _environment = threading.Lock()  # two groups are never constructed at once, so 
 
 class NcclTransport:
     """The constructor returns when all workers are connected. Raises RendezvousAborted once `aborted` is set,
-    TimeoutError if NCCL does not connect within the time-out, and NCCL's DistError."""
+    TimeoutError if NCCL does not connect within timeout_s, and NCCL's DistError.
+
+    collective_timeout_s: of NCCL's calls afterwards; None: as long.
+    """
 
     def __init__(
         self,
@@ -52,21 +55,24 @@ class NcclTransport:
         device: torch.device,
         timeout_s: float,
         aborted: threading.Event,
+        collective_timeout_s: float | None = None,
     ) -> None:
         self._device = device
+        self._has_worked = False  # for its user: the GPU may wait for a call of this group
         self._ended = threading.Event()
         self._error = ""
         store.set_timeout(timedelta(seconds=timeout_s))  # NCCL waits in it, until rank 0 has prepared
         self.process_group = dist.ProcessGroup(store, rank, size)
         backend = dist.ProcessGroup.BackendType.NCCL
         with torch_settings(_NO_OWN_ERROR_HANDLING):
-            self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, _options(timeout_s))
+            options = _options(collective_timeout_s or timeout_s)
+            self._nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
         self.process_group._register_backend(torch.device("cuda"), backend, self._nccl)
         self.process_group._set_default_backend(backend)
         try:
             complete_in_time(lambda: self._connect(rank, size), within_s=timeout_s, aborted=aborted)
         except BaseException:
-            self.abort()  # its end replaces no error: it frees this worker, or ends it
+            self.abort()
             raise
         threading.Thread(target=self._watch, args=(self._nccl,), name="nccl-errors", daemon=True).start()
 
@@ -78,7 +84,7 @@ class NcclTransport:
             return
         with torch.cuda.stream(torch.cuda.Stream(self._device)):  # beside the work of another group
             sent, received = (torch.zeros(size, device=self._device) for _ in range(2))
-            self.begin_exchange(
+            self._begin_exchange(
                 [Transfer(sent[peer : peer + 1], peer) for peer in peers],
                 [Transfer(received[peer : peer + 1], peer) for peer in peers],
             )()
@@ -90,32 +96,45 @@ class NcclTransport:
 
     def begin_exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Callable[[], None]:
         """One operation: begun one by one they deadlock. Until its wait, the GPU computes beside it."""
+        self._has_worked = True
+        return self._begin_exchange(sends, receives)
+
+    def _begin_exchange(self, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> Callable[[], None]:
         if not sends and not receives:
             return lambda: None
         work: Any = None
         self.process_group._start_coalescing(self._device)
         try:
             for transfer in sends:
-                self.process_group.send([transfer.tensor], transfer.peer, transfer.tag)
+                self.process_group.send([in_known_type(transfer.tensor)], transfer.peer, transfer.tag)
             for transfer in receives:
-                self.process_group.recv([transfer.tensor], transfer.peer, transfer.tag)
+                self.process_group.recv([in_known_type(transfer.tensor)], transfer.peer, transfer.tag)
         finally:  # else all later operations of this thread would wait for its end
             work = self.process_group._end_coalescing(self._device)
         return lambda: work.wait()
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        self._has_worked = True
         return self.process_group.allreduce([tensor]).get_future().then(lambda summed: summed.value()[0])
 
     def broadcast(self, tensors: list[torch.Tensor], *, source: int) -> None:
+        self._has_worked = True
         broadcast_coalesced(self.process_group, tensors, source)
 
     def wait(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
-        """As `abort_or_end`."""
+        """As `abort_or_end`; in the background if the group has not worked yet, since nothing waits for it.
+
+        A set-up holds the lock that its abort needs, until torch gives it up. Its worker may train in another group.
+        """
         self._ended.set()
-        abort_or_end(self._nccl.abort)
+        abort = self._nccl.abort
+        if self._has_worked:
+            abort_or_end(abort)
+        else:
+            threading.Thread(target=_abort, args=(abort,), name="nccl-abort", daemon=True).start()
 
     def release(self) -> None:
         self._ended.set()
@@ -176,7 +195,8 @@ def complete_in_time(act: Callable[[], None], *, within_s: float, aborted: threa
 def _options(timeout_s: float) -> Any:
     """NCCL calls that return at once: a blocking one cannot be given up, and may wait for a lost peer forever.
 
-    NCCL's own variables of the environment, such as NCCL_MAX_CTAS, take precedence over the configuration.
+    timeout_s: of all calls of the group, also of those in which NCCL still connects after the set-up. NCCL's own
+    variables of the environment, such as NCCL_MAX_CTAS, take precedence over the configuration.
     """
     os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", f"{timeout_s:.0f}")  # read once in a process
     options = dist.ProcessGroupNCCL.Options()
@@ -188,18 +208,16 @@ def _options(timeout_s: float) -> Any:
 
 
 def abort_or_end(abort: Callable[[], None]) -> None:
-    """End this process as a lost peer if the abort does not return: then no wait for the GPU ends either.
-
-    An abort that raises has ended all calls.
-    """
-
-    def logged() -> None:
-        try:
-            abort()
-        except RuntimeError as error:
-            log.warning("nccl_abort_failed", reason=str(error))
-
+    """End this process as a lost peer if the abort does not return: then no wait for the GPU ends either."""
     try:
-        complete_in_time(logged, within_s=_ABORT_S)
+        complete_in_time(lambda: _abort(abort), within_s=_ABORT_S)
     except TimeoutError as error:
         end_as_lost_peer(f"an abort of its communicator: {error}")
+
+
+def _abort(abort: Callable[[], None]) -> None:
+    """An abort that raises has ended all calls."""
+    try:
+        abort()
+    except RuntimeError as error:
+        log.warning("nccl_abort_failed", reason=str(error))

@@ -9,6 +9,16 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+_KNOWN_TYPES = {  # to gloo and to NCCL; others travel as bytes, since only a sum depends on the type
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+}
 _COALESCED_BYTES = 250 << 20  # of small tensors that travel together
 
 
@@ -62,4 +72,16 @@ class Transport(Protocol):
 
 def broadcast_coalesced(group: dist.ProcessGroup, tensors: list[torch.Tensor], source: int) -> None:
     """Overwrite the tensors with the source's, as DistributedDataParallel does."""
-    dist._broadcast_coalesced(group, tensors, _COALESCED_BYTES, source)
+    dense = [tensor if tensor.dtype in _KNOWN_TYPES else tensor.detach().contiguous() for tensor in tensors]
+    dist._broadcast_coalesced(group, [in_known_type(tensor) for tensor in dense], _COALESCED_BYTES, source)
+    with torch.no_grad():
+        for tensor, copy in zip(tensors, dense, strict=True):
+            if copy.data_ptr() != tensor.data_ptr():
+                tensor.copy_(copy)
+
+
+def in_known_type(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or its bytes in the order of its memory if a library lacks its type. Its memory is dense."""
+    if tensor.dtype in _KNOWN_TYPES:
+        return tensor
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -4,6 +4,8 @@ By default, torch compiles the first shape of a process as it is, and the second
 in which a worker meets the shapes, and so the number of workers, would decide its kernels.
 """
 
+import sys
+
 import torch._dynamo.config
 import torch._inductor.config
 from torch import nn
@@ -22,6 +24,30 @@ def compile_each_shape_alone() -> None:
 def has_too_many_shapes(error: BaseException) -> bool:
     """Whether a compiled function met more than `MOST_SHAPES`."""
     return type(error).__name__ == "FailOnRecompileLimitHit"
+
+
+CUDA_GRAPHS_REFUSED = (
+    'CUDA graphs of torch.compile (mode="reduce-overhead" or "max-autotune", or the option "triton.cudagraphs") do not '
+    "work in the bitwise mode: they write again into the memory of gradients that are still summed. Compile with "
+    'another mode, such as "max-autotune-no-cudagraphs", or set reproducible = "fast"'
+)
+_CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
+
+
+def uses_cuda_graphs() -> bool:
+    """Whether this thread has called a compiled function with CUDA graphs."""
+    loaded = sys.modules.get(_CUDA_GRAPHS)
+    return loaded is not None and bool(getattr(loaded.local, "tree_manager_containers", None))
+
+
+def is_refused_cuda_graph(error: BaseException) -> bool:
+    """Whether torch refused them: up to 2.11 they need the main thread, and it says so with an empty error."""
+    error = getattr(error, "inner_exception", error)  # of the compiler's own errors
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = "" if last is None else last.tb_frame.f_globals.get("__name__", "")
+    return isinstance(error, AssertionError) and module == _CUDA_GRAPHS
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -4,7 +4,8 @@ import ctypes
 import gc
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -107,6 +108,7 @@ def claim(kind: str, gpu_index: int) -> torch.device:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         torch.set_num_threads(1)  # a slot is at most one core
         _keep_freed_memory()
+        _compile_without_gpu()
         return torch.device("cpu")
     if not torch.cuda.is_initialized():
         name, of_node = visible_devices([gpu_index], os.environ), os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -124,6 +126,16 @@ def claim(kind: str, gpu_index: int) -> torch.device:
     device = torch.device("cuda", 0)
     bind_to_numa_node(pci_address(device))
     return device
+
+
+def _compile_without_gpu() -> None:
+    """Let threads compile with torch's build for CUDA. Up to 2.11 its compiler registers a stand-in for the absent GPU,
+    which lives as long as the thread that compiles first: here the main thread, which does not end before the process.
+
+    Not in the fork server: it asks the driver for GPUs.
+    """
+    if torch.backends.cuda.is_built() and hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+        torch._C._ensureCUDADeviceGuardSet()  # pyright: ignore[reportPrivateUsage]
 
 
 def pci_address(device: torch.device) -> str:
@@ -170,14 +182,43 @@ def choose_repeatable_kernels(device: torch.device) -> None:
     """Make GPU libraries and torch's compiler choose kernels that give the same bits each time, for this thread and the
     cooperative threads that it starts; some convolutions become slower.
 
-    torch warns of operations that have no such kernel. Without the compiler, one CPU thread is always repeatable.
+    torch raises an error for an operation that has no such kernel, unless `allow_other_kernels` or the user's code has
+    chosen a warning: with it, attention would have another backward pass on each run. Without the compiler, one CPU
+    thread is always repeatable.
     """
     compile_each_shape_alone()
     if device.type == "cuda":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True, warn_only=other_kernels_are_allowed())
         # it would find mistakes in kernels, but costs time
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         torch.backends.cudnn.benchmark = False  # it would choose the kernel that is fastest at the moment
+
+
+def allow_other_kernels() -> None:
+    """From now on torch only warns where it has no repeatable kernel; in the whole process."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@contextmanager
+def allowing_other_kernels() -> Iterator[None]:
+    """Within the block, for code that changes no weights and may first run late, such as an evaluation."""
+    is_strict = torch.are_deterministic_algorithms_enabled() and not other_kernels_are_allowed()
+    if is_strict:
+        allow_other_kernels()
+    try:
+        yield
+    finally:
+        if is_strict:
+            torch.use_deterministic_algorithms(True)
+
+
+def other_kernels_are_allowed() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def has_no_repeatable_kernel(error: BaseException) -> bool:
+    """Whether torch refused an operation, after `choose_repeatable_kernels`."""
+    return isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error)
 
 
 def prepare_thread(device: torch.device) -> None:

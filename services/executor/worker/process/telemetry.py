@@ -10,8 +10,12 @@ from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 
+import structlog
+
 from elasticflow.services.executor.worker.process.channel import Channel
-from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed
+from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed, Warned
+
+log = structlog.get_logger()
 
 _PERIOD_S = 0.5
 _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a change
@@ -57,6 +61,11 @@ class Telemetry:
     def report_straggler(self, rank: int, slowdown: float) -> None:
         """rank: of a straggler in this generation, which rank 0 has detected."""
         self._channel.send(Lagged(rank=rank, slowdown=slowdown))
+
+    def warn(self, warning: str) -> None:
+        """Into the job's log and its history, of which the user asks `eflow explain`."""
+        log.warning("job_warned", warning=warning)
+        self._channel.send(Warned(warning=warning))
 
     def progressed(self) -> None:
         """Progress without a completed iteration."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.process.compiled_models import CUDA_GRAPHS_REFUSED, uses_cuda_graphs
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.process.device_numbers import Number
@@ -210,6 +211,8 @@ class BitwiseSteps:
         if running == 0:
             self._trained = [parameter for parameter in self._all_parameters if parameter.requires_grad]
             self._is_hooked = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
+        if uses_cuda_graphs():
+            raise TrainingFailed(CUDA_GRAPHS_REFUSED)
         before = [parameter.grad for parameter in self._trained]
         if running == 0:  # copies: this pass may overwrite the memory of the last sum
             self._gradients_before = [None if gradient is None else gradient.clone() for gradient in before]

@@ -1,11 +1,12 @@
 """A thread that runs only between `resume` and its next `pause`, so that a call can be suspended in its middle.
 
-The engine runs user code this way wherever it has work to do between two lines of that code.
+The engine runs user code this way wherever it has work to do between two lines of that code. Libraries keep plans and
+memory for each thread, such as those of cuDNN for convolutions, so that a thread is used again.
 """
 # pyright: strict
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -37,20 +38,27 @@ class CooperativeThread(threading.Thread):
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self._context = copy_context()
+        self.enter_context()
         self._resumptions: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Paused | Returned | _Raised] = SimpleQueue()
         self._is_paused = False
         self._is_abandoned = False
+        self._is_within_call = False
         self.start()
 
-    def run(self) -> None:
-        self._context.run(self._run_calls)
+    def enter_context(self) -> None:
+        """Between two calls: have the context variables of the present thread in later ones."""
+        self._context = copy_context()
 
-    def _run_calls(self) -> None:
+    @property
+    def is_within_call(self) -> bool:
+        """Running, stuck or suspended."""
+        return self._is_within_call
+
+    def run(self) -> None:
         while (call := self._resumptions.get()) is not None:
             try:
-                outcome = Returned(call())
+                outcome = Returned(self._context.run(call))
             except BaseException as error:  # `resume` raises it
                 outcome = _Raised(error)
             self._outcomes.put(outcome)
@@ -58,8 +66,10 @@ class CooperativeThread(threading.Thread):
 
     def resume(self, call: Callable[[], Any] | None) -> Paused | Returned:
         """Run to the next pause or the end. call: None continues the suspended one. Raises what the call raises."""
+        self._is_within_call = True
         self._resumptions.put(call)
         outcome = self._outcomes.get()
+        self._is_within_call = isinstance(outcome, Paused)
         if isinstance(outcome, _Raised):
             raise outcome.error
         return outcome
@@ -78,9 +88,33 @@ class CooperativeThread(threading.Thread):
         if self._is_paused:
             self._is_abandoned = True
             self._resumptions.put(None)
-            self._outcomes.get()
+            self._is_within_call = isinstance(self._outcomes.get(), Paused)
             self._is_abandoned = False
 
     def close(self) -> None:
         """Between two calls."""
         self._resumptions.put(None)
+
+
+class CooperativeThreads:
+    """Those of a process that have no call now."""
+
+    def __init__(self) -> None:
+        self._idle: list[CooperativeThread] = []
+
+    def take(self, size: int) -> list[CooperativeThread]:
+        """With the context variables of the present thread."""
+        taken, self._idle = self._idle[:size], self._idle[size:]
+        for thread in taken:
+            thread.enter_context()
+        return taken + [CooperativeThread("virtual-node") for _ in range(size - len(taken))]
+
+    def give_back(self, threads: Sequence[CooperativeThread]) -> None:
+        """One that is still within a call ends after it: its user has abandoned it."""
+        self._idle = [thread for thread in threads if not thread.is_within_call] + self._idle
+        for thread in threads:
+            if thread.is_within_call:
+                thread.close()
+
+
+THREADS = CooperativeThreads()

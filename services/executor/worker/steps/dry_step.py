@@ -1,5 +1,7 @@
 """The step that a joining worker runs before it counts as ready, so that its peers do not wait for its first one.
 
+Each worker on a GPU also tries one before, to know whether the job has operations without a repeatable kernel.
+
 On a GPU, a first step loads kernels, plans convolutions and reserves memory; a compiled model compiles. Nothing of the
 dry step is kept: neither gradients nor buffers, additional state, random numbers or attributes of the user's object.
 """
@@ -18,13 +20,16 @@ from elasticflow.services.executor.worker.process.compiled_models import is_comp
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import (
     Stopwatch,
+    allow_other_kernels,
     choose_repeatable_kernels,
     finish_work,
+    has_no_repeatable_kernel,
     prepare_thread,
     release_memory,
 )
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects
 from elasticflow.services.executor.worker.steps.random_seeds import keep_generators
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
@@ -33,12 +38,42 @@ from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch,
 
 log = structlog.get_logger()
 
+_ADVICE = "none is needed unless the job's next step fails too"
+
 
 def dry_step_pays(objects: JobObjects, device: torch.device) -> bool:
     """Whether the first step takes much longer than others. The loop of a script cannot run twice."""
     if isinstance(objects.function, ElasticScript):
         return False
     return device.type == "cuda" or any(is_compiled(module) for module in objects.model.modules())
+
+
+def needs_kernel_trial(objects: JobObjects, device: torch.device) -> bool:
+    """On CPU slots all kernels are repeatable. A script tells in its first step what it needs."""
+    is_bitwise = objects.function.reproducible == "bitwise"
+    return device.type == "cuda" and is_bitwise and not isinstance(objects.function, ElasticScript)
+
+
+def operation_without_repeatable_kernel(
+    objects: JobObjects, virtual_nodes: VirtualNodes, device: torch.device, seed: int
+) -> str:
+    """torch's words about an operation that the job has, which it may use from now on; "" if there is none.
+
+    All workers try the same samples, those that join too, and so choose the same kernels.
+    """
+    choose_repeatable_kernels(device)
+    try:
+        with _unchanged(objects):
+            _run(objects, virtual_nodes, virtual_nodes.micro_batches(0), device, seed)
+            finish_work(device)
+    except Exception as error:  # any other is that of a later step
+        if not has_no_repeatable_kernel(error):
+            log.warning("dry_step_failed", error=repr(error), advice=_ADVICE)
+            release_memory(device)
+            return ""
+        allow_other_kernels()
+        return str(error).partition(",")[0]
+    return ""
 
 
 def run_dry_step(
@@ -57,7 +92,7 @@ def run_dry_step(
                 _run(objects, virtual_nodes, virtual_nodes.micro_batches(virtual_node), device, seed)
             finish_work(device)
     except Exception as error:
-        log.warning("dry_step_failed", error=repr(error), advice="none is needed unless the job's next step fails too")
+        log.warning("dry_step_failed", error=repr(error), advice=_ADVICE)
         release_memory(device)
 
 
@@ -87,7 +122,7 @@ def _run(
         job_seed=seed,
         cpu_throttle=cpu_throttle,
         stopwatch=Stopwatch(device),
-        make_scheduler=partial(LockstepScheduler, on_start=partial(prepare_thread, device)),
+        make_scheduler=partial(LockstepScheduler, on_start=partial(prepare_thread, device), threads=THREADS),
         additional=objects.additional,
     )
     model.train()

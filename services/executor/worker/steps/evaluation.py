@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.process.device import allowing_other_kernels
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
@@ -52,7 +53,8 @@ class Evaluation:
         seed_generators(seed_of(self.seed, Phase.EVALUATE, iteration=iteration))
         passes = self.model.register_forward_hook(lambda *_: self.progressed())
         try:
-            with in_users_code(f"in evaluate after iteration {iteration}"), torch.no_grad():
+            where = in_users_code(f"in evaluate after iteration {iteration}")
+            with where, allowing_other_kernels(), torch.no_grad():
                 yield
         finally:
             passes.remove()

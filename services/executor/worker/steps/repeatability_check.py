@@ -2,11 +2,13 @@
 
 State that a forward pass keeps in plain attributes of the model is in no checkpoint, does not reach a joining worker,
 and virtual nodes share it in an order that depends on the number of workers. Such a job would silently end with other
-weights at each number of workers. A cache that does not change the loss passes. A schedule in an attribute of the job
-fails although it does not change the loss so early.
+weights at each number of workers. A cache that changes neither loss nor gradients passes. A schedule in an attribute of
+the job fails although it does not change the loss so early. A backward pass may also differ by itself: its loss is the
+same then, and its gradients are not.
 """
 
 import pickle
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,13 +42,14 @@ def needs_repeatability_check(trainer: Trainer) -> bool:
 def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     """Run the step, reload its initial state, and run it again. Returns whether all workers stop after it.
 
-    Raises TrainingFailed, naming attributes, if the second loss differs and they have changed.
+    Raises TrainingFailed, naming attributes, if the second loss or gradient differs and they have changed. A difference
+    without such a cause is in the job's history.
     """
     beginning, before = _copy_of(trainer.state()), _plain_attributes(trainer.model)
     if trainer.step(stop=stop).stop:
         return True
     trainer.settle()
-    first, after = trainer.metrics.get("loss"), _plain_attributes(trainer.model)
+    first, after = _results(trainer), _plain_attributes(trainer.model)
     schedules = _schedules(trainer)
     trainer.load_state(beginning)
     if trainer.step(stop=stop).stop:
@@ -58,15 +61,34 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
             f"train() steps the schedule in {', '.join(stepped)} for every part of a batch, and a worker that joins "
             "later starts it anew; let stateful() return it"
         )
-    if trainer.metrics.get("loss") != first:
+    again = _results(trainer)
+    if differing := next((name for name, result in first.items() if again.get(name) != result), ""):
         changed = sorted(name for name in after if after[name] != before.get(name))
         if changed:
             raise TrainingFailed(
-                f"the same step gave another loss when it was repeated: the model keeps {', '.join(changed)}, "
+                f"the same step gave another {differing} when it was repeated: the model keeps {', '.join(changed)}, "
                 "which is neither parameter nor buffer, from step to step; declare it with register_buffer()"
             )
-        log.warning("step_not_repeatable", first=first, again=trainer.metrics.get("loss"))
+        log.warning("step_not_repeatable", first=first[differing], again=again.get(differing), result=differing)
+        if trainer.function.reproducible == "bitwise":
+            trainer.telemetry.warn(
+                f"the same step gave another {differing} when it was repeated: some operation or random number of this "
+                "job does not repeat, so two runs may end with other bits"
+            )
     return False
+
+
+def _results(trainer: Trainer) -> dict[str, float | int | None]:
+    """The loss, and checksums of gradients, if train() keeps them, and of parameters."""
+    parameters = dict(trainer.model.named_parameters())
+    gradients = {f"gradient of {name}": each.grad for name, each in parameters.items()}
+    found = {name: each for name, each in (gradients | parameters).items() if each is not None and not each.is_sparse}
+    return {"loss": trainer.metrics.get("loss")} | {name: _checksum(each) for name, each in found.items()}
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    data = tensor.detach().cpu().resolve_conj().contiguous()
+    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _copy_of(state: Mapping[str, Any]) -> Any:

@@ -245,6 +245,7 @@ def fingerprint(
 def _checksum(tensor: torch.Tensor) -> bytes:
     """Of the tensor's bits, on its device: one flipped bit always changes it."""
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    data = data if data.storage_offset() % 4 == 0 else data.clone()  # of a view: words begin at multiples of four bytes
     words = data.view(torch.int32) if data.numel() % 4 == 0 else data
     return int(words.sum(dtype=torch.int64)).to_bytes(8, "little", signed=True)
 

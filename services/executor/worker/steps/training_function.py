@@ -13,8 +13,17 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, is_communication_error
-from elasticflow.services.executor.worker.process.compiled_models import MOST_SHAPES, has_too_many_shapes
-from elasticflow.services.executor.worker.process.device import DeviceLost, is_device_lost
+from elasticflow.services.executor.worker.process.compiled_models import (
+    CUDA_GRAPHS_REFUSED,
+    MOST_SHAPES,
+    has_too_many_shapes,
+    is_refused_cuda_graph,
+)
+from elasticflow.services.executor.worker.process.device import (
+    DeviceLost,
+    has_no_repeatable_kernel,
+    is_device_lost,
+)
 from elasticflow.services.executor.worker.process.users_module import NotImportable, import_users_module
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes, default_count
 from elasticflow.shared.errors import Stop
@@ -147,6 +156,14 @@ def in_users_code(where: str) -> Iterator[None]:
             raise TrainingFailed(
                 f"a compiled function met more than {MOST_SHAPES} shapes {where}, and the bitwise mode compiles each "
                 'alone: pad the batches to a few sizes, set reproducible = "fast", or do not compile'
+            ) from error
+        if is_refused_cuda_graph(error):
+            raise TrainingFailed(f"{CUDA_GRAPHS_REFUSED} ({where})") from error
+        if has_no_repeatable_kernel(error):
+            raise TrainingFailed(
+                f"{str(error).partition(',')[0]}, which the bitwise mode needs {where}: use another operation, or let "
+                "init_model() or the script call torch.use_deterministic_algorithms(True, warn_only=True) before the "
+                "first batch; two runs may then end with other bits"
             ) from error
         error.add_note(where)
         raise

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, raising_peer_lost
 from elasticflow.services.executor.worker.steps.cooperative_thread import (
-    CooperativeThread,
+    CooperativeThreads,
     Paused,
     Returned,
 )
@@ -61,7 +61,7 @@ class CallsDiverged(Stop):
 
 
 class LockstepScheduler:
-    """on_start: runs first in each thread."""
+    """on_start: runs first in each thread. threads: to which they return; None: they end with the scheduler."""
 
     def __init__(
         self,
@@ -70,8 +70,10 @@ class LockstepScheduler:
         on_start: Callable[[], None],
         before_resume: Callable[[int], None],
         at_point: Callable[[str], None],
+        threads: CooperativeThreads | None = None,
     ) -> None:
-        self._threads = [CooperativeThread("virtual-node") for _ in range(size)]
+        self._pool = threads
+        self._threads = CooperativeThreads().take(size) if threads is None else threads.take(size)
         for thread in self._threads:
             thread.resume(on_start)
         self._before_resume = before_resume
@@ -103,9 +105,13 @@ class LockstepScheduler:
             thread.abandon()
 
     def close(self) -> None:
-        """End the threads; between two runs."""
-        for thread in self._threads:
-            thread.close()
+        """Give the threads back, or end them; between two runs."""
+        if self._pool is not None:
+            self._pool.give_back(self._threads)
+        else:
+            for thread in self._threads:
+                thread.close()
+        self._threads = []
 
     def synchronize(self, point: str) -> None:
         """From within a call: return after the common work at this point."""

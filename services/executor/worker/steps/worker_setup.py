@@ -36,7 +36,13 @@ from elasticflow.services.executor.worker.process.gpu_problems import warn_if_oc
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
-from elasticflow.services.executor.worker.steps.dry_step import dry_step_pays, run_dry_step
+from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
+from elasticflow.services.executor.worker.steps.dry_step import (
+    dry_step_pays,
+    needs_kernel_trial,
+    operation_without_repeatable_kernel,
+    run_dry_step,
+)
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
 from elasticflow.services.executor.worker.steps.job_state import load_volatile_buffers
@@ -101,6 +107,10 @@ def set_up(
         function, spec, assignment.world_size, assignment.micro_batch_size, assignment.virtual_nodes_by_rank
     )
     read_ahead = objects.read_ahead(device, cpu_throttle, num_processes=function.data_workers)
+    if needs_kernel_trial(objects, device):
+        operation = operation_without_repeatable_kernel(objects, virtual_nodes, device, spec.seed)
+        if operation:
+            telemetry.warn(f"{operation}: two runs of this job on GPUs may end with other bits")
     digest = compatibility_digest(function, spec, model, optimizer, objects.additional.objects, dataset.samples_digest)
     if assignment.rendezvous_size > 0 and dry_step_pays(objects, device):
         computed = virtual_nodes.computed_by(assignment.rank, assignment.world_size)
@@ -208,7 +218,7 @@ def worker_engine(
         stopwatch=stopwatch,
         make_scheduler=partial(SequentialScheduler, begin_call=function.begin_part)
         if isinstance(function, ElasticScript)
-        else partial(LockstepScheduler, on_start=partial(prepare_thread, device)),
+        else partial(LockstepScheduler, on_start=partial(prepare_thread, device), threads=THREADS),
         additional=objects.additional,
         carried=objects.carried,
     )

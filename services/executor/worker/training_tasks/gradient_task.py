@@ -21,6 +21,7 @@ from elasticflow.services.executor.worker.process.device import (
     prepare_thread,
 )
 from elasticflow.services.executor.worker.steps import user_code_checks
+from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.steps.job_objects import make_job_objects
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import (
@@ -101,7 +102,7 @@ class VirtualNodeTrainer:
             job_seed=self._spec.seed,
             cpu_throttle=self._cpu_throttle,
             stopwatch=self._stopwatch,
-            make_scheduler=partial(LockstepScheduler, on_start=partial(prepare_thread, self._device)),
+            make_scheduler=partial(LockstepScheduler, on_start=partial(prepare_thread, self._device), threads=THREADS),
         )
         try:
             with in_users_code(f"in iteration {iteration}"):

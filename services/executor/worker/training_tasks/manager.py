@@ -19,6 +19,7 @@ from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, prepare_thread
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
@@ -108,7 +109,7 @@ def _manager_steps(
         job_seed=spec.seed,
         cpu_throttle=cpu_throttle,
         stopwatch=stopwatch,
-        make_scheduler=partial(LockstepScheduler, on_start=partial(prepare_thread, device)),
+        make_scheduler=partial(LockstepScheduler, on_start=partial(prepare_thread, device), threads=THREADS),
     )
 
 

@@ -1,5 +1,6 @@
 """How a node joins, is lost, is cut off and shuts down: what its executor emits, and what becomes of its workers."""
 
+from elasticflow.history.event_text import event_text
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     ContactLost,
     ContactRestored,
@@ -11,7 +12,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.worker_protocol.from_worker import Alive, CheckpointWritten, Progressed
+from elasticflow.shared.messages.worker_protocol.from_worker import Alive, CheckpointWritten, Progressed, Warned
 from tests.support.executor_node import ExecutorNode, kills, kinds, lost, stops
 from tests.support.histories import NOW_S
 
@@ -101,3 +102,23 @@ def test_the_heartbeat_reports_the_progress_of_each_training_worker() -> None:
             seconds_since_progress=5.0,
         ),
     )
+
+
+def test_what_rank_0_says_of_its_code_is_in_the_history_of_the_job_once() -> None:
+    node = ExecutorNode().training(2)
+    said = Warned(warning="put_ has no deterministic implementation")
+    node.reports(said, rank=1).settle()
+    assert node.emitted_of(events.JobWarned) == [], "all workers say the same"
+    node.reports(said).reports(said).settle()
+    (event,) = node.emitted_of(events.JobWarned)
+    job = node.state.pool.live_jobs["a"]
+    assert job.warnings == (said.warning,)
+    assert event_text(event, job, job, node.state.pool) == f"warning: {said.warning}"
+    assert node.unchanged_by(event)
+
+
+def test_a_job_has_few_warnings() -> None:
+    node = ExecutorNode().training(1)
+    for number in range(20):
+        node.reports(Warned(warning=f"{number}")).settle()
+    assert len(node.emitted_of(events.JobWarned)) == len(node.state.pool.live_jobs["a"].warnings) == 8

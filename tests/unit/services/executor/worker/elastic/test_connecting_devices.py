@@ -17,7 +17,7 @@ from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTran
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
-from elasticflow.services.executor.worker.elastic.transport import Transport
+from elasticflow.services.executor.worker.elastic.transport import Transfer, Transport
 
 CPU = torch.device("cpu")
 WAIT_S = 30.0
@@ -131,3 +131,33 @@ def test_a_connected_device_is_released_if_a_peer_is_lost_before_all_know_of_it(
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(fail, range(2), [dist.HashStore()] * 2))
     assert sorted(ended) == ["aborted", "aborted", "released", "released"]
+
+
+def tensors_of_all_types(rank: int) -> list[torch.Tensor]:
+    """Some of them are no multiple of four bytes, have no dimension, or do not lie in order."""
+    numbers = torch.arange(6).reshape(2, 3) + rank
+    types = [torch.float32, torch.bfloat16, torch.bool, torch.int16, torch.uint16, torch.complex64, torch.float8_e5m2]
+    in_order = [numbers.to(dtype) for dtype in types] + [torch.tensor(2j * rank), torch.empty(0, dtype=torch.int16)]
+    sliced = (numbers * 2).to(torch.complex64)[:, :2]
+    return [*in_order, numbers.to(torch.int16).t(), sliced, torch.nn.Parameter(numbers.to(torch.complex64))]
+
+
+def test_tensors_of_all_types_are_broadcast() -> None:
+    def act(group: Group) -> list[torch.Tensor]:
+        group.broadcast_all(tensors := tensors_of_all_types(group.rank), source=1)
+        return tensors
+
+    for received in on_two_ranks(act):
+        torch.testing.assert_close(received, tensors_of_all_types(1), rtol=0, atol=0)
+
+
+def test_tensors_of_all_types_are_exchanged() -> None:
+    def act(group: Group) -> list[torch.Tensor]:
+        sent = [tensor.detach().contiguous() for tensor in tensors_of_all_types(group.rank)]
+        received, peer = [torch.empty_like(tensor) for tensor in sent], 1 - group.rank
+        group.exchange([Transfer(each, peer) for each in sent], [Transfer(each, peer) for each in received])
+        return received
+
+    for rank, received in enumerate(on_two_ranks(act)):
+        expected = [tensor.detach() for tensor in tensors_of_all_types(1 - rank)]
+        torch.testing.assert_close(received, expected, rtol=0, atol=0)

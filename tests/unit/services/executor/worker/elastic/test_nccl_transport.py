@@ -4,10 +4,12 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +29,15 @@ WAIT_S = 30.0
 
 
 class Library:
-    """NCCL's group and torch's group around it. hangs: the calls that do not return."""
+    """NCCL's group and torch's group around it. hangs: the calls that do not return.
+
+    As in torch, an abort waits for the lock that a set-up holds.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.lock = threading.Lock()
+        self.timeout = timedelta()
         self.hangs = set[str]()
         self.fails = set[str]()
         self.over = threading.Event()
@@ -38,11 +45,17 @@ class Library:
         self.environment: dict[str, str] = {}
         self.config = SimpleNamespace(blocking=1, max_ctas=None)
         self.sent: list[int] = []  # numbers, by transfer
+        self.types: list[torch.dtype] = []  # of all that was sent or received
 
     def construct(self, _store: object, _rank: int, _size: int, options: SimpleNamespace) -> "Library":
         self.environment = dict(os.environ)
         assert options.config is self.config
+        self.timeout = options._timeout
         return self
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            threading.Event().wait(0.01)
 
     def called(self, name: str) -> "Library":
         self.calls.append(name)
@@ -53,19 +66,38 @@ class Library:
         return self
 
     def eager_connect_single_device(self, _: object) -> None:
-        self.called("connect")
+        with self.lock:
+            self.called("connect")
 
     def abort(self) -> None:
-        self.called("abort")
+        self.calls.append("begin to abort")
+        with self.lock:
+            self.called("abort")
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+    def allreduce(self, _: object) -> "Library":
+        return self.called("sum")
+
+    def broadcast(self, *_: object) -> "Library":
+        return self.called("broadcast")
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        done = torch.futures.Future[list[torch.Tensor]]()
+        done.set_result([torch.ones(1)])
+        return done
 
     def get_error(self) -> ErrorType:
         return self.reported
 
     def send(self, tensors: list[torch.Tensor], *_: object) -> None:
         self.sent += [tensor.numel() for tensor in tensors]
+        self.types += [tensor.dtype for tensor in tensors]
         self.called("send")
 
-    def recv(self, *_: object) -> None:
+    def recv(self, tensors: list[torch.Tensor], *_: object) -> None:
+        self.types += [tensor.dtype for tensor in tensors]
         self.called("receive")
 
     def wait(self) -> None:
@@ -159,7 +191,7 @@ def test_a_first_transfer_that_hangs_is_given_up(library: Library, call: str) ->
     library.hangs = {call}
     with pytest.raises(TimeoutError, match="did not answer"):
         transport(timeout_s=0.2, size=2, device=CPU)
-    assert library.calls[-1] == "abort"
+    library.until(lambda: library.calls[-1] == "abort")
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -177,20 +209,25 @@ def test_an_operation_ends_if_one_of_its_transfers_fails(library: Library, call:
     assert library.calls[-1] == "end"
 
 
-def test_a_connection_that_hangs_is_given_up(library: Library) -> None:
+def test_a_connection_that_hangs_is_given_up_and_aborted_once_torch_ends_it(library: Library, ended: list[str]) -> None:
+    """Its worker trains in another group meanwhile: neither does it wait, nor does it end."""
     library.hangs = {"connect"}
     with pytest.raises(TimeoutError, match="did not answer"):
         transport(timeout_s=0.2)
-    assert library.calls == ["connect", "abort"]
+    library.until(lambda: library.calls == ["connect", "begin to abort"])
+    library.over.set()
+    library.until(lambda: library.calls[-1] == "abort")
+    assert not ended
 
 
-def test_a_connection_that_is_not_needed_any_more_is_given_up(library: Library) -> None:
+def test_a_connection_that_is_not_needed_any_more_is_given_up(library: Library, ended: list[str]) -> None:
     library.hangs = {"connect"}
     aborted = threading.Event()
     threading.Timer(0.2, aborted.set).start()
     with pytest.raises(RendezvousAborted):
         transport(aborted=aborted)
-    assert library.calls == ["connect", "abort"]
+    library.until(lambda: library.calls == ["connect", "begin to abort"])
+    assert not ended
 
 
 def test_a_connection_that_fails_raises_its_error(library: Library) -> None:
@@ -203,14 +240,13 @@ def test_an_error_that_nccl_finds_ends_the_waits(library: Library) -> None:
     found = transport()
     assert not found.error
     library.reported = ErrorType.REMOTE_ERROR
-    while "abort" not in library.calls:
-        threading.Event().wait(0.01)
+    library.until(lambda: "abort" in library.calls)
     assert found.error == "NCCL reported REMOTE_ERROR"
 
 
 def test_an_abort_that_fails_has_ended_the_calls(library: Library) -> None:
     library.fails = {"abort"}
-    transport().abort()
+    working().abort()
     assert library.calls[-1] == "abort"
 
 
@@ -219,36 +255,53 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why this process would have ended."""
     reasons: list[str] = []
     monkeypatch.setattr(nccl_transport, "end_as_lost_peer", reasons.append)
-    monkeypatch.setattr(groups, "identity_of", lambda _: DeviceIdentity(host="a", kind="cuda"))
+    monkeypatch.setattr(groups, "identity_of", lambda _: DeviceIdentity(host="a", kind="cuda", has_nccl=True))
     return reasons
 
 
 CANNOT_ABORT = "an abort of its communicator: NCCL did not answer within 0 s"
 
 
+def working() -> NcclTransport:
+    """The GPU may wait for its calls."""
+    used = transport()
+    used.all_reduce(torch.ones(1))
+    return used
+
+
 def test_a_worker_whose_abort_hangs_ends_as_a_lost_peer(
     library: Library, monkeypatch: pytest.MonkeyPatch, ended: list[str]
 ) -> None:
-    monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
+    monkeypatch.setattr(groups, "device_transport", lambda *_, **__: working())
     group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
     library.hangs = {"abort"}
     group.close()
     assert ended == [CANNOT_ABORT]
 
 
-def test_a_worker_that_cannot_give_up_its_connection_ends_as_a_lost_peer(library: Library, ended: list[str]) -> None:
-    """The end of the abort replaces no error."""
-    library.hangs = {"connect", "abort"}
-    aborted = threading.Event()
-    threading.Timer(0.2, aborted.set).start()
-    with pytest.raises(RendezvousAborted):
-        transport(aborted=aborted)
-    with pytest.raises(TimeoutError, match="did not answer"):
-        transport(timeout_s=0.1)
-    assert ended == [CANNOT_ABORT] * 2
+@pytest.mark.parametrize(
+    "call", [lambda used: used.begin_exchange(transfers(1), []), lambda used: used.broadcast([torch.ones(1)], source=0)]
+)
+def test_any_call_lets_the_gpu_wait(
+    library: Library, ended: list[str], monkeypatch: pytest.MonkeyPatch, call: Callable[[NcclTransport], object]
+) -> None:
+    monkeypatch.setattr(nccl_transport, "broadcast_coalesced", lambda *_: None)
+    library.hangs = {"abort"}
+    call(used := transport())
+    used.abort()
+    assert ended == [CANNOT_ABORT]
 
 
-def test_a_worker_that_cannot_drop_a_connection_that_its_peer_lacks_ends_as_a_lost_peer(
+def test_a_prepared_generation_that_another_one_replaces_ends_no_worker(library: Library, ended: list[str]) -> None:
+    """It has not trained, so that nothing waits for it."""
+    group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S, may_connect_later=True)
+    library.hangs = {"abort"}
+    group.close()
+    library.until(lambda: library.calls == ["connect", "begin to abort", "abort"])
+    assert not ended
+
+
+def test_a_worker_drops_a_connection_that_its_peer_lacks(
     library: Library, monkeypatch: pytest.MonkeyPatch, ended: list[str]
 ) -> None:
     library.hangs = {"abort"}
@@ -267,16 +320,58 @@ def test_a_worker_that_cannot_drop_a_connection_that_its_peer_lacks_ends_as_a_lo
     with ThreadPoolExecutor(2) as threads:
         for group in list(threads.map(join, range(2))):
             group.release()
-    assert ended == [CANNOT_ABORT]
+    library.until(lambda: library.calls == ["connect", "begin to abort", "abort"])
+    assert not ended
 
 
 def test_an_error_that_nccl_found_ends_a_worker_whose_abort_hangs(library: Library, ended: list[str]) -> None:
     library.hangs = {"abort"}
-    transport()
+    working()
     library.reported = ErrorType.REMOTE_ERROR
-    while not ended:
-        threading.Event().wait(0.01)
-    assert ended == [CANNOT_ABORT]
+    library.until(lambda: ended == [CANNOT_ABORT])
+
+
+@pytest.mark.usefixtures("ended")
+@pytest.mark.parametrize("may_connect_later", [False, True])
+def test_a_group_has_the_time_out_of_the_job_however_it_connected(
+    library: Library, monkeypatch: pytest.MonkeyPatch, may_connect_later: bool
+) -> None:
+    """Also for what NCCL connects in its first calls, of which torch reads the time-out once in a process."""
+    monkeypatch.delenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", raising=False)
+    more: Any = {"may_connect_later": may_connect_later}
+    Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=240.0, **more).connect_device()
+    assert library.timeout == timedelta(seconds=240)
+    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "240"
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_set_up_beside_a_busy_group_has_its_own_time_out(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_BESIDE_S", 0.2)
+    library.hangs = {"connect"}
+    group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=240.0, may_connect_later=True)
+    library.hangs, library.lock = set(), threading.Lock()  # another communicator
+    group.connect_device()
+    assert library.calls.count("connect") == 2
+    assert library.timeout == timedelta(seconds=240)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sent_as"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bool, torch.uint8),
+        (torch.int16, torch.uint8),
+        (torch.complex64, torch.uint8),
+        (torch.float8_e4m3fn, torch.uint8),
+    ],
+)
+def test_bytes_are_exchanged_where_nccl_lacks_a_type(
+    library: Library, dtype: torch.dtype, sent_as: torch.dtype
+) -> None:
+    tensor = torch.zeros(3, dtype=dtype)
+    transport().begin_exchange([Transfer(tensor, 1)], [Transfer(torch.empty((), dtype=dtype), 1)])()
+    assert library.types == [sent_as] * 2
+    assert library.sent == [tensor.nbytes if sent_as == torch.uint8 else 3]
 
 
 @pytest.mark.usefixtures("ended")
@@ -284,7 +379,6 @@ def test_no_collective_begins_after_an_error_that_nccl_found(library: Library, m
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
     group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
     library.reported = ErrorType.COMM_ERROR
-    while "abort" not in library.calls:
-        threading.Event().wait(0.01)
+    library.until(lambda: "abort" in library.calls)
     with pytest.raises(PeerLost, match="COMM_ERROR"):
         group.all_gather(torch.ones(1))

@@ -1,14 +1,25 @@
 """Under the bitwise mode, torch.compile makes a graph for each shape, whatever shapes came before, in all threads."""
 
+import sys
+import threading
 from contextvars import copy_context
+from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 
 from elasticflow.services.executor.worker.process.compiled_models import MOST_SHAPES
-from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.device import Stopwatch, choose_repeatable_kernels
+from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread
+from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
+from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of the compiler's import
 
@@ -52,3 +63,45 @@ def test_more_shapes_than_torch_keeps_are_refused_with_the_way_out() -> None:
     assert len(compiled_graphs(*sizes)) == MOST_SHAPES
     with pytest.raises(TrainingFailed, match=r"more than 64 shapes in iteration 7.*pad the batches.*\"fast\""):
         compiled_graphs(*sizes, sizes.stop)
+
+
+class Graphs(ModuleType):
+    """torch's module of CUDA graphs, in the version before and after it worked in other threads than the main one."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__("torch._inductor.cudagraph_trees")
+        self.local = threading.local()
+        calls = {
+            "2.11": "def call(): assert False",
+            "2.13": "def call(): local.tree_manager_containers = {0: 'graphs'}",
+        }
+        exec(calls[version], vars(self))
+
+
+@pytest.mark.parametrize("version", ["2.11", "2.13"])
+def test_cuda_graphs_are_refused_in_the_first_step(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", graphs := Graphs(version))
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    steps = BitwiseSteps(
+        model,
+        optimizer,
+        carried=CarriedGradients(model, optimizer),
+        members=GenerationMembers(None, VirtualNodes(count=2, global_batch_size=2)),
+        job_seed=0,
+        cpu_throttle=CpuThrottle(1.0),
+        stopwatch=Stopwatch(torch.device("cpu")),
+        make_scheduler=partial(LockstepScheduler, on_start=lambda: None),
+    )
+
+    def train() -> None:
+        graphs.call()
+        model(torch.ones(1, 2)).sum().backward()
+
+    with (
+        pytest.raises(TrainingFailed, match=r"CUDA graphs of torch.compile .* \"fast\""),
+        in_users_code("in iteration 0"),
+    ):
+        steps.run(0, [train] * 2)
+    steps.roll_back()
+    steps.close()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextvars import copy_context
 from types import SimpleNamespace
@@ -11,7 +12,13 @@ import pytest
 import torch
 
 from elasticflow.services.executor.worker.process import device
-from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, claim
+from elasticflow.services.executor.worker.process.device import (
+    allow_other_kernels,
+    allowing_other_kernels,
+    choose_repeatable_kernels,
+    claim,
+    has_no_repeatable_kernel,
+)
 from elasticflow.services.executor.worker.process.gpu_problems import SLOTS_OF_GPU
 
 
@@ -27,8 +34,24 @@ def test_a_gpu_uses_repeatable_kernels_despite_settings_of_the_training_function
     torch.backends.cudnn.benchmark = True
     copy_context().run(choose_repeatable_kernels, torch.device("cuda", 0))
     assert torch.are_deterministic_algorithms_enabled()
-    assert torch.is_deterministic_algorithms_warn_only_enabled(), "an operation without such a kernel may run"
+    assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention would differ from run to run"
     assert not torch.backends.cudnn.benchmark
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_an_operation_without_a_repeatable_kernel_runs_once_it_is_allowed() -> None:
+    allow_other_kernels()
+    copy_context().run(choose_repeatable_kernels, torch.device("cuda", 0))
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_an_evaluation_may_use_other_kernels_and_training_after_it_may_not() -> None:
+    copy_context().run(choose_repeatable_kernels, torch.device("cuda", 0))
+    with warnings.catch_warnings(action="ignore"), allowing_other_kernels():
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    with pytest.raises(RuntimeError) as refused:
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    assert has_no_repeatable_kernel(refused.value)
 
 
 def test_a_cpu_slot_is_not_configured() -> None:
@@ -52,6 +75,33 @@ def test_a_worker_sees_only_its_own_gpu(monkeypatch: pytest.MonkeyPatch, inherit
     assert claim("cuda", 2) == claim("cuda", 2) == torch.device("cuda", 0)
     assert started[0] == os.environ["CUDA_VISIBLE_DEVICES"] == alone
     assert set(bound) == {"0000:3b:00.0"}, "the cores next to it"
+
+
+COMPILED_IN_A_THREAD = """
+import os, threading, torch
+from elasticflow.services.executor.worker.process.device import claim
+
+claim("cpu", 0)
+guarded = []
+if not torch.backends.cuda.is_built():  # a model of torch's build for CUDA
+    torch.backends.cuda.is_built = lambda: True
+    torch._C._ensureCUDADeviceGuardSet = lambda: guarded.append(threading.current_thread() is threading.main_thread())
+    claim("cpu", 0)
+    assert guarded == [True]
+for size in range(2):
+    model = torch.compile(torch.nn.Linear(4, 4 + size), backend="aot_eager")
+    thread = threading.Thread(target=lambda: model(torch.ones(2, 4)).sum().backward())
+    thread.start()
+    thread.join()
+print("done", flush=True)
+os._exit(0)
+"""
+
+
+def test_threads_compile_with_a_build_for_cuda_on_a_node_without_gpu() -> None:
+    """Its stand-in for the GPU ended with the first thread that compiled, and the next one crashed the process."""
+    ended = subprocess.run([sys.executable, "-c", COMPILED_IN_A_THREAD], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["done"]), ended.stderr
 
 
 def new_pages_of_threads(*, first: str) -> int:

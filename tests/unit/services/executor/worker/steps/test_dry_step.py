@@ -1,6 +1,7 @@
 """A joining worker's dry step: its first real step compiles nothing more, and nothing else of it remains."""
 
 import random  # noqa: TID251 - its state is compared
+import warnings
 from collections.abc import Iterator, Mapping
 from contextvars import copy_context
 from typing import Any
@@ -14,8 +15,16 @@ from torch.utils.data import TensorDataset
 
 from benchmarks.engine.sensitive import digest
 from elasticflow import ElasticJob
-from elasticflow.services.executor.worker.steps.dry_step import dry_step_pays, run_dry_step
+from elasticflow.services.executor.worker.process.device import other_kernels_are_allowed
+from elasticflow.services.executor.worker.steps import dry_step as dry_steps
+from elasticflow.services.executor.worker.steps.dry_step import (
+    dry_step_pays,
+    needs_kernel_trial,
+    operation_without_repeatable_kernel,
+    run_dry_step,
+)
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 from elasticflow.shared.messages.job_spec import JobSpec
 
@@ -132,3 +141,75 @@ def test_it_pays_on_a_gpu_and_for_a_compiled_model() -> None:
     objects.model._compiled_call_impl = None
     assert not dry_step_pays(objects, CPU)
     assert dry_step_pays(objects, torch.device("cuda", 0))
+
+
+class Puts(Job):
+    """torch has no repeatable kernel for one of its operations, on any device."""
+
+    puts_from = 0  # samples of a part
+
+    def train(self, batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        if len(batch[0]) >= self.puts_from:
+            torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+        return super().train(batch, model, optimizer)
+
+
+class PutsInSomeBatches(Puts):
+    puts_from = 3
+
+
+class AllowsOtherKernels(Puts):
+    def init_model(self) -> nn.Module:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        return super().init_model()
+
+
+@pytest.fixture
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def choose(_: torch.device) -> None:
+        torch.use_deterministic_algorithms(True, warn_only=other_kernels_are_allowed())
+
+    monkeypatch.setattr(dry_steps, "choose_repeatable_kernels", choose)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+@pytest.mark.parametrize(
+    ("job_class", "is_strict", "operation"),
+    [
+        (Job, True, ""),
+        (Fails, True, ""),
+        (Puts, False, "put_ does not have a deterministic implementation"),
+        (AllowsOtherKernels, False, ""),  # its user knows
+        (PutsInSomeBatches, True, ""),  # all workers decide on the first part, of two samples
+    ],
+)
+def test_all_workers_allow_other_kernels_if_the_first_part_of_a_batch_needs_them(
+    job_class: type[Job], is_strict: bool, operation: str
+) -> None:
+    objects = objects_of(job_class())
+    before = state_of(objects)
+    with warnings.catch_warnings(action="ignore"):
+        found = copy_context().run(operation_without_repeatable_kernel, objects, VIRTUAL_NODES, CPU, 7)
+    assert found == operation
+    assert other_kernels_are_allowed() is not is_strict
+    assert state_of(objects) == before
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_an_operation_of_a_later_step_is_refused_with_what_to_write() -> None:
+    dry_steps.choose_repeatable_kernels(CPU)
+    with (
+        pytest.raises(TrainingFailed, match=r"put_ does not .* in iteration 7: use another operation, or let init"),
+        in_users_code("in iteration 7"),
+    ):
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+
+
+def test_only_bitwise_jobs_on_gpus_try_their_kernels() -> None:
+    objects = objects_of(Job())
+    assert needs_kernel_trial(objects, torch.device("cuda", 0))
+    assert not needs_kernel_trial(objects, CPU)
+    objects.function.reproducible = "fast"
+    assert not needs_kernel_trial(objects, torch.device("cuda", 0))

@@ -181,3 +181,54 @@ def test_a_wrapper_of_the_next_generation_takes_gradients_that_lie_in_the_old_on
                 assert one is not None
                 assert other is not None
                 assert one.equal(other)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (4, 4), (5, 2, 1)])
+def test_gradients_and_metrics_of_several_backward_passes_are_means_over_the_global_batch(
+    sizes: tuple[int, ...],
+) -> None:
+    """A job that returns the loss of its last pass reports other samples at each number of workers."""
+    points, store = torch.arange(24.0).reshape(8, 3), dist.HashStore()
+    nodes = VirtualNodes(count=len(sizes), global_batch_size=8, counts_by_rank=(1,) * len(sizes), relative_sizes=sizes)
+
+    def work(rank: int) -> tuple[torch.Tensor, float]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        group = Group(store, generation=1, rank=rank, size=len(sizes), device=CPU, timeout_s=WAIT_S)
+        members = GenerationMembers(group, nodes)
+        steps = FastSteps(
+            model,
+            members=members,
+            carried=CarriedGradients(model, torch.optim.SGD(model.parameters())),
+            device=CPU,
+            job_seed=0,
+            find_unused_parameters=False,
+            cpu_throttle=CpuThrottle(1.0),
+            stopwatch=Stopwatch(CPU),
+        )
+
+        def train() -> float:
+            losses = []
+            for half in points[members.computed[0].samples].tensor_split(2):
+                part = len(half) / len(points[members.computed[0].samples])
+                loss = steps.model(half).square().sum() / max(len(half), 1) * part
+                loss.backward()
+                losses.append(loss.item())
+            return sum(losses)
+
+        (loss,) = steps.run(0, [train])
+        (mean,) = members.means([[loss]])
+        steps.close()
+        group.release()
+        assert model.weight.grad is not None
+        return model.weight.grad.clone(), mean
+
+    with ThreadPoolExecutor(len(sizes)) as threads:
+        results = list(threads.map(work, range(len(sizes))))
+    torch.manual_seed(0)
+    alone = nn.Linear(3, 1)
+    loss = alone(points).square().mean()
+    loss.backward()
+    for gradient, mean in results:
+        torch.testing.assert_close(gradient, alone.weight.grad)
+        assert mean == pytest.approx(loss.item())

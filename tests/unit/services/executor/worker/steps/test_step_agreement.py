@@ -127,3 +127,12 @@ def test_means_do_not_depend_on_the_numbers_of_virtual_nodes(counts):
         stop=False, over=False, ready_generation=0, fingerprint=Fingerprint(), compute_s=1.0, rows=rows
     )
     assert agreed(nodes, 1.0, 1.0, 1.0, 1.0).means == expected.means
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.complex64])
+def test_a_tensor_that_begins_within_a_word_has_the_fingerprint_of_its_copy(dtype):
+    """For example a parameter in a flat buffer, which lies elsewhere on a worker that has loaded it."""
+    _, optimizer = made()
+    view = torch.arange(9).to(dtype)[1:]
+    both = [fingerprint(optimizer, [each], AdditionalState({}, optimizer), 0) for each in (view, view.clone())]
+    assert both[0] == both[1] != fingerprint(optimizer, [view + 1], AdditionalState({}, optimizer), 0)

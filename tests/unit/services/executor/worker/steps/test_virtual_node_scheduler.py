@@ -1,10 +1,16 @@
 """The scheduler of virtual nodes runs one call at a time, in order, from synchronization to synchronization."""
 
 import threading
+from contextvars import ContextVar
+from typing import Any
 
 import pytest
 
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThreads
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import CallsDiverged, LockstepScheduler
+
+WAIT_S = 30.0
 
 
 class Recorder:
@@ -66,3 +72,76 @@ def test_an_error_comes_out_with_its_traceback():
         recorder.lockstep.run([fails, recorder.call("b")])
     assert raised.traceback[-1].name == "fails"
     assert recorder.lockstep.running is None
+
+
+def scheduler(size: int, threads: CooperativeThreads) -> LockstepScheduler:
+    nothing: Any = lambda *_: None  # noqa: E731
+    return LockstepScheduler(size, on_start=nothing, before_resume=nothing, at_point=nothing, threads=threads)
+
+
+def test_the_next_generation_has_the_threads_of_the_last_one():
+    """Plans of cuDNN belong to a thread."""
+    pool, used = CooperativeThreads(), []
+    for size in (2, 3, 1):
+        lockstep = scheduler(size, pool)
+        used.append(lockstep.run([threading.get_ident] * size))
+        lockstep.close()
+    first, second, third = used
+    assert second[:2] == first
+    assert third == first[:1]
+    assert len(set(second)) == 3
+
+
+def test_a_thread_has_the_context_of_its_present_user():
+    """Among it are the settings of torch's compiler."""
+    setting: ContextVar[int] = ContextVar("setting", default=0)
+    pool, seen = CooperativeThreads(), []
+    for value in (1, 2):
+        setting.set(value)
+        lockstep = scheduler(1, pool)
+        seen += lockstep.run([setting.get])
+        lockstep.close()
+    assert seen == [1, 2]
+
+
+def test_a_suspended_call_is_ended_before_its_thread_is_used_again():
+    pool, ends = CooperativeThreads(), []
+    lockstep = scheduler(1, pool)
+
+    def call() -> int:
+        try:
+            lockstep.synchronize("sum")
+        finally:
+            ends.append("ended")
+        return 1
+
+    def lose(_: str) -> None:
+        raise PeerLost("gone")
+
+    lockstep._at_point = lose
+    with pytest.raises(PeerLost):
+        lockstep.run([call])
+    lockstep.abandon()
+    lockstep.close()
+    assert ends == ["ended"]
+    assert scheduler(1, pool).run([lambda: 7]) == [7]
+
+
+def test_a_thread_that_is_stuck_in_a_call_stays_out_and_ends_after_it():
+    pool, over, stuck = CooperativeThreads(), threading.Event(), list[threading.Thread]()
+    lockstep = scheduler(1, pool)
+
+    def call() -> None:
+        stuck.append(threading.current_thread())
+        over.wait(WAIT_S)
+
+    threading.Thread(target=lockstep.run, args=([call],), daemon=True).start()
+    while not stuck:
+        over.wait(0.01)
+    lockstep.abandon()
+    lockstep.close()
+    (other,) = scheduler(1, pool).run([threading.current_thread])
+    assert other is not stuck[0]
+    over.set()
+    stuck[0].join(WAIT_S)
+    assert not stuck[0].is_alive()
