@@ -6,17 +6,22 @@ finish the sum, and all calls continue with the gradient of the global batch, as
 runs once, when all calls have requested it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
-from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, Snapshot
+from elasticflow.services.executor.worker.steps.additional_state import (
+    AdditionalState,
+    Snapshot,
+    further_optimizers,
+)
 from elasticflow.services.executor.worker.steps.backward_pass import (
     dense_gradient,
     drop_gradients,
@@ -29,8 +34,11 @@ from elasticflow.services.executor.worker.steps.shared_sum import Tensors
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
+from elasticflow.services.executor.worker.steps.user_code_checks import require_of_one_call
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import MakeScheduler
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.steps.whole_batch import WholeBatch
+from elasticflow.shared.training_interface import offering
 
 _BACKWARD = "backward()"
 _STEP = "optimizer.step()"
@@ -39,6 +47,8 @@ SYNC_POINTS = (_BACKWARD, _STEP)
 
 class BitwiseSteps:
     """Replaces torch's backward() and the optimizer's step() in this process, until `close`."""
+
+    _whole_batch_refusal = ""  # why calls here get no values of the whole batch
 
     def __init__(
         self,
@@ -59,10 +69,12 @@ class BitwiseSteps:
         self._job_seed = job_seed
         self._cpu_throttle = cpu_throttle
         self._stopwatch = stopwatch
-        self._all_parameters = parameters_of(model, optimizer)
+        self._further = {} if additional is None else further_optimizers(additional)
+        self._all_parameters = parameters_of(model, optimizer, *self._further.values())
         self._trained: list[torch.Tensor] = []  # those of them that are not frozen
         self._iteration = 0
         self._num_synchronizations = 0
+        self._is_common = False  # all calls do the same, to the same gradients
         self._shared_seed = 0  # of all calls, since the last synchronization
         self._is_hooked = False  # the user's hooks must see the gradient of one virtual node
         self._in_backward = False
@@ -70,32 +82,48 @@ class BitwiseSteps:
         self._shared = SharedGradients()
         self._additional = additional
         self._before_calls: Snapshot | None = None  # since the last synchronization; None until the first call resumes
+        self._change_of_first: Mapping[str, str] | None = None  # since then, by the first call
         self._optimizer = optimizer
         self._backward_of_torch = torch.autograd.backward
         self._step_of_optimizer = optimizer.step
         torch.autograd.backward = self._backward  # Tensor.backward calls it, too
-        optimizer.step = self._synchronized(optimizer.step)
+        optimizer.step = self._synchronized(optimizer, _STEP)
+        self._steps_of_further = {point: each.step for point, each in self._further.items()}
+        for point, each in self._further.items():
+            each.step = self._synchronized(each, point)
+        self._unknown = register_optimizer_step_pre_hook(self._check_known)
         self.computed = members.computed if computed is None else tuple(computed)
         self._group = members.group
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
         self._scheduler = make_scheduler(len(self.computed), before_resume=self._before_resume, at_point=self._at_point)
+        self._whole_batch = WholeBatch(
+            self._scheduler, members if computed is None else None, self.computed, self._whole_batch_refusal
+        )
 
     def close(self) -> None:
         """Between two steps: restore torch's functions."""
         self._scheduler.close()
-        del self._scheduler  # it refers back: buffers and group would wait for the garbage collector
+        del self._scheduler, self._whole_batch  # they refer back: buffers and group would wait for the collector
         torch.autograd.backward = self._backward_of_torch
         self._optimizer.step = self._step_of_optimizer
+        for point, each in self._further.items():
+            each.step = self._steps_of_further[point]
+        self._unknown.remove()
 
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Results of train(), one for each micro-batch."""
         self._iteration = iteration
         self._num_synchronizations = 0
+        self._is_common = False
         self._before_calls = None
         self._buffers.begin_step()
-        results = self._scheduler.run(calls)
+        self._whole_batch.forget()
+        with offering(self._whole_batch):
+            results = self._scheduler.run(calls)
+        self._require_same_changes()
+        self._whole_batch.forget()
         self._buffers.activate(None)
         return results
 
@@ -103,6 +131,7 @@ class BitwiseSteps:
         """Undo a step that failed before the optimizer's step."""
         self._scheduler.abandon()
         self._buffers.roll_back()
+        self._whole_batch.forget()
         self._shared.clear()
         self._gradients_before = []
         drop_gradients(self._all_parameters)
@@ -122,30 +151,60 @@ class BitwiseSteps:
             if self._before_calls is None:
                 self._before_calls = self._additional.snapshot()
             else:
+                self._require_same_changes()
                 self._additional.restore(self._before_calls)
-        if self._num_synchronizations == 0:
-            if self._group is not None:
-                self._group.check_open()  # after a reported loss the rest of the step is useless
-            mine = self.computed[index]
-            part = {"virtual_node": mine.virtual_node, "micro_batch": mine.index}
-            seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=self._iteration, **part))
-        else:  # from here on all calls do the same, to the same gradients
+        if self._is_common:
             self._shared.restore()
             seed_generators(self._shared_seed)
+        else:
+            if self._group is not None:
+                self._group.check_open()  # after a reported loss the rest of the step is useless
+            mine, before = self.computed[index], self._num_synchronizations
+            part = {"virtual_node": mine.virtual_node, "micro_batch": mine.index}
+            phase = Phase.AFTER_SYNCHRONIZATION + before - 1 if before else Phase.TRAIN
+            seed_generators(seed_of(self._job_seed, phase, iteration=self._iteration, **part))
 
     def _at_point(self, point: str) -> None:
+        self._require_same_changes()
         phase = Phase.AFTER_SYNCHRONIZATION + self._num_synchronizations
         self._shared_seed = seed_of(self._job_seed, phase, iteration=self._iteration)
         self._num_synchronizations += 1
-        self._before_calls = None
+        self._before_calls = self._change_of_first = None
         if self._num_synchronizations == 1:
             self._stopwatch.lap()
+        if self._whole_batch.at_point(point):
+            self._shared.keep_changes(num_calls=self._scheduler.num_resumed)
+            return
+        self._is_common = True
         if point == _BACKWARD:
             self._cpu_throttle.sleep_off_excess()
             self._share(self._summed_gradients())
+        elif point == _STEP:
+            self._share_on()
+            self._finish_step()
+        else:
+            self._share_on()
+            self._finish_further_step(point)
+
+    def _share_on(self) -> None:
+        """Further optimizers may step with the same gradient."""
+        if self._further:
+            self._shared.keep_changes(num_calls=self._scheduler.num_resumed)
         else:
             self._shared.clear()
-            self._finish_step()
+
+    def _require_same_changes(self) -> None:
+        """After each part of a call: it has changed the additional state as the first call has."""
+        if self._additional is None or self._before_calls is None or self._scheduler.num_resumed < len(self.computed):
+            return  # a script changes it in its last pass only
+        mine = self._additional.numbers()
+        first = self._change_of_first = self._change_of_first or mine
+        if differing := [name for name in mine if mine[name] != first[name]]:
+            raise TrainingFailed(
+                f"train() changed {', '.join(differing)} in another way for one part of the global batch than for "
+                f"another, in iteration {self._iteration}: let it depend only on what all parts share, for example "
+                "schedule.step(elasticflow.mean(loss)) of a ReduceLROnPlateau"
+            )
 
     def _summed_gradients(self) -> Tensors:
         """After the backward pass of all calls: the gradient of the global batch."""
@@ -160,6 +219,10 @@ class BitwiseSteps:
         """All calls have requested the optimizer's step."""
         self._combine_changed_buffers()
         self._step_of_optimizer()
+
+    def _finish_further_step(self, point: str) -> None:
+        self._combine_changed_buffers()
+        self._steps_of_further[point]()
 
     def _combine_changed_buffers(self) -> None:
         """Before the first permanent change: from here on only buffers that train() changes later need the peers."""
@@ -179,10 +242,15 @@ class BitwiseSteps:
         if running == 0:
             self._trained = [parameter for parameter in self._all_parameters if parameter.requires_grad]
             self._is_hooked = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
+        weights = weighted_roots(tensors, grad_tensors, self.computed[running].weight)
+        tensors, weights = self._whole_batch.roots_behind(
+            running, tensors, weights, self._trained, creates_graph=bool(kwargs.get("create_graph"))
+        )
         before = [parameter.grad for parameter in self._trained]
         self._in_backward = True
         try:
-            self._add_gradients(self.computed[running], tensors, grad_tensors, *args, **kwargs)
+            self._add_gradients(self.computed[running], tensors, weights, *args, **kwargs)
+            self._whole_batch.check_not_nested(running)
         finally:
             self._in_backward = False
             for parameter, gradient in zip(self._trained, before, strict=True):
@@ -191,41 +259,53 @@ class BitwiseSteps:
             self._gradients_before = [None if gradient is None else gradient.clone() for gradient in before]
         self._scheduler.synchronize(_BACKWARD)
 
-    def _add_gradients(
-        self, micro_batch: MicroBatch, tensors: Any, grad_tensors: Any, *args: Any, **kwargs: Any
-    ) -> None:
+    def _add_gradients(self, micro_batch: MicroBatch, tensors: Any, weights: Any, *args: Any, **kwargs: Any) -> None:
         """torch's backward pass, and the sum of its gradients with those of the calls before."""
         partial_sum = None if self._is_hooked else self._gradients.take_partial_sum(micro_batch)
         for parameter, gradient in zip(self._trained, partial_sum or repeat(None), strict=False):
             parameter.grad = gradient  # autograd adds to it, while the addend is in the cache
-        weighted = weighted_roots(tensors, grad_tensors, micro_batch.weight)
         with torch.no_grad():
             shared_sum = self._gradients.begin_last(micro_batch, self._trained)
         with each_written_to(shared_sum, () if self._is_hooked else self._trained):
-            self._backward_of_torch(tensors, weighted, *args, **kwargs)
+            self._backward_of_torch(tensors, weights, *args, **kwargs)
         with torch.no_grad():
             self._gradients.push(micro_batch, [dense_gradient(p) for p in self._trained])
 
-    def _synchronized(self, step: Callable[..., Any]) -> Any:
+    def _synchronized(self, optimizer: torch.optim.Optimizer, point: str) -> Any:
+        step = optimizer.step
+
         @wraps(step)  # torch's schedules look for their mark on it
-        def synchronized_step(closure: Any = None) -> None:
-            self._step(closure)
+        def synchronized_step(closure: Any = None) -> Any:
+            if self._scheduler.running is None:
+                return step(closure) if closure is not None else step()
+            loss = None if closure is None else self._loss_of(closure, optimizer)
+            self._scheduler.synchronize(point)
+            return loss
 
         return synchronized_step
 
-    def _step(self, closure: Any = None) -> None:
-        if closure is not None:
+    def _loss_of(self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Any:
+        """As the optimizers of torch begin their step."""
+        if not type(optimizer).__module__.startswith("torch.optim."):
             raise TrainingFailed(
-                "optimizer.step(closure) runs more than one backward pass, which the bitwise mode does not support: "
-                'set reproducible = "fast"'
+                f"step(closure) of {type(optimizer).__name__} may compute gradients more than once in a step, which "
+                "the bitwise mode does not support: compute them before optimizer.step() without an argument, or set "
+                'reproducible = "fast"'
             )
-        if self._scheduler.running is None:
-            self._step_of_optimizer()
-        else:
-            self._scheduler.synchronize(_STEP)
+        with torch.enable_grad():
+            return closure()
+
+    def _check_known(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Before the step of any optimizer in this process."""
+        if self._scheduler.running is not None:
+            require_of_one_call(
+                optimizer,
+                f"train() steps {type(optimizer).__name__}, which init_optimizer() did not return, once for every part "
+                "of a batch: let stateful() return it, so that it steps once, and its state is kept",
+            )
 
 
-def parameters_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All parameters of the model, then those that only the optimizer has, each once."""
-    groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def parameters_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All parameters of the model, then those that only an optimizer has, each once."""
+    groups = [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
     return list({id(p): p for p in (*model.parameters(), *groups)}.values())

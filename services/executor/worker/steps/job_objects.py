@@ -10,12 +10,14 @@ from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import SampleOrder
 from elasticflow.services.executor.worker.data.sample_readers import reader_of
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
+from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling, with_scalers
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
 from elasticflow.services.executor.worker.steps.user_code_checks import (
-    refuse_gradient_scaling,
+    refuse_later_groups,
     require_model,
     require_optimizer,
     require_stateful,
@@ -47,13 +49,18 @@ class JobObjects:
 
 def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
     """Raises TrainingFailed, and what the user's code raises."""
-    refuse_gradient_scaling()
     seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
         model = require_model(function.init_model()).to(device)
         dataset = recognize(function.init_dataset())
         optimizer = require_optimizer(function.init_optimizer(model))
-        additional = AdditionalState(require_stateful(function.stateful()), optimizer)
+        refuse_later_groups(optimizer)
+        stateful = require_stateful(function.stateful())
+        if isinstance(function, ElasticScript):
+            refuse_gradient_scaling()
+        else:
+            stateful = with_scalers(stateful, optimizer, device)
+        additional = AdditionalState(stateful, optimizer)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)
     return JobObjects(

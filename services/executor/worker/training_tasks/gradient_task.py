@@ -21,6 +21,7 @@ from elasticflow.services.executor.worker.process.device import (
     prepare_thread,
 )
 from elasticflow.services.executor.worker.steps import user_code_checks
+from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling
 from elasticflow.services.executor.worker.steps.job_objects import make_job_objects
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import (
@@ -67,6 +68,7 @@ class VirtualNodeTrainer:
         self._function = function = load_training_function(spec, code_path)
         self._virtual_nodes = virtual_nodes_of(function, spec, 1, micro_batch_size)
         self._objects = make_job_objects(function, spec, device)
+        refuse_gradient_scaling()
         self._cpu_throttle, self._stopwatch = CpuThrottle(1.0), Stopwatch(device)
         self._read_ahead = self._objects.read_ahead(device, self._cpu_throttle, num_processes=0)
         choose_repeatable_kernels(device)
