@@ -12,6 +12,7 @@ _SOURCE = Path(__file__).parent / "user_code/patterns.py"
 
 REFUSED = {
     "NoSync": "call backward() several times before optimizer.step(); their gradients add up",
+    "AssignedGradients": "Call loss.backward(), which sums them over all parts",
     "GroupAddedLater": "let init_optimizer() return an optimizer of all groups, and freeze parameters by "
     "requires_grad_(False) until self.iteration says that they train",
     "TeacherInAttribute": "train() changes self.teacher for every part of a batch, and a worker that joins later "

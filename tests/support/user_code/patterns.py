@@ -621,3 +621,88 @@ class Contrastive(Base):
         loss.backward()
         optimizer.step()
         return loss
+
+
+# --- gradients and parameters beside the ordinary ---
+
+
+class Accumulation(Base):
+    """Accumulation: several backward passes before a step"""
+
+    def train(self, batch, model, optimizer):
+        optimizer.zero_grad()
+        for part in zip(*(each.chunk(2) for each in batch), strict=True):
+            loss = self.loss(part, model) * len(part[0]) / len(batch[0])
+            loss.backward()
+        optimizer.step()
+        return loss
+
+
+class TwoLosses(Base):
+    """Two losses, each with its backward pass"""
+
+    def train(self, batch, model, optimizer):
+        optimizer.zero_grad()
+        made = model(batch[0])
+        loss = nn.functional.mse_loss(made, batch[1])
+        loss.backward(retain_graph=True)
+        (0.1 * made.square().mean()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss
+
+
+class PartOfTheModel(ClippedNorm):
+    """Parameters outside of the optimizer, clipped with the others"""
+
+    def init_optimizer(self, model):
+        return torch.optim.AdamW([each for each in model.parameters() if each.dim() == 2], lr=0.01)
+
+
+class AssignedGradients(Base):
+    """`torch.autograd.grad` with assigned gradients"""
+
+    def train(self, batch, model, optimizer):
+        loss = self.loss(batch, model)
+        parameters = list(model.parameters())
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        return loss
+
+
+class TeacherInModel(Base):
+    """Momentum teacher in the model"""
+
+    def init_model(self):
+        online = super().init_model()
+        return nn.ModuleDict({"online": online, "target": copy.deepcopy(online).requires_grad_(False)})
+
+    def loss(self, batch, model):
+        with torch.no_grad():
+            target = model["target"](batch[0])
+        return nn.functional.mse_loss(model["online"](batch[0]), batch[1] + target)
+
+    def train(self, batch, model, optimizer):
+        loss = super().train(batch, model, optimizer)
+        with torch.no_grad():
+            for slow, fast in zip(model["target"].parameters(), model["online"].parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        return loss
+
+
+class NonPersistentBuffer(Base):
+    """Non-persistent buffers"""
+
+    def init_model(self):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(8, 1)
+                self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+            def forward(self, points):
+                self.seen += 1
+                return self.linear(points) / (1 + 0.01 * self.seen)
+
+        return Model()
