@@ -1,4 +1,4 @@
-"""What stateful() returns: changed once a step, handed to joining workers, in checkpoints, compared between workers."""
+"""All state of a job beside the usual: changed once a step, handed to joining workers, in checkpoints, compared."""
 
 import signal
 
@@ -37,6 +37,9 @@ async def test_each_object_changes_once_a_step_although_train_is_called_for_each
     assert state["schedule"]["last_epoch"] == state["steps_begun"]["count"] == LAST
     assert end.metrics["begun"] == end.metrics["averaged"] == LAST
     assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.05 * 0.97**LAST)
+    assert state["attributes"] == {"warmth": pytest.approx(0.99**LAST)}
+    assert state["buffers"]["passes"] == pytest.approx(LAST)
+    assert state["gradients"], "of the layer without an optimizer"
     assert end == alone
 
 

@@ -86,6 +86,7 @@ import torch
 import torch.distributed as dist
 from elasticflow.services.executor.worker.process.device import Stopwatch, claim, finish_work
 from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
@@ -101,8 +102,10 @@ device = claim("cuda", 0)
 group = Group(dist.FileStore(sys.argv[1], 1), generation=1, rank=0, size=1, device=device, timeout_s=60)
 members = GenerationMembers(group, VirtualNodes(count=1, global_batch_size=4))
 model = torch.nn.Linear(3, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters())
 steps = FastSteps(
     model,
+    carried=CarriedGradients(model, optimizer),
     members=members,
     device=device,
     job_seed=0,

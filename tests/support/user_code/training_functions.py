@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -216,12 +217,12 @@ class LosesItsGpu(Points):
 class Scheduled(Points):
     """Its learning rate depends on an attribute, which differs in a worker that joins later."""
 
-    num_calls = 0
+    calls: ClassVar[list] = []
 
     def train(self, batch, model, optimizer):
-        self.num_calls += 1
+        self.calls.append(self.iteration)
         for group in optimizer.param_groups:
-            group["lr"] = 0.1 / self.num_calls
+            group["lr"] = 0.1 / len(self.calls)
         return super().train(batch, model, optimizer)
 
 
@@ -346,14 +347,20 @@ class Counter:
 
 
 class WithAdditionalState(Stateful):
-    """Its learning rate follows a schedule that multiplies it. hyperparameters: grows: a worker's own calls count."""
+    """Its learning rate follows a schedule that multiplies it, and its loss a number. A part of its model has no
+    optimizer, so that gradients add up, which count in the clipping. hyperparameters: grows: a worker's own calls
+    count."""
+
+    def init_model(self):
+        return WithTeacher()
 
     def init_optimizer(self, model):
-        optimizer = super().init_optimizer(model)
+        optimizer = torch.optim.AdamW(model.body.parameters(), lr=self.hyperparameters["learning_rate"])
+        self.warmth = 1.0
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.steps_begun = Counter()
-        self.num_calls = 0
+        self.calls = []
         return optimizer
 
     def stateful(self):
@@ -364,16 +371,20 @@ class WithAdditionalState(Stateful):
         self.slow_down()
         self.steps_begun.count += 1
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(points), targets)
+        loss = nn.functional.mse_loss(model(points), targets) * self.warmth
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
         if self.iteration == self.hyperparameters["dies_at"]:
             self.die_unless_another_has()
         optimizer.step()
+        self.warmth *= 0.99
+        with torch.no_grad():
+            model.teacher.data.mul_(0.9).add_(model.body[0].weight.data, alpha=0.1)
         self.schedule.step()
         self.average.update_parameters(model)
-        self.num_calls += 1
+        self.calls.append(self.iteration)
         if self.hyperparameters.get("grows"):
-            self.steps_begun.count += self.num_calls
+            self.steps_begun.count += len(self.calls)
         return {"loss": loss, "begun": self.steps_begun.count, "averaged": int(self.average.n_averaged)}
 
 
@@ -418,6 +429,20 @@ class Branching(nn.Module):
             self.steps += 1
         output = self.body(points)
         return output + self.extra(points) if points.sum() > 0 else output
+
+
+class WithTeacher(Branching):
+    """With a momentum teacher, and a buffer that its state_dict lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Parameter(self.body[0].weight.detach().clone(), requires_grad=False)
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+
+    def forward(self, points):
+        if self.training:
+            self.passes += 1
+        return super().forward(points) * (1 + 0.01 * self.passes) + (points @ self.teacher.T).mean(1, keepdim=True)
 
 
 class ReturnsNoMetrics(Points):

@@ -5,7 +5,7 @@ receives the state of the job. Then one pass through its loop is one call of tra
 the evaluation at the job's end. It sees a world of one process, in which calls of torch.distributed have no effect.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,6 +66,7 @@ class ElasticScript:
         self._num_empty_loops = 0
         self._is_looped_by_library = False  # one pass through its loop is a step, not a part of one
         self.is_last_part = False  # of the present step, in this process
+        self.on_pass_end: Callable[[], None] = lambda: None  # in the script's thread, before it waits for a batch
 
     # --- as a training function ---
 
@@ -173,6 +174,7 @@ class ElasticScript:
     def wait_for_batch(self) -> bool:
         """Whether another batch follows."""
         if not self._due and not self.has_ended:
+            self.on_pass_end()
             self._thread.pause(_NEXT)
         return bool(self._due)
 

@@ -1,8 +1,8 @@
 """The additional state of a job: objects beside the model and the optimizer, for example a schedule or an average.
 
 train() changes them once in a step, as on one device, although a worker calls it once for each micro-batch: every call
-begins with the same state, and that of the last one stays. The optimizer's settings, which schedules change, follow the
-same rule. A rolled back step restores both.
+begins with the same state, and that of the last one stays. The optimizer's settings, which schedules change, and
+numbers in attributes of the job follow the same rule. A rolled back step restores all of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,23 +15,30 @@ import torch
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
 from elasticflow.shared.training_interface import Stateful
 
+_SET_BY_WORKER = ("iteration", "is_over")
 OptimizerSettings = Sequence[dict[str, Any]]  # of each parameter group, by name
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """settings: of the optimizer. structure: of the objects' states, by name."""
+    """settings: of the optimizer. structure: of the objects' states, by name. numbers: attributes of the job."""
 
     settings: OptimizerSettings
     structure: Any
     tensors: "tuple[_KeptTensor, ...]"
+    numbers: Mapping[str, float]
 
 
 class AdditionalState:
-    """objects: by name. Calls of their methods in train() are calls of the user's own code."""
+    """objects: by name. Calls of their methods in train() are calls of the user's own code. job: whose numbers count;
+    None: none do."""
 
-    def __init__(self, objects: Mapping[str, Stateful], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, objects: Mapping[str, Stateful], optimizer: torch.optim.Optimizer, job: object | None = None
+    ) -> None:
         self.objects = objects
+        self._job = job
+        self._first_numbers = self._numbers()
         self._optimizer = optimizer
         self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
 
@@ -40,7 +47,7 @@ class AdditionalState:
         tensors: list[torch.Tensor] = []
         return flatten({name: each.state_dict() for name, each in self.objects.items()}, tensors), tensors
 
-    def numbers(self) -> dict[str, str]:
+    def comparable(self) -> dict[str, str]:
         """The settings of the optimizer and the numbers of the objects, by name, in a form to compare."""
         states = {name: flatten(each.state_dict(), []) for name, each in self.objects.items()}
         return {
@@ -55,16 +62,35 @@ class AdditionalState:
             kept if kept is not None and kept.is_current(tensor) else _KeptTensor.of(tensor)
             for tensor, kept in zip(tensors, chain(self._kept, repeat(None)), strict=False)
         )
-        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept)
+        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept, self._numbers())
 
     def restore(self, snapshot: Snapshot) -> None:
         restore_settings(self._optimizer, snapshot.settings)
+        for name in self._numbers().keys() - snapshot.numbers.keys():  # of the class before train() has set it
+            delattr(self._job, name)
+        self.set_numbers(snapshot.numbers)
         if self._is_at(snapshot):
             return
         # an object may adopt what it loads
         state = unflatten(snapshot.structure, [kept.copy.clone() for kept in snapshot.tensors])
         for name, each in self.objects.items():
             each.load_state_dict(state[name])
+
+    def changed_numbers(self) -> dict[str, float]:
+        """Attributes of the job, by name, that have another value than at first."""
+        return {name: value for name, value in self._numbers().items() if value != self._first_numbers.get(name)}
+
+    def set_numbers(self, numbers: Mapping[str, float]) -> None:
+        if self._job is not None:
+            vars(self._job).update(numbers)
+
+    def _numbers(self) -> dict[str, float]:
+        attributes = {} if self._job is None else vars(self._job)
+        return {
+            name: value
+            for name, value in attributes.items()
+            if type(value) in (int, float, bool) and name not in _SET_BY_WORKER
+        }
 
     def _is_at(self, snapshot: Snapshot) -> bool:
         structure, tensors = self.state()

@@ -1,6 +1,6 @@
 """A backward pass of one micro-batch within the sum over all: how it begins, and what becomes of its gradients."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,13 +30,6 @@ def each_written_to(shared_sum: SharedSum | None, parameters: Sequence[torch.Ten
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def drop_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """After a failed step: train() may clear them behind the optimizer's step only. No state of a job has gradients, so
-    a worker that joins for the repeated step has none either."""
-    for parameter in parameters:
-        parameter.grad = None
 
 
 def dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:

@@ -3,11 +3,11 @@
 A micro-batch is a virtual node, or a part of one that exceeds the memory. The scheduler synchronizes the calls. After
 each backward pass its gradients are added to the summation tree, and the next call runs. After the last one the workers
 finish the sum, and all calls continue with the gradient of the global batch, as on one device. The optimizer's step
-runs once, when all calls have requested it.
+runs once, when all calls have requested it, all with the same gradient.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from itertools import repeat
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.process.device_numbers import Number
 from elasticflow.services.executor.worker.steps.additional_state import (
     AdditionalState,
     Snapshot,
@@ -24,11 +25,13 @@ from elasticflow.services.executor.worker.steps.additional_state import (
 )
 from elasticflow.services.executor.worker.steps.backward_pass import (
     dense_gradient,
-    drop_gradients,
     each_written_to,
     weighted_roots,
 )
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients, parameters_of
+from elasticflow.services.executor.worker.steps.gradient_digest import StepDigest, gradient_digest
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, SharedGradients
+from elasticflow.services.executor.worker.steps.parameter_changes import ParameterChanges
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.shared_sum import Tensors
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
@@ -48,6 +51,7 @@ SYNC_POINTS = (_BACKWARD, _STEP)
 class BitwiseSteps:
     """Replaces torch's backward() and the optimizer's step() in this process, until `close`."""
 
+    keeps_changes = True  # of parameters, by the last call behind optimizer.step()
     _whole_batch_refusal = ""  # why calls here get no values of the whole batch
 
     def __init__(
@@ -56,6 +60,7 @@ class BitwiseSteps:
         optimizer: torch.optim.Optimizer,
         *,
         members: GenerationMembers,
+        carried: CarriedGradients,
         job_seed: int,
         cpu_throttle: CpuThrottle,
         stopwatch: Stopwatch,
@@ -63,8 +68,8 @@ class BitwiseSteps:
         computed: Sequence[MicroBatch] | None = None,
         additional: AdditionalState | None = None,
     ) -> None:
-        """computed: the micro-batches of which this process calls train(), if not those of the member. additional:
-        state that the calls change, too."""
+        """carried: gradients from the steps before. computed: the micro-batches of which this process calls train(), if
+        not those of the member. additional: state that the calls change, too."""
         self.model = model
         self._job_seed = job_seed
         self._cpu_throttle = cpu_throttle
@@ -80,6 +85,11 @@ class BitwiseSteps:
         self._in_backward = False
         self._gradients_before: Tensors = []  # that train() has not set to zero
         self._shared = SharedGradients()
+        self._carried = carried
+        self._changes = ParameterChanges(model, optimizer)
+        self._has_gradient = False  # a backward pass of this step has been summed
+        self._digests: list[Number | None] = []  # of the calls, before optimizer.step(); None: the shared gradient
+        self.step_digest = StepDigest()
         self._additional = additional
         self._before_calls: Snapshot | None = None  # since the last synchronization; None until the first call resumes
         self._change_of_first: Mapping[str, str] | None = None  # since then, by the first call
@@ -99,7 +109,11 @@ class BitwiseSteps:
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
         self._scheduler = make_scheduler(len(self.computed), before_resume=self._before_resume, at_point=self._at_point)
         self._whole_batch = WholeBatch(
-            self._scheduler, members if computed is None else None, self.computed, self._whole_batch_refusal
+            self._scheduler,
+            members if computed is None else None,
+            self.computed,
+            self._pause,
+            self._whole_batch_refusal,
         )
 
     def close(self) -> None:
@@ -118,10 +132,13 @@ class BitwiseSteps:
         self._num_synchronizations = 0
         self._is_common = False
         self._before_calls = None
+        self._has_gradient, self.step_digest = False, StepDigest()
         self._buffers.begin_step()
         self._whole_batch.forget()
+        self._carried.begin_step()
+        self._changes.begin_step(iteration)
         with offering(self._whole_batch):
-            results = self._scheduler.run(calls)
+            results = self._scheduler.run([partial(self._watched, call) for call in calls])
         self._require_same_changes()
         self._whole_batch.forget()
         self._buffers.activate(None)
@@ -133,8 +150,12 @@ class BitwiseSteps:
         self._buffers.roll_back()
         self._whole_batch.forget()
         self._shared.clear()
-        self._gradients_before = []
-        drop_gradients(self._all_parameters)
+        self._gradients_before, self._digests = [], []
+        self._carried.roll_back()
+
+    def end_watching(self) -> None:
+        """In the thread of a script, before it waits for its next batch."""
+        self._changes.end_watching()
 
     def changed_buffers(self) -> list[list[float]]:
         """For each micro-batch computed here and each buffer of the model: 1 if it was changed, else 0."""
@@ -179,15 +200,19 @@ class BitwiseSteps:
         if point == _BACKWARD:
             self._cpu_throttle.sleep_off_excess()
             self._share(self._summed_gradients())
+            self._has_gradient = True
         elif point == _STEP:
-            self._share_on()
+            self._share_on(self._optimizer)
             self._finish_step()
+            self._changes.note_step()
         else:
-            self._share_on()
+            self._share_on(self._further[point])
             self._finish_further_step(point)
+            self._changes.note_step()
 
-    def _share_on(self) -> None:
+    def _share_on(self, optimizer: torch.optim.Optimizer) -> None:
         """Further optimizers may step with the same gradient."""
+        self.step_digest += self._digest_of_calls(optimizer)
         if self._further:
             self._shared.keep_changes(num_calls=self._scheduler.num_resumed)
         else:
@@ -197,7 +222,7 @@ class BitwiseSteps:
         """After each part of a call: it has changed the additional state as the first call has."""
         if self._additional is None or self._before_calls is None or self._scheduler.num_resumed < len(self.computed):
             return  # a script changes it in its last pass only
-        mine = self._additional.numbers()
+        mine = self._additional.comparable()
         first = self._change_of_first = self._change_of_first or mine
         if differing := [name for name in mine if mine[name] != first[name]]:
             raise TrainingFailed(
@@ -205,6 +230,16 @@ class BitwiseSteps:
                 f"another, in iteration {self._iteration}: let it depend only on what all parts share, for example "
                 "schedule.step(elasticflow.mean(loss)) of a ReduceLROnPlateau"
             )
+
+    def _digest_of_calls(self, optimizer: torch.optim.Optimizer) -> StepDigest:
+        """Before the optimizer's step. Nothing is computed for a worker that is alone, unless calls have changed the
+        gradient: all calls have the same."""
+        digests, self._digests = self._digests, []
+        if all(digest is None for digest in digests) and self._group is None:
+            return StepDigest()
+        shared = self._digest_of(optimizer, self._shared.values()) if None in digests else 0.0
+        first, *others = [shared if digest is None else digest for digest in digests]
+        return StepDigest.of(first, others)
 
     def _summed_gradients(self) -> Tensors:
         """After the backward pass of all calls: the gradient of the global batch."""
@@ -247,6 +282,11 @@ class BitwiseSteps:
             running, tensors, weights, self._trained, creates_graph=bool(kwargs.get("create_graph"))
         )
         before = [parameter.grad for parameter in self._trained]
+        if running == 0:  # copies: this pass may overwrite the memory of the last sum
+            self._gradients_before = [None if gradient is None else gradient.clone() for gradient in before]
+            if not self._is_common:
+                self._carried.note_backward(self._trained, before)
+        self._changes.end_watching()
         self._in_backward = True
         try:
             self._add_gradients(self.computed[running], tensors, weights, *args, **kwargs)
@@ -255,9 +295,9 @@ class BitwiseSteps:
             self._in_backward = False
             for parameter, gradient in zip(self._trained, before, strict=True):
                 parameter.grad = gradient
-        if running == 0:
-            self._gradients_before = [None if gradient is None else gradient.clone() for gradient in before]
+        self._changes.end_segment()
         self._scheduler.synchronize(_BACKWARD)
+        self._changes.forbid()
 
     def _add_gradients(self, micro_batch: MicroBatch, tensors: Any, weights: Any, *args: Any, **kwargs: Any) -> None:
         """torch's backward pass, and the sum of its gradients with those of the calls before."""
@@ -276,10 +316,15 @@ class BitwiseSteps:
 
         @wraps(step)  # torch's schedules look for their mark on it
         def synchronized_step(closure: Any = None) -> Any:
-            if self._scheduler.running is None:
+            if (running := self._scheduler.running) is None:
                 return step(closure) if closure is not None else step()
             loss = None if closure is None else self._loss_of(closure, optimizer)
+            is_last = running == len(self.computed) - 1
+            if self._scheduler.has_effect:
+                self._note_gradients(optimizer)
+            self._changes.end_segment()
             self._scheduler.synchronize(point)
+            self._changes.allow(undone=not (is_last and self.keeps_changes))
             return loss
 
         return synchronized_step
@@ -304,8 +349,39 @@ class BitwiseSteps:
                 "of a batch: let stateful() return it, so that it steps once, and its state is kept",
             )
 
+    def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Those with which this call requests the optimizer's step."""
+        if not self._has_gradient:
+            raise TrainingFailed(
+                "train() called optimizer.step() without backward(): gradients that it assigns, for example from "
+                "torch.autograd.grad, are those of one part of the batch. Call loss.backward(), which sums them over "
+                'all parts, or set reproducible = "fast"'
+            )
+        self._digests.append(None if self._shared.is_unchanged() else self._digest_of(optimizer, {}))
 
-def parameters_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All parameters of the model, then those that only an optimizer has, each once."""
-    groups = [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
-    return list({id(p): p for p in (*model.parameters(), *groups)}.values())
+    def _digest_of(self, optimizer: torch.optim.Optimizer, shared: Mapping[int, torch.Tensor | None]) -> Number:
+        """Of the gradients of all parameters of the optimizer. shared: in place of what these parameters have."""
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [shared.get(id(parameter), parameter.grad) for parameter in stepped]
+        return gradient_digest(gradients, self._iteration)
+
+    def _watched(self, call: Callable[[], Any]) -> Any:
+        self._changes.forbid()
+        try:
+            value = call()
+        except BaseException:
+            self._changes.end_watching()
+            raise
+        self._changes.end_segment()
+        return value
+
+    def _pause(self, point: str) -> None:
+        """At a point that changes nothing: what the call may change of the parameters stays the same."""
+        may_change = self._changes.may_change
+        self._changes.end_segment()
+        is_last = self._scheduler.running == len(self.computed) - 1
+        self._scheduler.synchronize(point)
+        if may_change:
+            self._changes.allow(undone=not (is_last and self.keeps_changes))
+        else:
+            self._changes.forbid()

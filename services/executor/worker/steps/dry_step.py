@@ -62,6 +62,8 @@ def run_dry_step(
 
 
 class _DrySteps(BitwiseSteps):
+    keeps_changes = False
+
     def _finish_step(self) -> None:
         """The optimizer keeps its state, and the model its parameters."""
 
@@ -82,6 +84,7 @@ def _run(
     steps = _DrySteps(
         model,
         optimizer,
+        carried=objects.carried,
         members=GenerationMembers(None, replace(virtual_nodes, counts_by_rank=())),
         computed=micro_batches,
         job_seed=seed,

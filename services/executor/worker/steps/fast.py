@@ -21,7 +21,8 @@ from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.process.device_numbers import number_of
-from elasticflow.services.executor.worker.steps.backward_pass import drop_gradients
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.steps.gradient_digest import StepDigest
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
@@ -29,10 +30,13 @@ from elasticflow.shared.training_interface import offering
 
 
 class FastSteps:
+    step_digest = StepDigest()  # sums may be of any order
+
     def __init__(
         self,
         model: nn.Module,
         *,
+        carried: CarriedGradients,
         members: GenerationMembers,
         device: torch.device,
         job_seed: int,
@@ -41,6 +45,7 @@ class FastSteps:
         stopwatch: Stopwatch,
     ) -> None:
         self._bare_model = model
+        self._carried = carried
         self._members, self._group = members, members.group
         self._rank = members.rank
         self._weights = members.weights_by_rank
@@ -98,6 +103,7 @@ class FastSteps:
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """The result of train(), called once."""
         (call,) = calls
+        self._carried.begin_step()
         buffers = list(self._bare_model.buffers())
         self._buffers_before = [buffer.clone() for buffer in buffers]
         if self._group is not None and buffers:
@@ -122,7 +128,7 @@ class FastSteps:
         with torch.no_grad():
             for buffer, before in zip(self._bare_model.buffers(), self._buffers_before, strict=True):
                 buffer.copy_(before)
-        drop_gradients(self._bare_model.parameters())
+        self._carried.roll_back()
 
     def changed_buffers(self) -> list[list[float]]:
         """No buffers are combined."""

@@ -61,9 +61,26 @@ class SharedGradients:
                 gradient.copy_(untouched)
                 self._versions[i] = gradient._version
 
+    def is_unchanged(self) -> bool:
+        """Whether all parameters still have the shared gradient."""
+        return all(
+            parameter.grad is gradient and (gradient is None or gradient._version == version)
+            for parameter, gradient, version in zip(self._parameters, self._gradients, self._versions, strict=True)
+        )
+
+    def values(self) -> dict[int, torch.Tensor | None]:
+        """The shared gradient by id of the parameter, also if the last call has changed it."""
+        values = [
+            untouched if gradient is not None and gradient._version != version else gradient
+            for gradient, untouched, version in zip(
+                self._gradients, self._untouched or self._gradients, self._versions, strict=True
+            )
+        ]
+        return {id(parameter): value for parameter, value in zip(self._parameters, values, strict=True)}
+
     def clear(self) -> None:
         """After the optimizer's step, or after a failed step."""
-        self._parameters, self._gradients, self._untouched = (), [], []
+        self._parameters, self._gradients, self._untouched, self._versions = (), [], [], []
 
 
 class Buffers:

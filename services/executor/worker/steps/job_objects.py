@@ -10,8 +10,8 @@ from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import SampleOrder
 from elasticflow.services.executor.worker.data.sample_readers import reader_of
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
-from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling, with_scalers
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.steps.user_code_checks import (
     require_optimizer,
     require_stateful,
 )
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class JobObjects:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     additional: AdditionalState
+    carried: CarriedGradients
     sharded: ShardedOptimizer | None  # None: each worker has all of the optimizer's state
     dataset: DataSet
     order: SampleOrder
@@ -55,12 +56,12 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
         dataset = recognize(function.init_dataset())
         optimizer = require_optimizer(function.init_optimizer(model))
         refuse_later_groups(optimizer)
-        stateful = require_stateful(function.stateful())
-        if isinstance(function, ElasticScript):
+        stateful, is_script = require_stateful(function.stateful()), spec.entry == SCRIPT
+        if is_script:
             refuse_gradient_scaling()
         else:
             stateful = with_scalers(stateful, optimizer, device)
-        additional = AdditionalState(stateful, optimizer)
+        additional = AdditionalState(stateful, optimizer, job=None if is_script else function)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)
     return JobObjects(
@@ -68,6 +69,7 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
         model=model,
         optimizer=optimizer,
         additional=additional,
+        carried=CarriedGradients(model, optimizer, sees_backward=function.reproducible == "bitwise"),
         sharded=sharded,
         dataset=dataset,
         order=order,

@@ -21,6 +21,7 @@ from elasticflow.services.executor.worker.steps.additional_state import (
     Snapshot,
     further_optimizers,
 )
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -35,6 +36,8 @@ class JobState:
     model: nn.Module  # as the user made it
     stateful: Mapping[str, Stateful]  # all that outlives a generation, by name; the model first
     dataset: DataSet
+    carried: CarriedGradients
+    additional: AdditionalState
     sharded: ShardedOptimizer | None = None  # owns a part of the optimizer's state; None: each worker has all of it
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
@@ -51,6 +54,9 @@ class JobState:
         self.check_state()
         return {
             **{name: each.state_dict() for name, each in self.stateful.items()},
+            "buffers": volatile_buffers(self.model),
+            "gradients": self.carried.state(),
+            "attributes": self.additional.changed_numbers(),
             "iteration": self.iteration,
             "epoch": self.iteration * self.spec.global_batch_size // self.dataset.partitions.num_samples,
             "samples": self.dataset.samples_digest,
@@ -71,6 +77,9 @@ class JobState:
         for name, each in self.stateful.items():
             if name in state:
                 each.load_state_dict(state[name])
+        self.carried.load(state.get("gradients", {}))
+        load_volatile_buffers(self.model, state.get("buffers", {}))
+        self.additional.set_numbers(state.get("attributes", {}))
         self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
 
     def check_state(self) -> None:
@@ -92,6 +101,22 @@ class JobState:
         """Raises TrainingFailed if there are more than an executor takes."""
         user_code_checks.require_few_metrics(self.metrics)
         return {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+
+
+def volatile_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Those that the model leaves out of its state_dict, by name: training may depend on them all the same."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name in module._non_persistent_buffers_set
+    }
+
+
+def load_volatile_buffers(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    for name, buffer in volatile_buffers(model).items():
+        if name in state:
+            buffer.copy_(state[name])
 
 
 class StepStage(Enum):

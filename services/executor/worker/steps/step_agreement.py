@@ -25,7 +25,7 @@ from elasticflow.services.executor.worker.steps.summation_tree import tree_sum
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
-_HEAD = 7  # numbers of a worker before those of its virtual nodes
+_HEAD = 8  # numbers of a worker before those of its virtual nodes
 
 
 class Fingerprint(NamedTuple):
@@ -43,6 +43,7 @@ class Agreement:
     over: bool  # at least one training function ended the job
     switch: bool  # all are ready for the same new generation
     same: bool  # all have the same fingerprint, as far as they compute the same bits
+    differing_digests: tuple[tuple[int, float], ...]  # ranks that compute the same bits, with other gradients
     checkpoint: bool  # at least one worker wants one of this step
     compute_s: tuple[float, ...]  # by rank: time before the first wait for peers, per unit of batch weight
     means: tuple[float, ...]  # over the global batch
@@ -78,14 +79,16 @@ class GenerationMembers:
         over: bool,
         ready_generation: int,
         fingerprint: Fingerprint,
+        gradient_digest: float = 0.0,
         compute_s: float,
         rows: Sequence[Sequence[float]],
         checkpoint: bool = False,
     ) -> Agreement:
         """A collective, once a step.
 
-        ready_generation: the generation to which this worker could switch now, 0 if there is none. compute_s: time
-        before this worker's first wait for peers. rows: numbers of each micro-batch computed here, all equally many.
+        ready_generation: the generation to which this worker could switch now, 0 if there is none. gradient_digest: of
+        the gradients with which its optimizer has stepped. compute_s: time before this worker's first wait for peers.
+        rows: numbers of each micro-batch computed here, all equally many.
         """
         block = self.block
         rows = self._by_virtual_node(rows)
@@ -99,6 +102,7 @@ class GenerationMembers:
             *fingerprint,
             compute_s,
             checkpoint,
+            gradient_digest,
             *chain.from_iterable(rows[: len(block)]),
         ]
         gathered = self._all_gather(mine, length=_HEAD + longest * width)
@@ -107,6 +111,7 @@ class GenerationMembers:
             over=any(theirs[1] for theirs in gathered),
             switch=ready_generation > 0 and all(theirs[2] == ready_generation for theirs in gathered),
             same=self._are_same([Fingerprint(int(theirs[3]), int(theirs[4])) for theirs in gathered]),
+            differing_digests=self._differing([theirs[7] for theirs in gathered]),
             compute_s=tuple(theirs[5] for theirs in gathered),
             checkpoint=any(theirs[6] for theirs in gathered),
             means=self._means([theirs[_HEAD:] for theirs in gathered], width),
@@ -117,6 +122,15 @@ class GenerationMembers:
         settings = {each.settings for each in fingerprints}
         tensors = {(how, each.tensors) for how, each in zip(self._arithmetics, fingerprints, strict=True)}
         return len(settings) == 1 and len(tensors) == len(set(self._arithmetics))
+
+    def _differing(self, digests: Sequence[float]) -> tuple[tuple[int, float], ...]:
+        """The first two ranks whose digests differ although they compute the same bits, with these; else nothing."""
+        first: dict[str, int] = {}  # rank, by arithmetic
+        for rank, (arithmetic, digest) in enumerate(zip(self._arithmetics, digests, strict=True)):
+            other = first.setdefault(arithmetic, rank)
+            if digests[other] != digest:
+                return (other, digests[other]), (rank, digest)
+        return ()
 
     def means(self, rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
         """A collective: means over the global batch. rows: as for `agree`."""

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from elasticflow.services.executor.worker.steps.gradient_digest import StepDigest
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 
 
@@ -13,6 +14,7 @@ class StepEngine(Protocol):
 
     model: nn.Module  # as the user's train() receives it
     computed: tuple[MicroBatch, ...]  # one call for each
+    step_digest: StepDigest  # of the gradients of the last step
 
     def close(self) -> None: ...
     def roll_back(self) -> None: ...

@@ -61,6 +61,7 @@ class Trainer(TrainingSteps):
         # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
         self._is_evaluated = False
         self._agree_on_metrics_anew()
+        self._digests.forget()
         self._stragglers = StragglerDetector(gpu_types_by_rank)
         self.cpu_throttle.restart()
         self.telemetry.training_began(self.iteration)

@@ -20,7 +20,7 @@ from elasticflow.services.executor.worker.process.device import Stopwatch, finis
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps import user_code_checks
-from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
+from elasticflow.services.executor.worker.steps.gradient_digest import StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.steps.step_agreement import (
     Agreement,
@@ -37,6 +37,7 @@ from elasticflow.services.executor.worker.steps.training_function import (
     in_users_code,
     virtual_nodes_of,
 )
+from elasticflow.services.executor.worker.steps.undeclared_state import UndeclaredModules
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch, VirtualNodes
 
 
@@ -46,7 +47,6 @@ class TrainingSteps(JobState):
 
     function: TrainingFunction
     optimizer: torch.optim.Optimizer
-    additional: AdditionalState
     device: torch.device
     cpu_throttle: CpuThrottle
     telemetry: Telemetry
@@ -57,6 +57,8 @@ class TrainingSteps(JobState):
     engine: StepEngine = field(init=False)
     _boundary: StepBoundary = field(init=False)
     _step_metrics: StepMetrics = field(init=False)
+    _digests: StepDigests = field(init=False)
+    _undeclared: UndeclaredModules = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
     _has_lost_parts: bool = False  # of the optimizer's state
@@ -64,6 +66,8 @@ class TrainingSteps(JobState):
     def __post_init__(self) -> None:
         self._boundary = StepBoundary(self.optimizer, self.additional, lambda: self.members.check_received())
         self._step_metrics = StepMetrics(self.members)
+        self._digests = StepDigests(self.device)
+        self._undeclared = UndeclaredModules(self.model, self.optimizer, self.additional)
         self.engine = self.make_engine(self.members)
 
     @property
@@ -87,7 +91,9 @@ class TrainingSteps(JobState):
         self._boundary.begin_step()
         self.function.iteration = self.iteration
         self.model.train()
+        self._undeclared.begin_step(self.iteration)
         returned = self._compute([partial(self._train, batch) for batch in batches])
+        self._undeclared.require_unchanged(self.iteration)
         compute_s = self.stopwatch.seconds() if self.members.group else 0.0  # it waits, and compares peers only
         self.cpu_throttle.sleep_off_excess()
         changed_here = self.engine.changed_buffers()
@@ -95,6 +101,7 @@ class TrainingSteps(JobState):
             self._boundary.all_changed()
         values = self._step_metrics.begin(returned, self.iteration)
         self.metric_names = self._step_metrics.names
+        compared, digest = self._digests.next(self.engine.step_digest, self.iteration)
         agreement = self.members.agree(
             stop=stop,
             checkpoint=wants_checkpoint(),
@@ -103,12 +110,14 @@ class TrainingSteps(JobState):
             fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.additional, self.iteration)
             if self.members.group
             else Fingerprint(),
+            gradient_digest=digest,
             compute_s=compute_s,
             rows=[(*mine, *changed) for mine, changed in zip(values, changed_here, strict=True)],
         )
         means, changed_somewhere = agreement.means[: len(values[0])], agreement.means[len(values[0]) :]
         self.engine.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
         self._note(self._step_metrics.named(means), self.iteration - self._step_metrics.are_due)
+        require_same_gradients(agreement.differing_digests, compared)
         require_same_state(agreement.same, self.iteration, self.engine.model)
         self.iteration += 1
         self.is_over = agreement.over
@@ -182,6 +191,7 @@ class TrainingSteps(JobState):
                 return False
             case StepStage.BETWEEN_STEPS:
                 pass
+        self._digests.forget()
         if self._step_metrics.forget():
             self.metrics = {}
         self._boundary.end_step()

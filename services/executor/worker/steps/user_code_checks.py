@@ -21,7 +21,18 @@ from elasticflow.shared.training_interface import Stateful
 
 _STATEFUL = ("state_dict", "load_state_dict")
 _NAMES_IN_STATE = frozenset(
-    {"model", "optimizer", "iteration", "epoch", "samples", "metrics", "metric_names"}  # see job_state.py
+    {
+        "model",
+        "optimizer",
+        "buffers",
+        "gradients",
+        "attributes",
+        "iteration",
+        "epoch",
+        "samples",
+        "metrics",
+        "metric_names",
+    }  # see job_state.py
 )
 
 

@@ -28,6 +28,11 @@ class VirtualNodeScheduler(Protocol):
     running: int | None  # index of the running call
     num_resumed: int  # calls that continue after a synchronization point
 
+    @property
+    def has_effect(self) -> bool:
+        """Whether the running call takes part in the next synchronization."""
+        ...
+
     def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
     def synchronize(self, point: str) -> None: ...
     def abandon(self) -> None: ...
@@ -87,6 +92,10 @@ class LockstepScheduler:
                 raise CallsDiverged(" and ".join(sorted(points | ({"the end"} if values else set()))))
             self._at_point(points.pop())
             resumptions = [None] * len(calls)
+
+    @property
+    def has_effect(self) -> bool:
+        return True
 
     def abandon(self) -> None:
         """After a failed synchronization: end all suspended calls."""
@@ -159,7 +168,7 @@ class SequentialScheduler:
         self._reached.append(point)
         if self._reached != self._points[: len(self._reached)]:
             raise _other_points(self._points, self._reached)
-        if self.running < self._last or self._lost is not None:
+        if not self.has_effect:
             return
         try:
             with raising_peer_lost():
@@ -168,6 +177,10 @@ class SequentialScheduler:
             self._lost = lost
         else:
             self._before_resume(self.running)
+
+    @property
+    def has_effect(self) -> bool:
+        return self.running == self._last and self._lost is None
 
     def abandon(self) -> None:
         """After a failed synchronization: the call has ended without effect. Raises PeerLost if it still runs."""

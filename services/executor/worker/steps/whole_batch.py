@@ -8,7 +8,7 @@ therefore has two halves: each call's loss is derived with respect to what it ga
 all calls along the summation tree; then each call continues with the rows of its own part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ class WholeBatch:
     scheduler: VirtualNodeScheduler
     members: GenerationMembers | None
     computed: Sequence[MicroBatch]
+    pause: Callable[[str], None]  # the running call, until all calls have reached this point
     refusal: str = ""  # why there are no such values here
     _given: dict[int, Any] = field(default_factory=dict[int, Any])  # by call, for the present point
     _mean: float = 0.0
@@ -114,7 +115,7 @@ class WholeBatch:
                 "write a class, or use a value that all parts share, such as one of the whole validation set"
             )
         self._given[index] = value
-        self.scheduler.synchronize(point)
+        self.pause(point)
         return index
 
     # --- between the calls ---

@@ -36,6 +36,7 @@ from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
 from elasticflow.services.executor.worker.steps.dry_step import dry_step_pays, run_dry_step
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
+from elasticflow.services.executor.worker.steps.job_state import load_volatile_buffers
 from elasticflow.services.executor.worker.steps.redistribution import redistribute
 from elasticflow.services.executor.worker.steps.restored_state import restored_state
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
@@ -124,10 +125,13 @@ def set_up(
         release_later(result.transfer_group)
     state = transfer.state if transfer else restored_state(assignment, members, model_tensors(model), objects.sharded)
     _check_data(dataset, state)
+    objects.carried.load(state.get("gradients", {}))
     if "model" in state:
         for name, each in stateful.items():
             if name in state:  # a part of a sharded state has arrived by itself
                 each.load_state_dict(state[name])
+        load_volatile_buffers(model, state.get("buffers", {}))
+        objects.additional.set_numbers(state.get("attributes", {}))
     if isinstance(function, ElasticScript):
         with in_users_code("before its first batch"):
             function.enter_loop(state["iteration"])
@@ -139,6 +143,7 @@ def set_up(
         model=model,
         optimizer=optimizer,
         additional=objects.additional,
+        carried=objects.carried,
         sharded=objects.sharded,
         stateful=stateful,
         dataset=dataset,
@@ -171,6 +176,7 @@ def worker_engine(
     if function.reproducible == "fast" and not members.virtual_nodes.are_cut:
         return FastSteps(
             model,
+            carried=objects.carried,
             members=members,
             device=device,
             job_seed=assignment.spec.seed,
@@ -178,7 +184,7 @@ def worker_engine(
             cpu_throttle=cpu_throttle,
             stopwatch=stopwatch,
         )
-    return BitwiseSteps(
+    steps = BitwiseSteps(
         model,
         objects.optimizer,
         members=members,
@@ -189,7 +195,11 @@ def worker_engine(
         if isinstance(function, ElasticScript)
         else partial(LockstepScheduler, on_start=partial(prepare_thread, device)),
         additional=objects.additional,
+        carried=objects.carried,
     )
+    if isinstance(function, ElasticScript):
+        function.on_pass_end = steps.end_watching
+    return steps
 
 
 def _check_world_size(world_size: int, spec: JobSpec) -> None:

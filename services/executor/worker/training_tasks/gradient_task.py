@@ -92,6 +92,7 @@ class VirtualNodeTrainer:
         steps = VirtualNodeSteps(
             self._objects.model,
             self._objects.optimizer,
+            carried=self._objects.carried,
             members=GenerationMembers(None, self._virtual_nodes),
             computed=micro_batches,
             job_seed=self._spec.seed,

@@ -103,6 +103,7 @@ def _manager_steps(
         function,
         objects.model,
         objects.optimizer,
+        carried=objects.carried,
         members=members,
         job_seed=spec.seed,
         cpu_throttle=cpu_throttle,

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps, parameters_of
+from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, buffers_of
 from elasticflow.services.executor.worker.steps.shared_sum import Tensors
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
@@ -52,6 +53,7 @@ class VirtualNodeSteps(BitwiseSteps):
     """The runner's half. Serves one task, and leaves the model as it was."""
 
     _whole_batch_refusal = _ONE_PART
+    keeps_changes = False
     gradients: Tensors | None = None
     _has_stepped = False
 

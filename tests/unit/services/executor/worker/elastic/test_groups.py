@@ -22,6 +22,7 @@ from elasticflow.services.executor.worker.elastic.transport import Transfer
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
@@ -193,6 +194,7 @@ def test_a_worker_that_learns_of_a_loss_does_not_finish_computing_the_step(group
     steps = BitwiseSteps(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
+        carried=CarriedGradients(model, torch.optim.SGD(model.parameters(), lr=0.1)),
         members=GenerationMembers(group, VirtualNodes(count=4, global_batch_size=4)),
         job_seed=0,
         cpu_throttle=CpuThrottle(1.0),

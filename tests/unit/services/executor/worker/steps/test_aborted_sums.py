@@ -17,6 +17,7 @@ from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
@@ -119,6 +120,7 @@ def test_a_wrapper_that_is_made_during_a_loss_changes_no_parameter() -> None:
         close_soon(group)
         FastSteps(
             model,
+            carried=CarriedGradients(model, torch.optim.SGD(model.parameters())),
             members=GenerationMembers(group, TWO),
             device=CPU,
             job_seed=0,

@@ -17,6 +17,7 @@ from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, ThreadAbandoned
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
@@ -30,6 +31,7 @@ class Worker:
         self.group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
         self.steps = FastSteps(
             model,
+            carried=CarriedGradients(model, torch.optim.SGD(model.parameters())),
             members=GenerationMembers(self.group, VirtualNodes(count=size, global_batch_size=4 * size)),
             device=CPU,
             job_seed=0,

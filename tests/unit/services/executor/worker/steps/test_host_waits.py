@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
@@ -53,6 +54,7 @@ def test_a_step_reads_no_result_of_the_device(reads: list[str], num_layers: int,
     steps = BitwiseSteps(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
+        carried=CarriedGradients(model, torch.optim.SGD(model.parameters(), lr=0.1)),
         members=GenerationMembers(None, VirtualNodes(count=count, global_batch_size=2 * count)),
         job_seed=0,
         cpu_throttle=CpuThrottle(1.0),
@@ -65,11 +67,11 @@ def test_a_step_reads_no_result_of_the_device(reads: list[str], num_layers: int,
         steps._optimizer.step()
 
     try:
-        for iteration in range(2):
+        for iteration in range(3):
             del reads[:]
             steps.run(iteration, [train] * count)
             steps.changed_buffers()
-            assert reads == []
+            assert reads == [] or iteration == 0, "the first step compares values of parameters"
             steps.combine_buffers([])
     finally:
         steps.close()

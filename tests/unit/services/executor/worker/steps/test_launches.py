@@ -21,6 +21,7 @@ from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottl
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.backward_pass import each_written_to
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
@@ -79,6 +80,7 @@ def launches_of_engine(trained: Trained, count: int) -> Counter[str]:
     steps = BitwiseSteps(
         trained.model,
         trained.optimizer,
+        carried=CarriedGradients(trained.model, trained.optimizer),
         members=GenerationMembers(None, virtual_nodes),
         job_seed=0,
         cpu_throttle=CpuThrottle(1.0),

@@ -10,6 +10,7 @@ from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.step_engine import StepEngine
@@ -26,6 +27,7 @@ def engine_of(mode: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
         return BitwiseSteps(
             model,
             optimizer,
+            carried=CarriedGradients(model, optimizer),
             members=members,
             job_seed=0,
             cpu_throttle=CpuThrottle(1.0),
@@ -34,6 +36,7 @@ def engine_of(mode: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
         )
     return FastSteps(
         model,
+        carried=CarriedGradients(model, optimizer),
         members=members,
         device=CPU,
         job_seed=0,

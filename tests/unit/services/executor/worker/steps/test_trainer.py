@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.steps.gradient_digest import StepDigests
 from elasticflow.services.executor.worker.steps.trainer import Trainer
 
 
@@ -20,6 +22,7 @@ def test_a_generation_does_not_pay_for_what_its_workers_did_before() -> None:
     trainer.cpu_throttle = CpuThrottle(
         0.2, cpu_clock=lambda: computed_s, wall_clock=lambda: computed_s, sleep=slept_s.append
     )
+    trainer._digests = StepDigests(torch.device("cpu"))
     computed_s = 3.4
     trainer.begin_generation(2, ())
     computed_s += 0.01

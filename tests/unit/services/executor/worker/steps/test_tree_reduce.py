@@ -9,6 +9,7 @@ from torch import nn
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
@@ -55,6 +56,7 @@ def test_a_hook_of_the_user_sees_the_gradient_of_one_virtual_node() -> None:
     steps = BitwiseSteps(
         model,
         optimizer,
+        carried=CarriedGradients(model, optimizer),
         members=GenerationMembers(None, virtual_nodes),
         job_seed=0,
         cpu_throttle=CpuThrottle(1.0),

@@ -14,6 +14,7 @@ from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottl
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.gradient_scaling import with_scalers
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
@@ -47,6 +48,7 @@ def trained(
         model,
         optimizer,
         members=GenerationMembers(None, VirtualNodes(count=num_virtual_nodes, global_batch_size=BATCH)),
+        carried=CarriedGradients(model, optimizer),
         job_seed=0,
         cpu_throttle=CpuThrottle(1.0),
         stopwatch=Stopwatch(CPU),

@@ -1,0 +1,312 @@
+"""What train() changes beside the optimizer's step changes once in a step, or the job fails in its first one."""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
+from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.steps.undeclared_state import UndeclaredModules
+from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+
+NUM_STEPS = 3
+
+
+class Student(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Linear(2, 1, bias=False)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.online(x)
+
+
+class Job:
+    """change: what train() does beside a usual step."""
+
+    def __init__(self, **change: Callable[["Job"], Any]) -> None:
+        torch.manual_seed(0)
+        self.model = Student()
+        self.optimizer = torch.optim.SGD(self.model.online.parameters(), lr=0.1)
+        self.seen: list[float] = []
+        self.temperature = 1.0
+        self._change = change
+
+    def at(self, where: str) -> None:
+        if where in self._change:
+            self._change[where](self)
+
+    def train(self, inputs: torch.Tensor) -> None:
+        self.at("first")
+        self.optimizer.zero_grad()
+        loss = self.model(inputs).square().mean() * self.temperature
+        self.at("loss")
+        loss.backward()
+        self.at("backward")
+        self.optimizer.step()
+        self.at("step")
+        self.seen.append(float(self.model.target.weight.detach().sum()))
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Job]]:
+    """Some steps of a job with this many virtual nodes on one worker, which all have the same inputs."""
+    engines: list[BitwiseSteps] = []
+
+    def run(job: Job, count: int = 4, num_steps: int = NUM_STEPS, additional: AdditionalState | None = None) -> Job:
+        engine = BitwiseSteps(
+            job.model,
+            job.optimizer,
+            carried=CarriedGradients(job.model, job.optimizer),
+            members=GenerationMembers(None, VirtualNodes(count=count, global_batch_size=4)),
+            job_seed=0,
+            cpu_throttle=CpuThrottle(1.0),
+            stopwatch=Stopwatch(torch.device("cpu")),
+            make_scheduler=partial(LockstepScheduler, on_start=lambda: None),
+            additional=additional,
+        )
+        engines.append(engine)
+        for iteration in range(num_steps):
+            engine.run(iteration, [partial(job.train, torch.ones(1, 2))] * count)
+            if engine.step_digest.differs:
+                raise TrainingFailed("gradients differ")
+        return job
+
+    yield run
+    for engine in reversed(engines):
+        engine.close()
+
+
+def lerp(job: Job) -> None:
+    with torch.no_grad():
+        job.model.target.weight.lerp_(job.model.online.weight, 0.1)
+
+
+def lerp_data(job: Job) -> None:
+    job.model.target.weight.data.mul_(0.9).add_(job.model.online.weight.data, alpha=0.1)
+
+
+def replace_data(job: Job) -> None:
+    job.model.target.weight.data = job.model.target.weight.data * 0.9 + job.model.online.weight.data * 0.1
+
+
+def foreach(job: Job) -> None:
+    torch._foreach_lerp_([job.model.target.weight.data], [job.model.online.weight.data], 0.1)
+
+
+def decay(job: Job) -> None:
+    job.model.online.weight.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [lerp, lerp_data, replace_data, foreach, decay])
+def test_a_change_behind_the_optimizers_step_happens_once_in_a_step(
+    run: Callable[..., Job], change: Callable[[Job], None]
+) -> None:
+    alone, divided = run(Job(step=change), 1), run(Job(step=change), 4)
+    for name, value in alone.model.state_dict().items():
+        assert torch.equal(divided.model.state_dict()[name], value), name
+    assert divided.seen == [seen for seen in alone.seen for _ in range(4)], "all calls see the same values"
+
+
+@pytest.mark.parametrize("where", ["first", "loss", "backward"])
+@pytest.mark.parametrize("change", [lerp, lerp_data, replace_data, decay])
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_change_before_the_optimizers_step_is_refused_in_the_first_step(
+    run: Callable[..., Job], where: str, change: Callable[[Job], None], count: int
+) -> None:
+    with pytest.raises(TrainingFailed, match=r"train\(\) changed the parameter \w+\.weight before optimizer.step\(\)"):
+        run(Job(**{where: change}), count, 1)
+
+
+def test_a_step_without_an_optimizer_is_refused(run: Callable[..., Job]) -> None:
+    def descend(job: Job) -> None:
+        with torch.no_grad():
+            job.model.online.weight -= 0.1 * job.model.online.weight.grad
+
+    with pytest.raises(TrainingFailed, match=r"changed the parameter online\.weight"):
+        run(Job(backward=descend), 2, 1)
+
+
+def test_a_later_change_that_torch_counts_is_refused_in_its_step(run: Callable[..., Job]) -> None:
+    def change_late(job: Job) -> None:
+        if len(job.seen) >= 4:
+            lerp(job)
+
+    with pytest.raises(TrainingFailed, match="in iteration 1"):
+        run(Job(backward=change_late))
+
+
+# --- gradients ---
+
+
+def assign_own_gradient(job: Job) -> None:
+    loss = (job.model(torch.ones(1, 2)) * len(job.seen)).mean() + torch.rand(())
+    loss = loss + job.model.online.weight.square().sum() * torch.rand(())
+    (job.model.online.weight.grad,) = torch.autograd.grad(loss, [job.model.online.weight])
+
+
+def test_gradients_that_calls_assign_by_themselves_are_found(run: Callable[..., Job]) -> None:
+    parts = iter(range(100))
+
+    def assign(job: Job) -> None:
+        loss = job.model(torch.full((1, 2), float(next(parts)))).mean()
+        (job.model.online.weight.grad,) = torch.autograd.grad(loss, [job.model.online.weight])
+
+    with pytest.raises(TrainingFailed, match="gradients differ"):
+        run(Job(backward=assign))
+
+
+def test_gradients_that_calls_change_alike_are_equal(run: Callable[..., Job]) -> None:
+    def clip(job: Job) -> None:
+        nn.utils.clip_grad_norm_(job.model.parameters(), 0.01)
+
+    def double(job: Job) -> None:
+        job.model.online.weight.grad = job.model.online.weight.grad * 2
+
+    for change in (clip, double):
+        assert torch.equal(
+            run(Job(backward=change)).model.online.weight, run(Job(backward=change), 1).model.online.weight
+        )
+
+
+def test_an_optimizers_step_without_a_backward_pass_is_refused(run: Callable[..., Job]) -> None:
+    job = Job()
+
+    def train(_: torch.Tensor) -> None:
+        assign_own_gradient(job)
+        job.optimizer.step()
+
+    job.train = train  # type: ignore[method-assign]
+    with pytest.raises(TrainingFailed, match=r"optimizer.step\(\) without backward\(\)"):
+        run(job, 2, 1)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_passes_before_a_step_add_up(run: Callable[..., Job], count: int) -> None:
+    def again(job: Job) -> None:
+        (job.model(torch.ones(1, 2)).mean() * 3).backward()
+
+    job = Job(backward=again)
+    before = job.model.online.weight.detach().clone()
+    run(job, count, 1)
+    output = before.sum()
+    torch.testing.assert_close(job.model.online.weight, before - 0.1 * (2 * output + 3) * torch.ones(1, 2))
+
+
+class Unclipped:
+    """Gradients of the second layer are never cleared: no optimizer has it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
+        self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
+
+    def train(self, inputs: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.model(inputs).mean().backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_gradients_that_nobody_clears_add_up(run: Callable[..., Any], count: int) -> None:
+    job, plain = run(Unclipped(), count), Unclipped()
+    for _ in range(NUM_STEPS):
+        plain.train(torch.ones(1, 2))
+    torch.testing.assert_close(job.model[0].weight, plain.model[0].weight)
+    torch.testing.assert_close(job.model[1].weight.grad, plain.model[1].weight.grad)
+
+
+def carried_after(num_steps: int, *, clears: bool, steps_every: int = 1) -> CarriedGradients:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    carried = CarriedGradients(model, optimizer)
+    for iteration in range(num_steps):
+        carried.begin_step()
+        if clears:
+            model.zero_grad()
+        carried.note_backward(list(model.parameters()), [parameter.grad for parameter in model.parameters()])
+        model(torch.ones(1, 2)).mean().backward()
+        if iteration % steps_every == steps_every - 1:
+            optimizer.step()
+    return carried
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "clears", "steps_every", "positions"),
+    [
+        (1, True, 1, [0, 1]),  # no step has shown it
+        (2, True, 1, []),
+        (2, False, 1, [0, 1]),
+        (3, True, 4, [0, 1]),  # the optimizer has not stepped with them
+    ],
+)
+def test_gradients_are_state_if_a_later_pass_adds_to_them(
+    num_steps: int, clears: bool, steps_every: int, positions: list[int]
+) -> None:
+    assert list(carried_after(num_steps, clears=clears, steps_every=steps_every).state()) == positions
+
+
+def test_a_failed_step_gives_back_the_gradients_that_it_began_with() -> None:
+    carried = carried_after(2, clears=False)
+    before = {i: gradient.clone() for i, gradient in carried.state().items()}
+    carried.begin_step()
+    for parameter in carried._parameters:
+        parameter.grad.zero_()
+    carried.roll_back()
+    assert all(torch.equal(carried.state()[i], gradient) for i, gradient in before.items())
+
+
+# --- numbers, and modules that are no state ---
+
+
+def test_a_number_of_the_job_changes_once_in_a_step(run: Callable[..., Job]) -> None:
+    def cool(job: Job) -> None:
+        job.temperature *= 0.5
+
+    job = Job(step=cool)
+    additional = AdditionalState({}, job.optimizer, job=job)
+    run(job, 4, additional=additional)
+    assert additional.changed_numbers() == {"temperature": 0.5**NUM_STEPS}
+
+
+def changed_module(make_changes: Callable[[nn.Module], Any], *, declares: bool = False) -> None:
+    model, teacher = nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    modules = UndeclaredModules(model, optimizer, AdditionalState({"t": teacher} if declares else {}, optimizer))
+    modules.begin_step(0)
+    make_changes(teacher)
+    modules.require_unchanged(0)
+
+
+def change_by_numpy(teacher: nn.Module) -> None:
+    np.copyto(teacher[0].weight.data.numpy(), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda teacher: nn.init.ones_(teacher[0].weight), "0.weight"),
+        (lambda teacher: teacher[0].weight.data.mul_(2.0), "0.weight"),
+        (lambda teacher: teacher(torch.randn(4, 2)), "1.running_mean|1.num_batches_tracked"),
+        (change_by_numpy, "0.weight"),
+    ],
+)
+def test_a_module_that_is_no_state_must_not_change(change: Callable[[nn.Module], Any], name: str) -> None:
+    with pytest.raises(TrainingFailed, match=rf"train\(\) changed ({name}) of a Sequential in iteration 0"):
+        changed_module(change)
+    changed_module(change, declares=True)
+    changed_module(lambda teacher: teacher.eval()(torch.randn(4, 2)))
