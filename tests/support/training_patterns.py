@@ -15,8 +15,7 @@ REFUSED = {
     "AssignedGradients": "Call loss.backward(), which sums them over all parts",
     "GroupAddedLater": "let init_optimizer() return an optimizer of all groups, and freeze parameters by "
     "requires_grad_(False) until self.iteration says that they train",
-    "TeacherInAttribute": "train() changes self.teacher for every part of a batch, and a worker that joins later "
-    "starts it anew: let stateful() return it",
+    "TeacherInAttribute": "Make it a part of the model that init_model() returns, or return it from stateful()",
     "BatchNormOfOneSample": "set virtual_nodes (in the fast mode, max_gpus) to at most 10, or raise global_batch_size",
     "Lazy": "init_model() returned a module with uninitialized parameters (0.weight, 0.bias): run one forward pass in "
     "it, so that they have their sizes",

@@ -43,21 +43,11 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     Raises TrainingFailed, naming attributes, if the second loss differs and they have changed.
     """
     beginning, before = _copy_of(trainer.state()), _plain_attributes(trainer.model)
-    beside = {name: [tensor.clone() for tensor in tensors] for name, tensors in _modules_beside(trainer).items()}
     if trainer.step(stop=stop).stop:
         return True
     trainer.settle()
     first, after = trainer.metrics.get("loss"), _plain_attributes(trainer.model)
     schedules = _schedules(trainer)
-    if learned := [
-        name
-        for name, tensors in _modules_beside(trainer).items()
-        if not all(map(torch.equal, tensors, beside.get(name, tensors)))
-    ]:
-        raise TrainingFailed(
-            f"train() changes {', '.join(learned)} for every part of a batch, and a worker that joins later starts it "
-            "anew: let stateful() return it"
-        )
     trainer.load_state(beginning)
     if trainer.step(stop=stop).stop:
         return True
@@ -92,22 +82,6 @@ def _schedules(trainer: Trainer) -> dict[str, int]:
         f"self.{name}": value.last_epoch
         for name, value in vars(trainer.function).items()
         if isinstance(value, LRScheduler) and id(value) not in registered
-    }
-
-
-def _modules_beside(trainer: Trainer) -> dict[str, list[torch.Tensor]]:
-    """Parameters and buffers of modules that are no state of the job, by the name of the attribute."""
-    kept = [each for each in trainer.stateful.values() if isinstance(each, nn.Module)]
-    of_state = {id(tensor) for module in kept for tensor in (*module.parameters(), *module.buffers())}
-    found = {
-        f"self.{name}": [*value.parameters(), *value.buffers()]
-        for name, value in vars(trainer.function).items()
-        if isinstance(value, nn.Module)
-    }
-    return {
-        name: [tensor.detach() for tensor in tensors]
-        for name, tensors in found.items()
-        if not any(id(tensor) in of_state for tensor in tensors)
     }
 
 
