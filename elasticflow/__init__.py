@@ -81,6 +81,8 @@ if TYPE_CHECKING:
     from elasticflow.sdk.times import Duration as Duration
     from elasticflow.sdk.times import Moment as Moment
     from elasticflow.sdk.training import train as train
+    from elasticflow.sdk.whole_batch import gather as gather
+    from elasticflow.sdk.whole_batch import mean as mean
     from elasticflow.shared.errors import BadCredentials as BadCredentials
     from elasticflow.shared.errors import ElasticFlowError as ElasticFlowError
     from elasticflow.shared.errors import PermanentFailure as PermanentFailure
@@ -129,6 +131,7 @@ _NAMES_BY_MODULE = {
     "sdk.padding_executor": "PaddingExecutor",
     "sdk.times": "Duration Moment",
     "sdk.training": "train",
+    "sdk.whole_batch": "gather mean",
     "sdk.synchronous": "amend cancel checkpoint jobs profile quote release reserve scale submit wait",
     "client.client": "Client",
     "client.pool_endpoint": "Endpoint",

@@ -1,6 +1,7 @@
 """Types that user code and workers pass to each other. Needs no torch: a client describes jobs without it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 OnStep = Callable[[int, Mapping[str, float]], None]  # iteration: steps done; metrics: means over the global batch
@@ -11,3 +12,28 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Mapping[str, Any]: ...
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+class WholeBatch(Protocol):
+    """What a worker offers to its calls of train(), each of which has one part of the global batch."""
+
+    def mean(self, value: Any, /) -> float: ...
+    def gather(self, tensor: Any, /) -> Any: ...
+
+
+_offered: list[WholeBatch] = []
+
+
+@contextmanager
+def offering(whole_batch: WholeBatch) -> Generator[None]:
+    """In a worker, while it calls train()."""
+    _offered.append(whole_batch)
+    try:
+        yield
+    finally:
+        _offered.pop()
+
+
+def offered_whole_batch() -> WholeBatch | None:
+    """None outside of train(), and outside of a job."""
+    return _offered[-1] if _offered else None

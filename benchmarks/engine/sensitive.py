@@ -157,6 +157,6 @@ def _add(hashed: Any, value: Any) -> None:
             for item in value:
                 _add(hashed, item)
         case torch.Tensor():
-            hashed.update(value.detach().cpu().contiguous().numpy().tobytes())
+            hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         case _:
             hashed.update(repr(value).encode())

@@ -90,7 +90,7 @@ async def test_diverging_parts_are_named(node, spec_of):
         ("TooManyVirtualNodes", "virtual_nodes: must be from 1 to global_batch_size (16), not 17"),
         ("Approximate", 'reproducible: must be "bitwise" or "fast", not \'roughly\''),
         ("Sparse", "the model has sparse gradients"),
-        ("Closure", "optimizer.step(closure) runs more than one backward pass"),
+        ("Closure", "step(closure) of RepeatsItsClosure may compute gradients more than once in a step"),
     ],
 )
 async def test_features_without_bitwise_support_are_named(node, spec_of, function, error):

@@ -71,7 +71,7 @@ async def test_no_checkpoint_has_the_state_after_a_loss_that_is_not_finite(node,
         ("training_functions:NoModel", "init_model() must return a torch.nn.Module, not None"),
         (
             "training_functions:TwoOptimizers",
-            "must return a torch.optim.Optimizer, not a tuple; to combine several",
+            "must return a torch.optim.Optimizer, not a tuple; return one, keep the others in attributes",
         ),
         ("training_functions:Exits", "SystemExit (in iteration 0)"),
         ("training_functions:Endless", "must return a map-style data set with a length"),
@@ -133,10 +133,10 @@ async def test_a_schedule_that_steps_by_itself_is_found_in_the_first_step(node, 
 
 
 @pytest.mark.parametrize("function", ["Scaled", "ScaledAndFast"])
-async def test_gradient_scaling_is_refused_in_the_first_step(node, spec_of, function):
+async def test_a_scaler_that_is_no_state_is_refused_in_the_first_steps(node, spec_of, function):
     failed, _ = await failure_of(node, spec_of(function, hyperparameters={"scales": True}), num_workers=2)
-    assert failed.error.startswith("GradScaler is not supported: its scale would differ between workers")
-    assert "torch.autocast(..., dtype=torch.bfloat16)" in failed.error
+    assert failed.error.startswith("train() uses a GradScaler that is no state of the job")
+    assert "let stateful() return it" in failed.error
     spec = spec_of(function, hyperparameters={"scales": False}, max_iterations=3)
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
     await workers.first(Finished)

@@ -139,7 +139,7 @@ async def test_a_manager_and_runners_on_a_gpu_give_the_bits_of_a_worker_on_it(no
         ("Fast", 'reproducible = "fast"'),
         ("Sparse", "the model has sparse gradients"),
         ("FromAnUnsizedStream", "a data set without a length cannot be read in tasks"),
-        ("Closure", "optimizer.step(closure) runs more than one backward pass"),
+        ("Closure", "step(closure) of RepeatsItsClosure may compute gradients more than once in a step"),
         ("TwoBackwards", "it took backward() twice"),
         ("ChangesBuffersLate", "changes the model's buffers after backward()"),
     ],

@@ -56,6 +56,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
         random_seeds.py         seeds by phase, iteration and virtual node
         bitwise.py              a step with the same bits at any number of workers
+        whole_batch.py          values of the whole batch within train()
+        gradient_scaling.py     a GradScaler as state of the job
         fast.py                 a step with plain all-reduces
         dry_step.py             before a worker counts as ready: on a GPU each, else one that joins
         virtual_node_scheduler.py  synchronizes the calls of one step

@@ -114,13 +114,17 @@ class EvaluatesInParts(Points):
 
 
 class Scaled(Points):
-    """hyperparameters: scales: whether its scaler does anything."""
+    """hyperparameters: scales: whether its scaler does anything, which is no state of the job."""
+
+    def init_optimizer(self, model):
+        self.scaler = torch.amp.GradScaler("cpu", enabled=bool(self.hyperparameters["scales"]))
+        return super().init_optimizer(model)
 
     def train(self, batch, model, optimizer):
         _, points, targets = batch
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(points), targets)
-        torch.amp.GradScaler("cpu", enabled=self.hyperparameters["scales"]).scale(loss).backward()
+        self.scaler.scale(loss).backward()
         optimizer.step()
         return loss
 
@@ -497,7 +501,14 @@ class Sparse(Points):
         return loss
 
 
+class RepeatsItsClosure(torch.optim.SGD):
+    """As second-order and sharpness-aware optimizers do."""
+
+
 class Closure(Points):
+    def init_optimizer(self, model):
+        return RepeatsItsClosure(model.parameters(), lr=0.1)
+
     def train(self, batch, model, optimizer):
         optimizer.step(lambda: 0.0)
         return 0.0

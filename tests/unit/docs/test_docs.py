@@ -12,6 +12,7 @@ import pytest
 
 import elasticflow
 from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
+from tests.support import training_patterns
 
 ROOT = Path(__file__).parents[3]
 RECORDS = sorted((ROOT / "docs/adr").glob("0*.md"))
@@ -114,6 +115,10 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             options |= {option for parameter in command.commands[names[0]].params for option in parameter.opts}
         unknown += [f"{command.name} {name}" for name in names if name.startswith("--") and name not in options]
     assert unknown == []
+
+
+def test_the_page_of_training_patterns_shows_what_is_tested() -> None:
+    assert training_patterns.PAGE.read_text() == training_patterns.page() + "\n", training_patterns.__doc__
 
 
 @every_page

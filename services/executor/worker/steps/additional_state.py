@@ -47,6 +47,14 @@ class AdditionalState:
         tensors: list[torch.Tensor] = []
         return flatten({name: each.state_dict() for name, each in self.objects.items()}, tensors), tensors
 
+    def comparable(self) -> dict[str, str]:
+        """The settings of the optimizer and the numbers of the objects, by name, in a form to compare."""
+        states = {name: flatten(each.state_dict(), []) for name, each in self.objects.items()}
+        return {
+            name: repr(state)
+            for name, state in {**states, "the optimizer": optimizer_settings(self._optimizer)}.items()
+        }
+
     def snapshot(self) -> Snapshot:
         """Copies only tensors that have changed since the last snapshot."""
         structure, tensors = self.state()
@@ -109,6 +117,13 @@ class _KeptTensor:
             (each.data_ptr(), each.shape, each.stride(), each.dtype, each.device) for each in (self.original, tensor)
         )
         return mine == other and tensor._version == self.version
+
+
+def further_optimizers(additional: AdditionalState) -> dict[str, torch.optim.Optimizer]:
+    """Those among the objects, by the name of their step."""
+    return {
+        f"{name}.step()": each for name, each in additional.objects.items() if isinstance(each, torch.optim.Optimizer)
+    }
 
 
 def optimizer_settings(optimizer: torch.optim.Optimizer) -> OptimizerSettings:

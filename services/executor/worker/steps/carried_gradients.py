@@ -71,7 +71,7 @@ class CarriedGradients:
         return parameters_of(self._model, self._optimizer)
 
 
-def parameters_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All parameters of the model, then those that only the optimizer has, each once."""
-    groups = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def parameters_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All parameters of the model, then those that only an optimizer has, each once."""
+    groups = [parameter for each in optimizers for group in each.param_groups for parameter in group["params"]]
     return list({id(p): p for p in (*model.parameters(), *groups)}.values())

@@ -102,6 +102,9 @@ class _DrySteps(BitwiseSteps):
     def _finish_step(self) -> None:
         """The optimizer keeps its state, and the model its parameters."""
 
+    def _finish_further_step(self, point: str) -> None:
+        """As above."""
+
 
 def _run(
     objects: JobObjects,

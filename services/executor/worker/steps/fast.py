@@ -20,10 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
+from elasticflow.services.executor.worker.process.device_numbers import number_of
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.gradient_digest import StepDigest
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.shared.training_interface import offering
 
 
 class FastSteps:
@@ -43,7 +46,7 @@ class FastSteps:
     ) -> None:
         self._bare_model = model
         self._carried = carried
-        self._group = members.group
+        self._members, self._group = members, members.group
         self._rank = members.rank
         self._weights = members.weights_by_rank
         self._job_seed = job_seed
@@ -108,7 +111,17 @@ class FastSteps:
         (micro_batch,) = self.computed
         node = micro_batch.virtual_node
         seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=iteration, virtual_node=node))
-        return [call()]
+        with offering(self):
+            return [call()]
+
+    def mean(self, value: torch.Tensor | float) -> float:
+        """As `elasticflow.mean`, within train()."""
+        return self._members.means([[float(number_of(value))]])[0]
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `elasticflow.gather`, within train()."""
+        del tensor
+        raise TrainingFailed('elasticflow.gather() needs reproducible = "bitwise", which sums its gradients in order')
 
     def roll_back(self) -> None:
         """Undo a step that failed before the optimizer's step."""

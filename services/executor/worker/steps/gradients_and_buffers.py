@@ -45,6 +45,12 @@ class SharedGradients:
             self._untouched = _copies(self._gradients)
         self._versions = [0 if g is None else g._version for g in self._gradients]
 
+    def keep_changes(self, *, num_calls: int) -> None:
+        """Share what the gradients are now, after the last call has changed them as all calls have."""
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        self._untouched = _copies(self._gradients) if num_calls > 1 else []
+        self._versions = [0 if g is None else g._version for g in self._gradients]
+
     def restore(self) -> None:
         """Before a call resumes: give every parameter the shared gradient."""
         for i, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):

@@ -14,11 +14,12 @@ from elasticflow.services.executor.worker.data.streams import StreamOrder
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling, with_scalers
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
 from elasticflow.services.executor.worker.steps.user_code_checks import (
-    refuse_gradient_scaling,
+    refuse_later_groups,
     require_model,
     require_optimizer,
     require_stateful,
@@ -61,16 +62,18 @@ class JobObjects:
 
 def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
     """Raises TrainingFailed, and what the user's code raises."""
-    refuse_gradient_scaling()
     seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
         model = require_model(function.init_model()).to(device)
         dataset = recognize(function.init_dataset())
         optimizer = require_optimizer(function.init_optimizer(model))
-        is_script = spec.entry == SCRIPT
-        additional = AdditionalState(
-            require_stateful(function.stateful()), optimizer, job=None if is_script else function
-        )
+        refuse_later_groups(optimizer)
+        stateful, is_script = require_stateful(function.stateful()), spec.entry == SCRIPT
+        if is_script:
+            refuse_gradient_scaling()
+        else:
+            stateful = with_scalers(stateful, optimizer, device)
+        additional = AdditionalState(stateful, optimizer, job=None if is_script else function)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)
     return JobObjects(

@@ -16,7 +16,11 @@ from torch import nn
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.dataset import DataSet
 from elasticflow.services.executor.worker.steps import user_code_checks
-from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, Snapshot
+from elasticflow.services.executor.worker.steps.additional_state import (
+    AdditionalState,
+    Snapshot,
+    further_optimizers,
+)
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -138,7 +142,8 @@ class StepBoundary:
         self._before_optimizer = before_optimizer
         self._at_boundary: Snapshot | None = None  # the last one
         self.stage = StepStage.BETWEEN_STEPS
-        optimizer.register_step_pre_hook(self._optimizer_begins)
+        for each in (optimizer, *further_optimizers(additional).values()):
+            each.register_step_pre_hook(self._optimizer_begins)
 
     def begin_step(self) -> None:
         self._at_boundary = self._additional.snapshot()

@@ -51,6 +51,11 @@ class ParameterChanges:
         """The optimizer has stepped."""
         self._watched = None
 
+    @property
+    def may_change(self) -> bool:
+        """Whether the running call is behind optimizer.step()."""
+        return self._mark is None
+
     def allow(self, *, undone: bool) -> None:
         """Behind optimizer.step(), in the thread of the call. undone: by `end_segment`."""
         self._mark = None

@@ -142,6 +142,12 @@ def virtual_nodes_of(
     return cut(count=count)
 
 
+_WITHOUT_PROCESS_GROUP = (  # as torch says it
+    "Default process group has not been initialized",
+    "Error initializing torch.distributed using env:// rendezvous",
+)
+
+
 @contextmanager
 def in_users_code(where: str) -> Iterator[None]:
     """Errors raised in here are the user's, and get a note with the location; except those of a peer or device loss."""
@@ -152,6 +158,18 @@ def in_users_code(where: str) -> Iterator[None]:
             raise PeerLost(f"a collective failed {where}: {error}") from error
         if is_device_lost(error):
             raise DeviceLost(str(error).partition("\n")[0]) from error
+        if any(text in str(error) for text in _WITHOUT_PROCESS_GROUP):
+            raise TrainingFailed(
+                f"torch.distributed has no process group {where}: the job sums gradients over its workers by itself, "
+                "and their number changes. Leave out DistributedDataParallel, fully_shard() and calls such as "
+                "all_gather(); elasticflow.gather() and elasticflow.mean() give values of the whole batch, and "
+                "shard_optimizer = True divides the optimizer's state"
+            ) from error
+        if isinstance(error, AttributeError) and error.name == "no_sync":
+            raise TrainingFailed(
+                f"the model has no no_sync() {where}, since it is not in DistributedDataParallel: call backward() "
+                "several times before optimizer.step(); their gradients add up"
+            ) from error
         if has_too_many_shapes(error):
             raise TrainingFailed(
                 f"a compiled function met more than {MOST_SHAPES} shapes {where}, and the bitwise mode compiles each "

@@ -151,6 +151,7 @@ class TrainingSteps(JobState):
                 return returned
         except Exception as error:
             self.members.check_open()  # what an aborted sum leaves may have led to any error
+            user_code_checks.refuse_single_sample(error, self.members.virtual_nodes, self.iteration)
             if self._boundary.stage is not StepStage.COMPUTING or not is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
@@ -159,6 +160,7 @@ class TrainingSteps(JobState):
         raise user_code_checks.memory_exceeded(size, reason, self.iteration)
 
     def _train(self, batch: Any) -> dict[str, Number]:
+        user_code_checks.begin_call()
         return user_code_checks.as_metrics(self.function.train(batch, self.engine.model, self.optimizer))
 
     def settle(self) -> None:

@@ -2,15 +2,20 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from elasticflow.services.executor.worker.checkpoint.store import unreadable_types
 from elasticflow.services.executor.worker.process.device import MemoryExceeded
 from elasticflow.services.executor.worker.process.device_numbers import Number, number_of
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS, MAX_METRICS_BYTES, MAX_NAME_LENGTH, metrics_bytes
 from elasticflow.shared.training_interface import Stateful
 
@@ -84,18 +89,42 @@ def memory_exceeded(micro_batch_size: int, reason: str, iteration: int) -> Memor
     )
 
 
+_NAMED = 3  # of many parameters, in an error
+
+
 def require_model(made: Any) -> nn.Module:
+    """A whole one, with the sizes of all its parameters."""
     if not isinstance(made, nn.Module):
         raise TrainingFailed(f"init_model() must return a torch.nn.Module, not {_kind_of(made)}")
+    if isinstance(made, DistributedDataParallel):
+        raise TrainingFailed(
+            "init_model() returned a model in DistributedDataParallel: return the model itself, since the job sums "
+            "gradients over all its workers"
+        )
+    if lazy := [name for name, each in (*made.named_parameters(), *made.named_buffers()) if is_lazy(each)]:
+        raise TrainingFailed(
+            f"init_model() returned a module with uninitialized parameters ({', '.join(lazy[:_NAMED])}): run one "
+            "forward pass in it, so that they have their sizes"
+        )
+    if divided := [name for name, each in made.named_parameters() if hasattr(each, "device_mesh")]:
+        raise TrainingFailed(
+            f"init_model() returned a model whose parameters are divided ({', '.join(divided[:_NAMED])}): leave "
+            "fully_shard() and parallelize_module() out; shard_optimizer = True divides the optimizer's state"
+        )
     return made
 
 
 def require_optimizer(made: Any) -> torch.optim.Optimizer:
-    """Anything with the methods of an optimizer."""
+    """Anything with the methods of an optimizer, and one pass over the batch for each step."""
+    if isinstance(made, torch.optim.LBFGS):
+        raise TrainingFailed(
+            "LBFGS is not supported: it computes the loss several times in a step, and decides by that of one part of "
+            "the batch; use an optimizer with one pass for each step, such as torch.optim.AdamW"
+        )
     if not (hasattr(made, "param_groups") and callable(getattr(made, "step", None))):
         raise TrainingFailed(
             f"init_optimizer() must return a torch.optim.Optimizer, not {_kind_of(made)}; "
-            "to combine several optimizers, as in a GAN, return one with a parameter group for each"
+            "return one, keep the others in attributes, and let stateful() return those"
         )
     return made
 
@@ -118,18 +147,54 @@ def require_stateful(made: Any) -> Mapping[str, Stateful]:
     return dict(made)
 
 
-def refuse_gradient_scaling() -> None:
-    """In this process: a scaler's factor is no state of a job, so workers that join would scale by another one."""
-    torch.amp.GradScaler.scale = _refuse_to_scale  # pyright: ignore[reportAttributeAccessIssue] - has overloads
+def refuse_later_groups(optimizer: torch.optim.Optimizer) -> None:
+    """Those that train() adds: a worker that joins later, and one that starts from a checkpoint, would lack them."""
 
-
-def _refuse_to_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
-    if scaler.is_enabled():
+    def refuse(*_: Any, **__: Any) -> None:
         raise TrainingFailed(
-            "GradScaler is not supported: its scale would differ between workers, and bits between their numbers; use "
-            "torch.autocast(..., dtype=torch.bfloat16), which needs no scaler, or GradScaler(enabled=False)"
+            "train() added a parameter group to the optimizer, which workers that join later would lack: let "
+            "init_optimizer() return an optimizer of all groups, and freeze parameters by requires_grad_(False) until "
+            "self.iteration says that they train"
         )
-    return outputs
+
+    optimizer.add_param_group = refuse
+
+
+def refuse_single_sample(error: Exception, cut: VirtualNodes, iteration: int) -> None:
+    """Raises TrainingFailed if this is the error of a BatchNorm that got one sample, because the batch is cut."""
+    if "Expected more than 1 value per channel when training" not in str(error):
+        return
+    sizes = [part.samples.stop - part.samples.start for v in range(cut.count) for part in cut.micro_batches(v)]
+    if min(sizes) > 1 or cut.global_batch_size < 2:
+        return
+    reason = f"the global batch of {cut.global_batch_size} samples is cut into {len(sizes)} parts, some with one sample"
+    advice = (
+        "micro-batches this small are due to the memory: use GroupNorm, or GPUs with more memory"
+        if cut.are_cut
+        else f"set virtual_nodes (in the fast mode, max_gpus) to at most {cut.global_batch_size // 2}, or raise "
+        "global_batch_size"
+    )
+    raise TrainingFailed(
+        f"a BatchNorm got a virtual node of one sample in iteration {iteration}, of which it has no variance: "
+        f"{reason}; {advice}"
+    ) from error
+
+
+# --- objects that outlive a call of train() ---
+
+_CALL: ContextVar[object | None] = ContextVar("call", default=None)  # of train(), in this thread
+_first_uses: WeakKeyDictionary[Any, object | None] = WeakKeyDictionary()
+
+
+def begin_call() -> None:
+    """Of train(), in its thread."""
+    _CALL.set(object())
+
+
+def require_of_one_call(used: Any, reason: str) -> None:
+    """An object that is no state of the job. Raises TrainingFailed if another call of train() has used it."""
+    if _first_uses.setdefault(used, _CALL.get()) is not _CALL.get():
+        raise TrainingFailed(reason)
 
 
 def _kind_of(made: Any) -> str:

@@ -22,6 +22,7 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.steps import user_code_checks
 from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
+from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling
 from elasticflow.services.executor.worker.steps.job_objects import make_job_objects
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import (
@@ -73,6 +74,7 @@ class VirtualNodeTrainer:
                 "a data set without a length cannot be read in tasks, each of which reads any part of it: give it a "
                 "length, or submit the job instead"
             )
+        refuse_gradient_scaling()
         self._cpu_throttle, self._stopwatch = CpuThrottle(1.0), Stopwatch(device)
         self._read_ahead = self._objects.read_ahead(device, self._cpu_throttle, num_processes=0)
         choose_repeatable_kernels(device)

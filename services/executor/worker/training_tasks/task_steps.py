@@ -22,6 +22,7 @@ from elasticflow.services.executor.worker.steps.training_function import Trainin
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 
 Metrics = Mapping[str, float]
+_ONE_PART = "needs all parts of a batch at once, but a task of a padding load has one: submit the job instead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list
 class VirtualNodeSteps(BitwiseSteps):
     """The runner's half. Serves one task, and leaves the model as it was."""
 
+    _whole_batch_refusal = _ONE_PART
     keeps_changes = False
     gradients: Tensors | None = None
     _has_stepped = False
@@ -87,6 +89,8 @@ class VirtualNodeSteps(BitwiseSteps):
 
 class ManagerSteps(BitwiseSteps):
     """The manager's half."""
+
+    _whole_batch_refusal = _ONE_PART
 
     def __init__(
         self,
