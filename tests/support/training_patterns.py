@@ -16,6 +16,8 @@ REFUSED = {
     "GroupAddedLater": "let init_optimizer() return an optimizer of all groups, and freeze parameters by "
     "requires_grad_(False) until self.iteration says that they train",
     "TeacherInAttribute": "Make it a part of the model that init_model() returns, or return it from stateful()",
+    "CenterInAttribute": "keeps self.center, which is neither parameter nor buffer, from step to step; declare it with "
+    "register_buffer()",
     "BatchNormOfOneSample": "set virtual_nodes (in the fast mode, max_gpus) to at most 10, or raise global_batch_size",
     "Lazy": "init_model() returned a module with uninitialized parameters (0.weight, 0.bias): run one forward pass in "
     "it, so that they have their sizes",
@@ -58,8 +60,8 @@ def _patterns() -> list[Pattern]:
 
 def _code(job: ast.ClassDef, source: str) -> str:
     """Without its docstring."""
-    parts = [ast.get_source_segment(source, each, padded=True) or "" for each in job.body[1:]]
-    return "\n\n".join([f"class {job.name}({ast.unparse(job.bases[0])}):", *parts]).replace("\n\n", "\n", 1)
+    lines = source.splitlines()[job.body[0].end_lineno : job.end_lineno]
+    return "\n".join([f"class {job.name}({ast.unparse(job.bases[0])}):", *lines]).replace("\n\n", "\n", 1)
 
 
 PATTERNS = _patterns()

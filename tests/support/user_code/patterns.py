@@ -267,6 +267,41 @@ class BatchNorm(Base):
         return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
 
 
+class CenterInAttribute(Base):
+    """A center of the outputs (DINO) in an attribute"""
+
+    def init_model(self):
+        self.center = torch.zeros(1)
+        return super().init_model()
+
+    def train(self, batch, model, optimizer):
+        optimizer.zero_grad()
+        made = model(batch[0])
+        loss = nn.functional.mse_loss(made - self.center, batch[1])
+        loss.backward()
+        optimizer.step()
+        self.center = 0.9 * self.center + 0.1 * made.detach().mean(0)
+        return loss
+
+
+class CenterInBuffer(CenterInAttribute):
+    """A center of the outputs (DINO) in a buffer of the model"""
+
+    def init_model(self):
+        model = super().init_model()
+        model.register_buffer("center", torch.zeros(1))
+        return model
+
+    def train(self, batch, model, optimizer):
+        optimizer.zero_grad()
+        made = model(batch[0])
+        loss = nn.functional.mse_loss(made - model.center, batch[1])
+        model.center.lerp_(made.detach().mean(0), 0.1)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+
 class BatchNormOfOneSample(BatchNorm):
     """BatchNorm with one sample in a virtual node"""
 

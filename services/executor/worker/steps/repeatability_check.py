@@ -1,10 +1,10 @@
 """Checks that a step depends on declared state only: runs the first step twice from the same state.
 
-State that a forward pass keeps in plain attributes of the model is in no checkpoint, does not reach a joining worker,
-and virtual nodes share it in an order that depends on the number of workers. Such a job would silently end with other
-weights at each number of workers. A cache that changes neither loss nor gradients passes. A schedule in an attribute of
-the job fails although it does not change the loss so early. A backward pass may also differ by itself: its loss is the
-same then, and its gradients are not.
+State that a pass keeps in plain attributes of the model, or in tensors of the job, is in no checkpoint, does not reach
+a joining worker, and virtual nodes share it in an order that depends on the number of workers. Such a job would
+silently end with other weights at each number of workers. A cache that changes neither loss nor gradients passes. A
+schedule in an attribute of the job fails although it does not change the loss so early. A backward pass may also differ
+by itself: its loss is the same then, and its gradients are not.
 """
 
 import pickle
@@ -24,6 +24,7 @@ from elasticflow.services.executor.worker.steps.training_function import Trainin
 
 _ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module()))
 
+_MOST_BYTES, _MOST_ITEMS = 1 << 26, 1000  # of an attribute: larger ones are data
 _LONG_ITERATIONS = 100  # one more is far less than the margin of a promise
 
 log = structlog.get_logger()
@@ -45,11 +46,11 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     Raises TrainingFailed, naming attributes, if the second loss or gradient differs and they have changed. A difference
     without such a cause is in the job's history.
     """
-    beginning, before = _copy_of(trainer.state()), _plain_attributes(trainer.model)
+    beginning, before = _copy_of(trainer.state()), _undeclared(trainer)
     if trainer.step(stop=stop).stop:
         return True
     trainer.settle()
-    first, after = _results(trainer), _plain_attributes(trainer.model)
+    first, after = _results(trainer), _undeclared(trainer)
     schedules = _schedules(trainer)
     trainer.load_state(beginning)
     if trainer.step(stop=stop).stop:
@@ -67,7 +68,8 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
         if changed:
             raise TrainingFailed(
                 f"the same step gave another {differing} when it was repeated: the model keeps {', '.join(changed)}, "
-                "which is neither parameter nor buffer, from step to step; declare it with register_buffer()"
+                "which is neither parameter nor buffer, from step to step; declare it with register_buffer(), or, if "
+                "it is the same for each part of a batch, let stateful() return it"
             )
         log.warning("step_not_repeatable", first=first[differing], again=again.get(differing), result=differing)
         if trainer.function.reproducible == "bitwise":
@@ -105,6 +107,24 @@ def _schedules(trainer: Trainer) -> dict[str, int]:
         for name, value in vars(trainer.function).items()
         if isinstance(value, LRScheduler) and id(value) not in registered
     }
+
+
+def _undeclared(trainer: Trainer) -> dict[str, Any]:
+    """What may be state, by name, although it reaches no other worker."""
+    of_job = {f"self.{name}": _checksums(value) for name, value in vars(trainer.function).items()}
+    return {**_plain_attributes(trainer.model), **{name: value for name, value in of_job.items() if value is not None}}
+
+
+def _checksums(value: Any) -> Any:
+    """Of a tensor, or of a few in a container. None: no tensor."""
+    match value:
+        case torch.Tensor() if value.nbytes <= _MOST_BYTES and not value.is_sparse:
+            return _checksum(value)
+        case dict() | list() | tuple() if len(value) <= _MOST_ITEMS:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            return {key: found for key, item in items if (found := _checksums(item)) is not None} or None
+        case _:
+            return None
 
 
 def _plain_attributes(model: nn.Module) -> dict[str, bytes]:
