@@ -132,7 +132,7 @@ class BitwiseSteps:
         self._iteration = iteration
         self._num_synchronizations = 0
         self._is_common = False
-        self._before_calls = None
+        self._before_calls = self._change_of_first = None
         self._has_gradient, self.step_digest = False, StepDigest()
         self._buffers.begin_step()
         self._whole_batch.forget()

@@ -38,8 +38,9 @@ from elasticflow.services.executor.worker.steps.training_function import (
     in_users_code,
     virtual_nodes_of,
 )
-from elasticflow.services.executor.worker.steps.undeclared_state import UndeclaredModules
+from elasticflow.services.executor.worker.steps.undeclared_state import UndeclaredState
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch, VirtualNodes
+from elasticflow.shared.messages.job_spec import SCRIPT
 
 
 @dataclass(kw_only=True)
@@ -59,7 +60,7 @@ class TrainingSteps(JobState):
     _boundary: StepBoundary = field(init=False)
     _step_metrics: StepMetrics = field(init=False)
     _digests: StepDigests = field(init=False)
-    _undeclared: UndeclaredModules = field(init=False)
+    _undeclared: UndeclaredState = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
     _has_lost_parts: bool = False  # of the optimizer's state
@@ -68,7 +69,9 @@ class TrainingSteps(JobState):
         self._boundary = StepBoundary(self.optimizer, self.additional, lambda: self.members.check_received())
         self._step_metrics = StepMetrics(self.members)
         self._digests = StepDigests(self.device)
-        self._undeclared = UndeclaredModules(self.model, self.optimizer, self.additional)
+        self._undeclared = UndeclaredState(
+            self.model, self.optimizer, self.additional, None if self.spec.entry == SCRIPT else self.function
+        )
         self.engine = self.make_engine(self.members)
 
     @property

@@ -17,7 +17,7 @@ from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.undeclared_state import UndeclaredModules
+from elasticflow.services.executor.worker.steps.undeclared_state import UndeclaredState
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
@@ -286,7 +286,7 @@ def test_a_number_of_the_job_changes_once_in_a_step(run: Callable[..., Job]) -> 
 def changed_module(make_changes: Callable[[nn.Module], Any], *, declares: bool = False) -> None:
     model, teacher = nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    modules = UndeclaredModules(model, optimizer, AdditionalState({"t": teacher} if declares else {}, optimizer))
+    modules = UndeclaredState(model, optimizer, AdditionalState({"t": teacher} if declares else {}, optimizer))
     modules.begin_step(0)
     make_changes(teacher)
     modules.require_unchanged(0)
@@ -310,3 +310,67 @@ def test_a_module_that_is_no_state_must_not_change(change: Callable[[nn.Module],
         changed_module(change)
     changed_module(change, declares=True)
     changed_module(lambda teacher: teacher.eval()(torch.randn(4, 2)))
+
+
+class Averages:
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, each in model.named_parameters():
+            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * each.detach()
+
+    def update_in_place(self, model: nn.Module) -> None:
+        for name, each in model.named_parameters():
+            self.shadow[name].mul_(0.9).add_(each.detach(), alpha=0.1)
+
+
+class Holder:
+    pass
+
+
+def step_with_attributes(change: Callable[[Any, nn.Module], None]) -> None:
+    model, job = nn.Linear(2, 2), Holder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job.averages, job.center, job.seen, job.made = Averages(model), torch.zeros(2), torch.zeros(1), None
+    undeclared = UndeclaredState(model, optimizer, AdditionalState({}, optimizer), job)
+    for iteration in range(3):
+        undeclared.begin_step(iteration)
+        nn.init.normal_(model.weight)
+        change(job, model)
+        undeclared.require_unchanged(iteration)
+
+
+def replace_center(job: Any, model: nn.Module) -> None:
+    job.center = job.center + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda job, model: job.averages.update(model), r"self\.averages\.shadow\['weight'\]"),
+        (lambda job, model: job.averages.update_in_place(model), r"self\.averages\.shadow\['weight'\]"),
+        (replace_center, r"self\.center"),
+    ],
+)
+def test_tensors_in_attributes_must_not_change(change: Callable[[Any, nn.Module], None], name: str) -> None:
+    with pytest.raises(TrainingFailed, match=rf"train\(\) changed {name} in iteration 0"):
+        step_with_attributes(change)
+
+
+def test_tensors_that_train_makes_and_sums_of_numbers_are_no_state() -> None:
+    def keep(job: Any, model: nn.Module) -> None:
+        job.made = model.weight.detach() * 2
+        job.seen += 1
+        job.center = job.center.clone()
+
+    step_with_attributes(keep)
+
+
+def test_settings_may_differ_between_the_end_of_a_step_and_the_next(run: Callable[..., Job]) -> None:
+    def set_rate(job: Job) -> None:
+        job.optimizer.param_groups[0]["lr"] = 0.1 / (1 + len(job.seen) // 4)
+
+    job = Job(first=set_rate)
+    run(job, 4, additional=AdditionalState({}, job.optimizer))
+    assert job.optimizer.param_groups[0]["lr"] == 0.1 / NUM_STEPS
