@@ -41,7 +41,7 @@ def test_all_types_in_public_signatures_are_public(function):
     public = {getattr(elasticflow, name) for name in elasticflow.__all__ if name != "__version__"}
     hints = typing.get_type_hints(
         getattr(elasticflow, function),
-        localns={"nn": types.SimpleNamespace(Module=object), "Optimizer": object},
+        localns={"nn": types.SimpleNamespace(Module=object), "Optimizer": object, "Tensor": object},
     )
     used = {cls for hint in hints.values() for cls in classes_in(hint)}
     assert {cls for cls in used if cls.__module__.startswith("elasticflow")} <= public

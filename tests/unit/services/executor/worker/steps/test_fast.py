@@ -2,6 +2,7 @@
 
 # pyright: reportPrivateImportUsage=false
 
+import copy
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -191,9 +192,10 @@ def test_gradients_and_metrics_of_several_backward_passes_are_means_over_the_glo
     points, store = torch.arange(24.0).reshape(8, 3), dist.HashStore()
     nodes = VirtualNodes(count=len(sizes), global_batch_size=8, counts_by_rank=(1,) * len(sizes), relative_sizes=sizes)
 
+    alone = nn.Linear(3, 1)
+
     def work(rank: int) -> tuple[torch.Tensor, float]:
-        torch.manual_seed(0)
-        model = nn.Linear(3, 1)
+        model = copy.deepcopy(alone)
         group = Group(store, generation=1, rank=rank, size=len(sizes), device=CPU, timeout_s=WAIT_S)
         members = GenerationMembers(group, nodes)
         steps = FastSteps(
@@ -225,8 +227,6 @@ def test_gradients_and_metrics_of_several_backward_passes_are_means_over_the_glo
 
     with ThreadPoolExecutor(len(sizes)) as threads:
         results = list(threads.map(work, range(len(sizes))))
-    torch.manual_seed(0)
-    alone = nn.Linear(3, 1)
     loss = alone(points).square().mean()
     loss.backward()
     for gradient, mean in results:
