@@ -69,14 +69,13 @@ async def test_a_rolled_back_step_leaves_no_change(each_node, spec_of, alone, tm
     assert await end_of(each_node, workers) == alone
 
 
-async def test_workers_whose_objects_differ_are_named(node, spec_of):
-    """Two virtual nodes on one worker, one on another: what train() counts by itself differs."""
+async def test_objects_that_each_part_of_a_batch_changes_otherwise_are_named(node, spec_of):
+    """What train() counts by itself differs between the two virtual nodes of one worker."""
     spec = job(spec_of, grows=True)
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=3)
     failed = await workers.first(Failed)
     await workers.ended()
-    assert "the workers' states differ after iteration 0" in failed.error
-    assert "objects of stateful()" in failed.error
+    assert "train() changed steps_begun in another way for one part of the global batch" in failed.error
 
 
 @pytest.mark.parametrize(
