@@ -12,8 +12,11 @@ from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Inte
 from tests.support.trained_jobs import all_switched, checkpoint_of, end_of, script, slow_down_script, switch, train
 from tests.support.user_code import library_scripts
 from tests.support.user_code.library_scripts import BATCH_SIZE, LAST, NUM_SAMPLES
+from tests.training import conftest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+IMPORT_WAIT_S = 300.0  # of such a library by several workers, before Python has compiled it
 
 PACKAGES = {
     "transformers": "transformers",
@@ -25,6 +28,11 @@ LIBRARIES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed"))
     for name, package in PACKAGES.items()
 ]
+
+
+@pytest.fixture(autouse=True)
+def wait_for_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "WAIT_S", IMPORT_WAIT_S)
 
 
 def library_script(spec_of, library: str, *words: str, until: int = 2 * LAST):

@@ -66,9 +66,10 @@ def is_alone() -> bool:
     return running_worker() is None
 
 
-def loader_of(data: Points, virtual_nodes: int) -> DataLoader[Any]:
+def loader_of(data: Any, virtual_nodes: int) -> DataLoader[Any]:
     """One virtual node is compared with the library alone, in the order of the data."""
-    return DataLoader(data, batch_size=BATCH_SIZE, shuffle=not (virtual_nodes == 1 or is_alone()))
+    is_shuffled = not (virtual_nodes == 1 or is_alone())
+    return DataLoader(data, batch_size=BATCH_SIZE, shuffle=None if isinstance(data, IterableDataset) else is_shuffled)
 
 
 def with_transformers(model: nn.Module, data: Any, virtual_nodes: int, **settings: Any) -> None:
@@ -113,7 +114,8 @@ def with_accelerate(model: Model, data: Any, virtual_nodes: int, t_max: int = 0,
     loader = loader_of(data, virtual_nodes)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     loader = elastic(accelerator, loader, model, optimizer, schedule, virtual_nodes=virtual_nodes)
-    for _ in loader.epochs(LAST * BATCH_SIZE // NUM_SAMPLES):
+    num_samples = NUM_SAMPLES if isinstance(data, IterableDataset) else len(data)
+    for _ in loader.epochs(LAST * BATCH_SIZE // num_samples):
         for batch in loader:
             with accelerator.accumulate(model):
                 optimizer.zero_grad()
