@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.engine.asynchronous_transport import AsynchronousTransport, Faults
+from benchmarks.engine.simulated_stream import follow_in_later_threads
 from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
@@ -50,6 +51,9 @@ def connecting(name: str, faults: Faults | None = None) -> Callable[..., Transpo
 
 
 def use_in_this_process(name: str) -> None:
-    """For all groups of this worker from now on."""
+    """For all groups of this worker from now on. The engine's threads outlive a generation, so they follow the order of
+    a simulated stream from their beginning."""
+    if name == TransportName.ASYNCHRONOUS:
+        follow_in_later_threads()
     if name != TransportName.GLOO:
         groups.device_transport = connecting(name)  # pyright: ignore[reportAttributeAccessIssue]
