@@ -221,7 +221,9 @@ class BitwiseSteps:
 
     def _require_same_changes(self) -> None:
         """After each part of a call: it has changed the additional state as the first call has."""
-        if self._additional is None or self._before_calls is None or self._scheduler.num_resumed < len(self.computed):
+        if self._additional is None or self._before_calls is None or len(self.computed) == 1:
+            return
+        if self._scheduler.num_resumed < len(self.computed):
             return  # a script changes it in its last pass only
         mine = self._additional.comparable()
         first = self._change_of_first = self._change_of_first or mine

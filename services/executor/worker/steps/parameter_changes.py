@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.steps.carried_gradients import paramet
 from elasticflow.services.executor.worker.steps.gradient_digest import sampled_bits
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
-_COMPARE_VALUES_EVERY = 100  # steps
+COMPARE_VALUES_EVERY = 100  # steps
 
 
 class ParameterChanges:
@@ -41,7 +41,7 @@ class ParameterChanges:
         is_first = not self._parameters
         self._parameters = parameters_of(self._model, self._optimizer)
         self._iteration, self._watched = iteration, None
-        self._compares_values = is_first or iteration % _COMPARE_VALUES_EVERY == 0
+        self._compares_values = is_first or iteration % COMPARE_VALUES_EVERY == 0
 
     def forbid(self) -> None:
         """When a call starts, or resumes before optimizer.step()."""

@@ -21,11 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
-from elasticflow.services.executor.worker.steps.parameter_changes import Mark
+from elasticflow.services.executor.worker.steps.parameter_changes import COMPARE_VALUES_EVERY, Mark
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 _SEARCHES = 2  # in the first steps: train() may make a module in its first call
-_COMPARE_VALUES_EVERY = 100  # steps
 
 
 _MOST_ITEMS = 100_000  # of containers and objects in attributes: the others are data
@@ -56,11 +55,12 @@ class UndeclaredState:
 
     def begin_step(self, iteration: int) -> None:
         """Marks their tensors as they are."""
-        compares_values = self._searches_left > 0 or iteration % _COMPARE_VALUES_EVERY == 0
+        compares_values = self._searches_left > 0 or iteration % COMPARE_VALUES_EVERY == 0
+        self._in_attributes = dict(self._attributes()) if compares_values else {}
         if self._searches_left:
             self._searches_left -= 1
-            self._found = [(name, weakref.ref(tensor)) for name, tensor in (*self._search(), *self._attributes())]
-        self._in_attributes = dict(self._attributes()) if compares_values else {}
+            found = (*self._search(), *self._in_attributes.items())
+            self._found = [(name, weakref.ref(tensor)) for name, tensor in found]
         if self._first_names is None:
             self._first_names = frozenset(self._in_attributes)
         self._there = [(name, tensor) for name, reference in self._found if (tensor := reference()) is not None]
