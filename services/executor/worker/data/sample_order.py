@@ -106,6 +106,17 @@ class Epochs:
         return iteration * self.global_batch_size / self.size
 
 
+def part_of(micro_batch: MicroBatch, iteration: int, first: int, samples: Iterable[int]) -> Part:
+    """first: position of the first sample of the step. samples: those of the micro-batch."""
+    return Part(
+        iteration=iteration,
+        virtual_node=micro_batch.virtual_node,
+        micro_batch=micro_batch.index,
+        position=first + micro_batch.samples.start,
+        samples=tuple(samples),
+    )
+
+
 class Order(ABC):
     """The samples at the positions of the sequence of all epochs. Equal orders have equal samples."""
 
@@ -126,16 +137,7 @@ class Order(ABC):
     def parts(self, micro_batches: Iterable[MicroBatch], iteration: int) -> list[Part]:
         """What these micro-batches read in one step."""
         first, batch = self.positions(iteration).start, _batch(self, iteration)
-        return [
-            Part(
-                iteration=iteration,
-                virtual_node=each.virtual_node,
-                micro_batch=each.index,
-                position=first + each.samples.start,
-                samples=tuple(batch[each.samples].tolist()),
-            )
-            for each in micro_batches
-        ]
+        return [part_of(each, iteration, first, batch[each.samples].tolist()) for each in micro_batches]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

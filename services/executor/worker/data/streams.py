@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from elasticflow.services.executor.worker.data.sample_order import Part
+from elasticflow.services.executor.worker.data.sample_order import Part, part_of
 from elasticflow.services.executor.worker.elastic.plain_values import decode_value, encode_value
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
@@ -72,16 +72,8 @@ class StreamOrder:
     def parts(self, micro_batches: Iterable[MicroBatch], iteration: int) -> list[Part]:
         """What these micro-batches read in one step."""
         first = iteration * self.global_batch_size
-        return [
-            Part(
-                iteration=iteration,
-                virtual_node=each.virtual_node,
-                micro_batch=each.index,
-                position=first + each.samples.start,
-                samples=tuple(range(first + each.samples.start, first + each.samples.stop)),
-            )
-            for each in micro_batches
-        ]
+        batch = range(first, first + self.global_batch_size)
+        return [part_of(each, iteration, first, batch[each.samples]) for each in micro_batches]
 
 
 class Stream:
