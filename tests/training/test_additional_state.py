@@ -39,7 +39,7 @@ async def test_each_object_changes_once_a_step_although_train_is_called_for_each
     assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.05 * 0.97**LAST)
     assert state["attributes"] == {"warmth": pytest.approx(0.99**LAST)}
     assert state["buffers"]["passes"] == pytest.approx(LAST)
-    assert state["gradients"], "of the layer without an optimizer"
+    assert state["gradients"]["tensors"], "of the layer without an optimizer"
     assert end == alone
 
 

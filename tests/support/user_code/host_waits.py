@@ -18,14 +18,15 @@ from elasticflow.services.executor.worker.process.device_numbers import DeviceNu
 class Plain(ElasticJob):
     """hyperparameters: record: a folder. In its file there each worker writes one line for each call of train(), with
     the iteration; "data": a wait for what peers have sent; "flags": a read of truth values of the device; "metrics": a
-    read of those of an iteration; "step": of the optimizer."""
+    read of those of an iteration; "step": of the optimizer. Digests of gradients are left out: they are read in their
+    own step on CPUs only."""
 
     virtual_nodes = 4
 
     def init_model(self) -> nn.Module:
         self._note_calls(GlooTransport, "wait", lambda _: "data")
         self._note_calls(torch.Tensor, "tolist", lambda tensor: "flags" if tensor.dtype is torch.bool else "")
-        self._note_calls(DeviceNumbers, "read", lambda numbers: f"metrics {numbers.iteration}")
+        self._note_calls(DeviceNumbers, "read", _metrics_of)
         begin = DeviceNumbers.__init__
 
         def begin_with_iteration(numbers: Any, *arguments: Any) -> None:
@@ -66,6 +67,10 @@ class Plain(ElasticJob):
             return
         with (Path(str(self.hyperparameters["record"])) / str(os.getpid())).open("a") as file:
             file.write(what + "\n")
+
+
+def _metrics_of(numbers: Any) -> str:
+    return "" if any("digest" in names for names in numbers.names) else f"metrics {numbers.iteration}"
 
 
 class Normalized(Plain):

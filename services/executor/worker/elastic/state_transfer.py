@@ -26,10 +26,15 @@ from elasticflow.services.executor.worker.elastic.nested_tensors import (
     unflatten,
 )
 from elasticflow.services.executor.worker.elastic.transport import Transfer
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 NO_STATE = -1  # completed steps of a joining worker
 _SMALL_BYTES = 1 << 16
 _HOST = torch.device("cpu")
+_DIFFERENT_STRUCTURES = (
+    "two workers at the same iteration have states with different tensors, so neither can be sent to another one: let "
+    "state_dict() of the model, the optimizer and each object of stateful() have the same tensors in all workers"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,8 @@ class _StatePayload:
         if state is None:
             self._tensors = _allocate(placeholders, destinations, devices)
         else:
+            if [(each.shape, each.dtype) for each in placeholders] != [(each.shape, each.dtype) for each in tensors]:
+                raise TrainingFailed(_DIFFERENT_STRUCTURES)
             self._tensors = [tensor.to(where).contiguous() for tensor, where in zip(tensors, devices, strict=True)]
         self._bundles = {
             here: _Bundle(

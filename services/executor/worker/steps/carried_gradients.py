@@ -1,10 +1,12 @@
 """Gradients that outlive their step, for example of parameters that no optimizer clears, or of a job that steps every
 n-th iteration. They are state of the job: later backward passes add to them.
 
-Most jobs clear their gradients before the next backward pass, so nothing of them is copied, stored or sent.
+Most jobs clear their gradients before the next backward pass, so nothing of them is copied, stored or sent. What a
+worker has seen of that is state, too: all workers must send the same tensors, also those that have just joined.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ class CarriedGradients:
         self._carried: frozenset[int] | None = None  # ids of parameters; None: no step has shown it yet
         self._has_stepped = True  # the optimizer, in the last step
         self._had_gradients = False  # some parameter, when the step began
-        self._at_boundary: dict[int, torch.Tensor] = {}  # copies, by position
+        self._at_boundary: Mapping[str, Any] = {}  # the state when the step began, with copies
         optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *_: object) -> None:
@@ -30,7 +32,8 @@ class CarriedGradients:
     def begin_step(self) -> None:
         """Copies what this step may need, and a repeated one again."""
         self._had_gradients = any(parameter.grad is not None for parameter in self._parameters)
-        self._at_boundary = {i: gradient.clone() for i, gradient in self.state().items()}
+        state = self.state()
+        self._at_boundary = state | {"tensors": {i: tensor.clone() for i, tensor in state["tensors"].items()}}
         self._has_stepped = False
 
     def note_backward(self, parameters: Sequence[torch.Tensor], gradients: Gradients) -> None:
@@ -39,13 +42,21 @@ class CarriedGradients:
             there = zip(parameters, gradients, strict=True)
             self._carried = frozenset(id(parameter) for parameter, gradient in there if gradient is not None)
 
-    def state(self) -> dict[int, torch.Tensor]:
-        """At a step boundary: what the next step may add to, by position among `parameters_of`; not copied."""
+    def state(self) -> dict[str, Any]:
+        """At a step boundary. tensors: what the next step may add to, by position among `parameters_of`; not copied.
+        carried: positions, or None. has_stepped: the optimizer, in the last step."""
         by_optimizer = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+        parameters = self._parameters
         return {
-            i: parameter.grad.detach()
-            for i, parameter in enumerate(self._parameters)
-            if parameter.grad is not None and self._may_be_carried(id(parameter), by_optimizer)
+            "tensors": {
+                i: parameter.grad.detach()
+                for i, parameter in enumerate(parameters)
+                if parameter.grad is not None and self._may_be_carried(id(parameter), by_optimizer)
+            },
+            "carried": None
+            if self._carried is None
+            else [i for i, parameter in enumerate(parameters) if id(parameter) in self._carried],
+            "has_stepped": self._has_stepped,
         }
 
     def _may_be_carried(self, parameter: int, by_optimizer: set[int]) -> bool:
@@ -55,12 +66,16 @@ class CarriedGradients:
             return self._sees_backward or parameter not in by_optimizer
         return parameter in self._carried
 
-    def load(self, state: Mapping[int, torch.Tensor]) -> None:
-        """At a step boundary."""
-        for i, parameter in enumerate(self._parameters):
-            gradient = state.get(i)
+    def load(self, state: Mapping[str, Any]) -> None:
+        """At a step boundary: then the own state is the same. An empty one is that of a job without a step."""
+        parameters, tensors = self._parameters, state.get("tensors", {})
+        for i, parameter in enumerate(parameters):
+            gradient = tensors.get(i)
             # in the memory order of the parameter, as autograd has it
             parameter.grad = None if gradient is None else torch.empty_like(parameter.detach()).copy_(gradient)
+        carried = state.get("carried")
+        self._carried = None if carried is None else frozenset(id(parameters[i]) for i in carried)
+        self._has_stepped = state.get("has_stepped", True)
 
     def roll_back(self) -> None:
         """After a failed step: the gradients that it began with."""

@@ -14,6 +14,7 @@ from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.state_transfer import NO_STATE, transfer_state
 from elasticflow.services.executor.worker.elastic.tcp_connections import connections
 from elasticflow.services.executor.worker.elastic.transport import Transfer
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 CPU = torch.device("cpu")
 
@@ -60,6 +61,17 @@ def test_workers_with_the_most_steps_are_the_sources_for_all_staying_ranks(sourc
         else:
             assert_same(each.state, state(0.5))
             assert each.num_bytes == transfer[0].num_bytes > 300 * 300 * 4
+
+
+def test_sources_with_different_tensors_are_refused_before_anything_is_sent():
+    def act(group):
+        own = (state(0.5), state(0.5) | {"more": torch.ones(3)}, None)[group.rank]
+        steps = NO_STATE if own is None else 12
+        with pytest.raises(TrainingFailed if group.rank == 1 else (PeerLost, RuntimeError)):
+            transfer_state(group, iteration=steps, num_staying=3, state=own)
+        group.close()
+
+    together(3, act)
 
 
 def test_a_joining_worker_receives_into_its_own_tensors_if_they_fit():

@@ -1,7 +1,7 @@
 """What train() changes beside the optimizer's step changes once in a step, or the job fails in its first one."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -230,19 +230,32 @@ def test_gradients_that_nobody_clears_add_up(run: Callable[..., Any], count: int
     torch.testing.assert_close(job.model[1].weight.grad, plain.model[1].weight.grad)
 
 
-def carried_after(num_steps: int, *, clears: bool, steps_every: int = 1) -> CarriedGradients:
+def carried_after(
+    num_steps: int, *, clears: bool, steps_every: int = 1, sees_backward: bool = True
+) -> CarriedGradients:
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD([model.weight], lr=0.1)
-    carried = CarriedGradients(model, optimizer)
+    nn.init.ones_(model.weight)
+    carried = CarriedGradients(model, torch.optim.SGD([model.weight], lr=0.1), sees_backward=sees_backward)
+    take_steps(carried, num_steps, clears=clears, steps_every=steps_every)
+    return carried
+
+
+def take_steps(carried: CarriedGradients, num_steps: int, *, clears: bool, steps_every: int) -> None:
+    model, optimizer = carried._model, carried._optimizer
     for iteration in range(num_steps):
         carried.begin_step()
         if clears:
             model.zero_grad()
-        carried.note_backward(list(model.parameters()), [parameter.grad for parameter in model.parameters()])
+        if carried._sees_backward:
+            carried.note_backward(list(model.parameters()), [parameter.grad for parameter in model.parameters()])
         model(torch.ones(1, 2)).mean().backward()
         if iteration % steps_every == steps_every - 1:
             optimizer.step()
-    return carried
+
+
+def assert_same(state: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    assert state | {"tensors": {}} == other | {"tensors": {}}
+    torch.testing.assert_close(state["tensors"], other["tensors"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -257,17 +270,35 @@ def carried_after(num_steps: int, *, clears: bool, steps_every: int = 1) -> Carr
 def test_gradients_are_state_if_a_later_pass_adds_to_them(
     num_steps: int, clears: bool, steps_every: int, positions: list[int]
 ) -> None:
-    assert list(carried_after(num_steps, clears=clears, steps_every=steps_every).state()) == positions
+    carried = carried_after(num_steps, clears=clears, steps_every=steps_every)
+    assert list(carried.state()["tensors"]) == positions
 
 
 def test_a_failed_step_gives_back_the_gradients_that_it_began_with() -> None:
     carried = carried_after(2, clears=False)
-    before = {i: gradient.clone() for i, gradient in carried.state().items()}
+    before = copy.deepcopy(carried.state())
     carried.begin_step()
     for parameter in carried._parameters:
         parameter.grad.zero_()
+    carried.note_backward([], [])
     carried.roll_back()
-    assert all(torch.equal(carried.state()[i], gradient) for i, gradient in before.items())
+    assert_same(carried.state(), before)
+
+
+@pytest.mark.parametrize("sees_backward", [True, False])
+@pytest.mark.parametrize(("clears", "steps_every"), [(True, 1), (False, 1), (True, 4)])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+def test_a_worker_that_loads_gradients_has_the_same_state_as_its_source(
+    num_steps: int, clears: bool, steps_every: int, sees_backward: bool
+) -> None:
+    """Both may be sources in the next transfer, at the same step boundary or after the next step."""
+    source = carried_after(num_steps, clears=clears, steps_every=steps_every, sees_backward=sees_backward)
+    receiver = carried_after(0, clears=clears, sees_backward=sees_backward)
+    receiver.load(copy.deepcopy(source.state()))
+    assert_same(receiver.state(), source.state())
+    for each in (source, receiver):
+        take_steps(each, 1, clears=clears, steps_every=1)
+    assert_same(receiver.state(), source.state())
 
 
 # --- numbers, and modules that are no state ---
