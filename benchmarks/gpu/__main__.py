@@ -24,6 +24,7 @@ from benchmarks.gpu.parts import PARTS, Part, PartName
 from benchmarks.report import TABLE_WIDTH, Measured, Row, RowsOf, table, where_and_when
 
 _CPU_PATIENCE = 1000.0  # times a part's estimate on CPUs, as long as the lease lasts: nobody rents them
+_QUICK_PARTS = 2  # of a quick run at a time: its times count for nothing
 _LOOPS_S = 90.0  # to compile the scheduler, beside the first parts
 
 
@@ -117,19 +118,25 @@ class _Run:
             else:
                 self._measure(name, PARTS[name])
         while self._beside:
-            name, running = self._beside[-1]
-            ended = running.wait()
-            self._beside.pop()
-            if name is not None:
-                self._collect(name, ended)
+            self._await_oldest()
+
+    def _await_oldest(self) -> None:
+        """Of the parts that run beside others."""
+        name, running = self._beside[0]
+        ended = running.wait()
+        self._beside.pop(0)
+        if name is not None:
+            self._collect(name, ended)
 
     def _measure(self, name: PartName, part: Part) -> None:
         print(f"{self._lease.used_s:4.0f} s: {name}", file=sys.stderr, flush=True)
         command = [sys.executable, "-m", "benchmarks.gpu.parts", name, self._device, str(int(self._quick))]
         patience = {} if self._device == Device.CUDA else {"patience": _CPU_PATIENCE}
         running = self._lease.start(name, [*command, self._file(name)], needs_s=part.needs_s, **patience)
-        if part.is_beside:
+        if part.is_beside or self._quick:
             self._beside.append(_Beside(name, running))
+            while len(self._beside) > _QUICK_PARTS and self._quick:
+                self._await_oldest()
             return
         self._present = running
         ended = running.wait()

@@ -27,7 +27,7 @@ from elasticflow.shared.state.pool import PoolState
 _NUM_SLOTS = 4
 _LONG, _SHORT = "long", "short"  # ids of the jobs
 _NUM_ITERATIONS = {_LONG: 300, _SHORT: 60}
-_QUICK_ITERATIONS = {_LONG: 60, _SHORT: 10}
+_QUICK_ITERATIONS = {_LONG: 160, _SHORT: 10}
 _STEP_S = 0.2  # of one worker
 _HEAD_START = 10  # iterations of the first job before the second one
 _DEADLINE_S = 600.0  # far away: the load of this machine does not decide

@@ -35,7 +35,7 @@ class HeldBack(Points):
     hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "compared_every": 100}
 
     def init_optimizer(self, model):
-        step_agreement.PARAMETERS_EVERY = int(self.hyperparameters["compared_every"])
+        step_agreement.COMPARE_TENSORS_EVERY = int(self.hyperparameters["compared_every"])
         return super().init_optimizer(model)
 
 

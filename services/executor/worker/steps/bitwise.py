@@ -202,13 +202,10 @@ class BitwiseSteps:
             self._cpu_throttle.sleep_off_excess()
             self._share(self._summed_gradients())
             self._has_gradient = True
-        elif point == _STEP:
-            self._share_on(self._optimizer)
-            self._finish_step()
-            self._changes.note_step()
         else:
-            self._share_on(self._further[point])
-            self._finish_further_step(point)
+            is_first = point == _STEP
+            self._share_on(self._optimizer if is_first else self._further[point])
+            self._finish_step(self._step_of_optimizer if is_first else self._steps_of_further[point])
             self._changes.note_step()
 
     def _share_on(self, optimizer: torch.optim.Optimizer) -> None:
@@ -253,14 +250,10 @@ class BitwiseSteps:
         self._shared.share(self._trained, gradients, before=self._gradients_before, num_calls=num_calls)
         self._gradients_before = []
 
-    def _finish_step(self) -> None:
-        """All calls have requested the optimizer's step."""
+    def _finish_step(self, step: Callable[[], Any]) -> None:
+        """All calls have requested this step of an optimizer."""
         self._combine_changed_buffers()
-        self._step_of_optimizer()
-
-    def _finish_further_step(self, point: str) -> None:
-        self._combine_changed_buffers()
-        self._steps_of_further[point]()
+        step()
 
     def _combine_changed_buffers(self) -> None:
         """Before the first permanent change: from here on only buffers that train() changes later need the peers."""

@@ -7,7 +7,7 @@ dry step is kept: neither gradients nor buffers, additional state, random number
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -99,11 +99,8 @@ def run_dry_step(
 class _DrySteps(BitwiseSteps):
     keeps_changes = False
 
-    def _finish_step(self) -> None:
-        """The optimizer keeps its state, and the model its parameters."""
-
-    def _finish_further_step(self, point: str) -> None:
-        """As above."""
+    def _finish_step(self, step: Callable[[], Any]) -> None:
+        """Each optimizer keeps its state, and the model its parameters."""
 
 
 def _run(

@@ -12,6 +12,7 @@ import torch
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
+COMPARE_TENSORS_EVERY = 100  # steps, by all that compares tensors beside gradients
 _SAMPLES = 4096
 _KEPT_BITS = 52  # which a float64 holds exactly
 

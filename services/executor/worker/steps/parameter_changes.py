@@ -19,10 +19,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
-from elasticflow.services.executor.worker.steps.gradient_digest import sampled_bits
+from elasticflow.services.executor.worker.steps.gradient_digest import COMPARE_TENSORS_EVERY, sampled_bits
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-
-COMPARE_VALUES_EVERY = 100  # steps
 
 
 class ParameterChanges:
@@ -41,7 +39,7 @@ class ParameterChanges:
         is_first = not self._parameters
         self._parameters = parameters_of(self._model, self._optimizer)
         self._iteration, self._watched = iteration, None
-        self._compares_values = is_first or iteration % COMPARE_VALUES_EVERY == 0
+        self._compares_values = is_first or iteration % COMPARE_TENSORS_EVERY == 0
 
     def forbid(self) -> None:
         """When a call starts, or resumes before optimizer.step()."""

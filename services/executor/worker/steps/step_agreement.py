@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, optimizer_settings
+from elasticflow.services.executor.worker.steps.gradient_digest import COMPARE_TENSORS_EVERY
 from elasticflow.services.executor.worker.steps.summation_tree import tree_sum
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
@@ -220,23 +221,20 @@ class GenerationMembers:
                 self.group.barrier()
 
 
-PARAMETERS_EVERY = 100  # steps; the optimizer's settings in each
-
-
 def fingerprint(
     optimizer: torch.optim.Optimizer,
     parameters: Iterable[torch.Tensor],
     additional: AdditionalState,
     iteration: int,
 ) -> Fingerprint:
-    """32 bits each; of the tensors, all parameters and those of the additional state, every PARAMETERS_EVERY steps."""
+    """32 bits each; of the tensors, all parameters and those of the additional state, some steps."""
     structure, tensors = additional.state()
     settings = [
         {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
         for group in optimizer_settings(optimizer)
     ]
     checksum = 0
-    if iteration % PARAMETERS_EVERY == 0:
+    if iteration % COMPARE_TENSORS_EVERY == 0:
         for tensor in (*parameters, *tensors):
             checksum = zlib.crc32(_checksum(tensor.detach()), checksum)
     return Fingerprint(zlib.crc32(repr((settings, structure)).encode()), checksum)

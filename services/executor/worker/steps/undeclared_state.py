@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
-from elasticflow.services.executor.worker.steps.parameter_changes import COMPARE_VALUES_EVERY, Mark
+from elasticflow.services.executor.worker.steps.gradient_digest import COMPARE_TENSORS_EVERY
+from elasticflow.services.executor.worker.steps.parameter_changes import Mark
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 _SEARCHES = 2  # in the first steps: train() may make a module in its first call
@@ -55,7 +56,7 @@ class UndeclaredState:
 
     def begin_step(self, iteration: int) -> None:
         """Marks their tensors as they are."""
-        compares_values = self._searches_left > 0 or iteration % COMPARE_VALUES_EVERY == 0
+        compares_values = self._searches_left > 0 or iteration % COMPARE_TENSORS_EVERY == 0
         self._in_attributes = dict(self._attributes()) if compares_values else {}
         if self._searches_left:
             self._searches_left -= 1

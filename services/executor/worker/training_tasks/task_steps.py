@@ -81,7 +81,7 @@ class VirtualNodeSteps(BitwiseSteps):
         self._changed = self._buffers.changed_values()
         return [None if gradient is None else torch.full_like(gradient, math.nan) for gradient in self.gradients]
 
-    def _finish_step(self) -> None:
+    def _finish_step(self, step: Callable[[], Any]) -> None:
         if self.gradients is None or self._has_stepped:
             raise _unsupported("optimizer.step() twice" if self._has_stepped else "optimizer.step() first")
         self._has_stepped = True

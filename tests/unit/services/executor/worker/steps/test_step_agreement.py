@@ -12,8 +12,8 @@ from elasticflow.services.executor.worker.elastic.device_identity import DeviceI
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
+from elasticflow.services.executor.worker.steps.gradient_digest import COMPARE_TENSORS_EVERY
 from elasticflow.services.executor.worker.steps.step_agreement import (
-    PARAMETERS_EVERY,
     Agreement,
     Fingerprint,
     GenerationMembers,
@@ -33,7 +33,7 @@ def made(dtype=torch.float32, size=5):
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
-def of(model, optimizer, iteration=PARAMETERS_EVERY):
+def of(model, optimizer, iteration=COMPARE_TENSORS_EVERY):
     return fingerprint(optimizer, model.parameters(), AdditionalState({}, optimizer), iteration)
 
 
