@@ -200,6 +200,8 @@ async def test_a_profiling_run_leaves_nothing_behind(node, spec_of):
         ("never_trains", "scripts ended without training: call elasticflow.elastic", ""),
         ("accumulates", "it called backward(). Remove gradient accumulation", ""),
         ("makes_batches", "the loader has batch_size=None", ""),
+        ("plateau", "the schedule ReduceLROnPlateau steps with", ""),
+        ("averages_in_a_variable", "train() changed shadow['", ""),
         ("breaks", "scripts left its loop within a global batch", ""),
         (
             "sampled batch_sampler",

@@ -85,6 +85,32 @@ def streams() -> None:
     print(f"trained {loader.iteration} steps: {length}")
 
 
+def plateau() -> None:
+    """A schedule by the loss of one part of the batch."""
+    model = Branching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for _, points, targets in elasticflow.elastic(DataLoader(Noisy()), model, optimizer, schedule):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        optimizer.step()
+        schedule.step(loss)
+
+
+def averages_in_a_variable() -> None:
+    """Of the weights, as they are often written."""
+    model = Branching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+    for _, points, targets in elasticflow.elastic(DataLoader(Noisy()), model, optimizer):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(points), targets).backward()
+        optimizer.step()
+        for name, each in model.named_parameters():
+            shadow[name].lerp_(each.detach(), 0.1)
+
+
 def makes_batches() -> None:
     job = Points()
     model = job.init_model()

@@ -5,8 +5,10 @@ receives the state of the job. Then one pass through its loop is one call of tra
 the evaluation at the job's end. It sees a world of one process, in which calls of torch.distributed have no effect.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -262,8 +264,17 @@ class ElasticScript:
         assert self._made is not None, "the script has not called elastic() yet"
         return self._made
 
-    def _may_step(self, schedule: ScheduleCheck) -> bool:
+    def script_frames(self) -> Iterator[FrameType]:
+        """The functions of the paused script, from the innermost one."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+    def _may_step(self, schedule: ScheduleCheck, *arguments: Any) -> bool:
         """Whether a schedule acts in this pass of the loop."""
+        if not self.has_ended:
+            schedule.require_same_numbers(self.iteration, arguments)
         schedule.has_stepped |= self._has_stepped
         return self._has_stepped or self.has_ended
 

@@ -2,11 +2,12 @@
 pass, and they are built for as many steps as the job takes, or the job is refused in its first step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch.optim import lr_scheduler
 
 from elasticflow.services.executor.worker.data.sample_order import Epochs
@@ -14,8 +15,8 @@ from elasticflow.services.executor.worker.steps.training_function import Trainin
 from elasticflow.shared.messages.job_spec import JobSpec
 
 
-def step_only_if(may_step: Callable[[], bool], each: Any) -> None:
-    """Make the object's `step`, if it has one, act only then.
+def step_only_if(may_step: Callable[..., bool], each: Any) -> None:
+    """Make the object's `step`, if it has one, act only then. may_step: gets its arguments.
 
     A subclass does this, because torch's schedules save all their attributes as state.
     """
@@ -24,7 +25,7 @@ def step_only_if(may_step: Callable[[], bool], each: Any) -> None:
         return
 
     def step(schedule: Any, *args: Any, **kwargs: Any) -> None:
-        if may_step():
+        if may_step(*args, *kwargs.values()):
             kind.step(schedule, *args, **kwargs)
 
     each.__class__ = type(kind.__name__, (kind,), {"step": step})
@@ -128,9 +129,24 @@ class ScheduleCheck:
     """
 
     def __init__(self, schedule: Any, length: JobLength) -> None:
+        self._name = type(schedule).__name__
+        self._numbers: tuple[int, list[float]] = (-1, [])  # of an iteration, with which it steps
         self._plan = plan_of(schedule)
         self._length = length
         self.has_stepped = False
+
+    def require_same_numbers(self, iteration: int, arguments: Sequence[Any]) -> None:
+        """In each pass through the loop: a metric with which it steps must not be one of a part of the batch. Raises
+        TrainingFailed."""
+        numbers = [float(each) for each in arguments if isinstance(each, int | float) or _is_scalar(each)]
+        known, first = self._numbers
+        self._numbers = iteration, numbers
+        if known == iteration and numbers != first:
+            raise TrainingFailed(
+                f"the schedule {self._name} steps with {first} after one part of the global batch and with {numbers} "
+                "after another. Step it with a value that all parts share, such as one of the whole validation set; or "
+                "write a class, and step it with elasticflow.mean(loss)"
+            )
 
     def loop_begins(self) -> None:
         """A schedule for as many steps as the loop has epochs steps once an epoch, unless the job has as many steps.
@@ -148,6 +164,10 @@ class ScheduleCheck:
         if self.has_stepped or self._plan.length == self._length.max_epochs:
             self._length.require(self._plan, is_by_epoch=not self.has_stepped)
         self._plan = None
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def _least(*numbers: int | None) -> int | None:

@@ -265,5 +265,6 @@ def require_same_state(same: bool, iteration: int, model: nn.Module) -> None:
         "objects of stateful() of one worker diverged. Let init_model() draw random numbers only from torch, numpy or "
         "Python without seeding them, since all workers seed these alike; and derive what train() changes, such as a "
         "learning rate, from self.iteration or an object that stateful() returns, not from attributes, which a worker "
-        "that joins later does not have, nor from the samples of one part of the batch"
+        "that joins later does not have, nor from the samples of one part of the batch (a ReduceLROnPlateau steps with "
+        "elasticflow.mean(loss), or with a value of the whole validation set)"
     )

@@ -40,7 +40,6 @@ from elasticflow.services.executor.worker.steps.training_function import (
 )
 from elasticflow.services.executor.worker.steps.undeclared_state import UndeclaredState
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch, VirtualNodes
-from elasticflow.shared.messages.job_spec import SCRIPT
 
 
 @dataclass(kw_only=True)
@@ -69,9 +68,7 @@ class TrainingSteps(JobState):
         self._boundary = StepBoundary(self.optimizer, self.additional, lambda: self.members.check_received())
         self._step_metrics = StepMetrics(self.members)
         self._digests = StepDigests(self.device)
-        self._undeclared = UndeclaredState(
-            self.model, self.optimizer, self.additional, None if self.spec.entry == SCRIPT else self.function
-        )
+        self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function)
         self.engine = self.make_engine(self.members)
 
     @property

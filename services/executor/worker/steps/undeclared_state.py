@@ -2,8 +2,8 @@
 
 A module that is no part of the job's state, such as a teacher in an attribute, reaches neither workers that join nor
 checkpoints, and changes once for each part of a batch. So do tensors that user code has made before the first step and
-keeps in objects, for example a dict with averages of the weights. Such a job fails with a sentence. A tensor that
-train() makes is no state, and numbers in attributes are part of it (`AdditionalState`).
+keeps in objects or, in a script, in variables: for example a dict with averages of the weights. Such a job fails with a
+sentence. A tensor that train() makes is no state, and numbers in attributes are part of it (`AdditionalState`).
 """
 
 import gc
@@ -11,8 +11,8 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from types import ModuleType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -26,8 +26,6 @@ from elasticflow.services.executor.worker.steps.parameter_changes import Mark
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 _SEARCHES = 2  # in the first steps: train() may make a module in its first call
-
-
 _MOST_ITEMS = 100_000  # of containers and objects in attributes: the others are data
 _DEPTH = 4  # of containers and objects in them
 _NO_STATE = (nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset, type, ModuleType)  # or found otherwise
@@ -35,16 +33,24 @@ _NO_STATE = (nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset,
 Named = tuple[str, torch.Tensor]
 
 
+@runtime_checkable
+class RunsScript(Protocol):
+    """A script's tensors count if they have the shape of a parameter, as averages have."""
+
+    def script_frames(self) -> Iterable[FrameType]:
+        """The functions in which it is now."""
+        ...
+
+
 class UndeclaredState:
-    """Tensors in this process that are no state of its job. job: the object of the user's class; None: a script, whose
-    tensors count if they lie in objects and have the shape of a parameter, as averages have."""
+    """Tensors in this process that are no state of its job. job: the object of the user's class, or a script."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         additional: AdditionalState,
-        job: object | None = None,
+        job: object,
     ) -> None:
         self._model, self._optimizer, self._additional, self._job = model, optimizer, additional, job
         self._searches_left = _SEARCHES
@@ -105,11 +111,11 @@ class UndeclaredState:
 
     def _attributes(self) -> list[Named]:
         """Tensors that were there before the first step, or are now if it is the first one."""
-        if self._job is not None:
-            roots, shapes = {f"self.{name}": value for name, value in vars(self._job).items()}, None
-        else:
-            roots = {name: each for name, each in vars(sys.modules["__main__"]).items() if not _is_tensor(each)}
+        if isinstance(self._job, RunsScript):
+            roots = _variables_of(self._job.script_frames())
             shapes = {parameter.shape for parameter in parameters_of(self._model, self._optimizer)}
+        else:
+            roots, shapes = {f"self.{name}": value for name, value in vars(self._job).items()}, None
         declared, known = self._declared_storages(), {id(each) for each in self._additional.objects.values()}
         items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, known))
         return [
@@ -126,12 +132,23 @@ class UndeclaredState:
         return {tensor.untyped_storage()._cdata for tensor in self._declared()}
 
     def _declared(self) -> Iterator[torch.Tensor]:
-        yield from parameters_of(self._model, self._optimizer)
+        parameters = parameters_of(self._model, self._optimizer)
+        yield from parameters
+        yield from (parameter.grad for parameter in parameters if parameter.grad is not None)
         yield from self._model.buffers()
         for each in self._additional.objects.values():
             if isinstance(each, nn.Module):
                 yield from (tensor for _, tensor in _tensors_of(each))
         yield from self._additional.state()[1]
+
+
+def _variables_of(frames: Iterable[FrameType]) -> dict[str, Any]:
+    """Of the user's code among them, by name: those of inner functions hide others."""
+    of_user = [frame for frame in frames if _is_users(frame.f_globals.get("__name__", ""))]
+    found: dict[str, Any] = {}
+    for frame in reversed(of_user):
+        found |= frame.f_globals | frame.f_locals
+    return found
 
 
 def _tensors_of(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
@@ -153,16 +170,16 @@ def _items_of(value: Any) -> Iterable[tuple[str, Any]]:
             return ((f"[{key!r}]", item) for key, item in list(islice(value.items(), _MOST_ITEMS)))
         case list() | tuple():
             return ((f"[{index}]", item) for index, item in enumerate(value[:_MOST_ITEMS]))
-        case _ if _is_users(type(value)):
+        case _ if _is_users(type(value).__module__):
             return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
         case _:
             return []
 
 
-def _is_users(kind: type) -> bool:
+def _is_users(module: str) -> bool:
     """Not one of Python, of a library or of this project."""
-    root = kind.__module__.partition(".")[0]
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    root = module.partition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
     return root not in sys.stdlib_module_names and root != "elasticflow" and "site-packages" not in file
 
 

@@ -122,3 +122,13 @@ def test_a_schedule_that_steps_once_an_epoch_is_compared_with_epochs():
 
 def test_a_schedule_of_another_rhythm_is_left_alone():
     checks_of(length_of(320, max_epochs=10), steps_every="epoch", t_max=20, iterations=80)
+
+
+def test_a_schedule_that_steps_with_the_loss_of_one_part_is_refused():
+    plateau = schedules.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
+    check = ScheduleCheck(plateau, length_of(96))
+    for iteration, loss in enumerate((0.5, torch.tensor(0.25))):
+        for _ in range(2):
+            check.require_same_numbers(iteration, (loss, "min"))
+    with pytest.raises(TrainingFailed, match=r"ReduceLROnPlateau steps with \[0\.25\] .* with \[0\.125\]"):
+        check.require_same_numbers(1, (0.125,))

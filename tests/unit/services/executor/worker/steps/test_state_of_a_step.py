@@ -1,8 +1,9 @@
 """What train() changes beside the optimizer's step changes once in a step, or the job fails in its first one."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -317,7 +318,9 @@ def test_a_number_of_the_job_changes_once_in_a_step(run: Callable[..., Job]) -> 
 def changed_module(make_changes: Callable[[nn.Module], Any], *, declares: bool = False) -> None:
     model, teacher = nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    modules = UndeclaredState(model, optimizer, AdditionalState({"t": teacher} if declares else {}, optimizer))
+    modules = UndeclaredState(
+        model, optimizer, AdditionalState({"t": teacher} if declares else {}, optimizer), Holder()
+    )
     modules.begin_step(0)
     make_changes(teacher)
     modules.require_unchanged(0)
@@ -396,6 +399,82 @@ def test_tensors_that_train_makes_and_sums_of_numbers_are_no_state() -> None:
         job.center = job.center.clone()
 
     step_with_attributes(keep)
+
+
+class Script:
+    """The function of a script with a loop, paused at its next batch."""
+
+    def __init__(self, loop: Generator[None, None, None]) -> None:
+        self.loop = loop
+        next(loop)
+
+    def script_frames(self) -> Iterator[FrameType]:
+        yield self.loop.gi_frame
+
+
+def steps_of_script(write: Callable[[nn.Module], Generator[None, None, None]]) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    script = Script(write(model))
+    undeclared = UndeclaredState(model, optimizer, AdditionalState({}, optimizer), script)
+    for iteration in range(3):
+        undeclared.begin_step(iteration)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        next(script.loop)
+        undeclared.require_unchanged(iteration)
+
+
+def averages_in_a_dict(model: nn.Module) -> Generator[None, None, None]:
+    shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+    while True:
+        yield
+        for name, each in model.named_parameters():
+            shadow[name] = 0.9 * shadow[name] + 0.1 * each.detach()
+
+
+def average_in_a_variable(model: nn.Module) -> Generator[None, None, None]:
+    average = model.weight.detach().clone()
+    while True:
+        yield
+        average = 0.9 * average + 0.1 * model.weight.detach()
+
+
+def average_in_place(model: nn.Module) -> Generator[None, None, None]:
+    average = model.weight.detach().clone()
+    while True:
+        yield
+        average.mul_(0.9).add_(model.weight.detach(), alpha=0.1)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (averages_in_a_dict, r"shadow\['weight'\]"),
+        (average_in_a_variable, "average"),
+        (average_in_place, "average"),
+    ],
+)
+def test_averages_in_variables_of_a_script_must_not_change(
+    write: Callable[[nn.Module], Generator[None, None, None]], name: str
+) -> None:
+    with pytest.raises(TrainingFailed, match=rf"train\(\) changed {name} in iteration 0"):
+        steps_of_script(write)
+
+
+def test_other_variables_of_a_script_may_change() -> None:
+    def loop(model: nn.Module) -> Generator[None, None, None]:
+        first, mean = model.weight.detach().clone(), torch.zeros(())
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+            gradient = parameter.grad
+        while True:
+            yield
+            before = model.weight.detach().clone()
+            mean = mean + (before - first).norm()
+            gradient.zero_()
+
+    steps_of_script(loop)
 
 
 def test_settings_may_differ_between_the_end_of_a_step_and_the_next(run: Callable[..., Job]) -> None:
