@@ -1,13 +1,16 @@
-"""How a process imports its libraries: without garbage collection, with a clear error if an extra is missing, and
-with an end at once at Ctrl-C."""
+"""How a process imports its libraries: without garbage collection, with a clear error if an extra is missing, with an
+end at once at Ctrl-C, and some of them not before they are used."""
 
 import contextlib
 import gc
+import importlib.util
 import os
 import signal
 import sys
 import threading
 from collections.abc import Generator
+from types import ModuleType
+from typing import Any
 
 INTERRUPTED = 130  # exit code, as shells report Ctrl-C
 
@@ -50,6 +53,25 @@ def without_gc() -> Generator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+class _Unused(ModuleType):
+    """Stands for a library until something of it is used. importlib's lazy modules are executed by a second import."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def import_when_used(name: str) -> None:
+    """Let imports of this library return at once; the first use of the module executes it. No effect if it is missing.
+
+    For libraries that another one imports for something that few need.
+    """
+    if name not in sys.modules and (spec := importlib.util.find_spec(name)) is not None:
+        sys.modules[name] = module = _Unused(name)
+        module.__spec__ = spec
 
 
 def _this_process() -> str:

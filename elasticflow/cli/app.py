@@ -1,80 +1,127 @@
-"""All commands in one application. An expected failure prints one line instead of a traceback."""
+"""All commands in one application. Each is imported when it is called, or listed by `eflow --help`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from elasticflow import __version__
-from elasticflow.cli import (
-    doctor,
-    drain,
-    events,
-    fetch,
-    gpu_limits,
-    job_commands,
-    jobs_and_nodes,
-    keys,
-    loads,
-    logs,
-    map_function,
-    node,
-    pool,
-    profile,
-    quote,
-    replay,
-    report,
-    results,
-    submit,
-    suits,
-    train,
-    ui,
-    up,
-    watch,
-)
-from elasticflow.cli.command_options import AS_JSON
-from elasticflow.cli.job_file_command import JobFileCommand
-from elasticflow.cli.terminal_output import note, print_json
-from elasticflow.errors import (
-    ArtifactGone,
-    LoadInUse,
-    LoadNotOpened,
-    LoadWasCancelled,
-    NoModel,
-    NotConvertible,
-    NothingStored,
-    NotPrintable,
-    ResultsGone,
-    TaskError,
-    UnknownJob,
-    UnknownLoad,
-    UnknownNode,
-    UnknownQuote,
-)
-from elasticflow.sdk.job import InvalidJob
-from elasticflow.sdk.packaging import PackagingFailed
-from elasticflow.shared.errors import ElasticFlowError
-from elasticflow.shared.library_imports import INTERRUPTED
-from elasticflow.shared.messages.envelope.codec import Undecodable
-from elasticflow.shared.messages.export import BadExport
-from elasticflow.shared.runtime.process.logs import configure_logs
-from elasticflow.shared.runtime.process.terminal import forget_stdout
+from elasticflow.shared.library_imports import INTERRUPTED, ending_at_interrupt, without_gc
 
-NEGATIVE = 1  # a rejection, or the answer is no
-CANNOT = 2  # wrong usage, or no connection
+_JOBS, _POOL, _IDLE, _LEDGER = "Jobs", "Pool", "Tasks on idle GPUs", "Ledger and simulations"
 
-_NEGATIVE_ERRORS = (
-    *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad, UnknownNode),
-    *(ArtifactGone, NothingStored, NoModel, NotConvertible),
-    *(LoadInUse, LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
-)
-_EXPECTED = (ElasticFlowError, InvalidJob, PackagingFailed, BadExport, Undecodable)
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """panel: the group under which `eflow --help` lists it. module: of this package. settings: name of those for its
+    context in the module; "" without any."""
+
+    panel: str
+    module: str
+    reads_job_file: bool = False
+    settings: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Its commands are in the `app` of the module, and its help in a function with its name."""
+
+    panel: str
+    module: str
+
+
+_COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function has underscores
+    "submit": _Command(_JOBS, "submit", reads_job_file=True),
+    "quote": _Command(_JOBS, "quote", reads_job_file=True),
+    "profile": _Command(_JOBS, "profile", reads_job_file=True),
+    "jobs": _Command(_JOBS, "jobs_and_nodes"),
+    "logs": _Command(_JOBS, "logs"),
+    "explain": _Command(_JOBS, "job_commands"),
+    "cancel": _Command(_JOBS, "job_commands"),
+    "amend": _Command(_JOBS, "job_commands"),
+    "checkpoint": _Command(_JOBS, "job_commands"),
+    "fetch": _Command(_JOBS, "fetch"),
+    "scale-out": _Command(_JOBS, "gpu_limits"),
+    "scale-in": _Command(_JOBS, "gpu_limits"),
+    "up": _Command(_POOL, "up"),
+    "down": _Command(_POOL, "pool"),
+    "node": _Command(_POOL, "node"),
+    "drain": _Command(_POOL, "drain"),
+    "watch": _Command(_POOL, "watch"),
+    "ui": _Command(_POOL, "ui"),
+    "nodes": _Command(_POOL, "jobs_and_nodes"),
+    "report": _Command(_POOL, "report"),
+    "configure": _Command(_POOL, "pool"),
+    "doctor": _Command(_POOL, "doctor"),
+    "keys": _Group(_POOL, "keys"),
+    "map": _Command(_IDLE, "map_function"),
+    "results": _Command(_IDLE, "results"),
+    "loads": _Command(_IDLE, "loads"),
+    "suits": _Command(_IDLE, "suits"),
+    "train": _Command(_IDLE, "train"),
+    "events": _Group(_LEDGER, "events"),
+    "replay": _Command(_LEDGER, "replay"),
+    "simulate": _Command(_LEDGER, "replay", settings="SIMULATE_SETTINGS"),
+}
+
+
+class Commands(Mapping[str, Any]):
+    """By name, each imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+    def __getitem__(self, name: str) -> Any:
+        described = _COMMANDS[name]
+        if name not in self._loaded:
+            with ending_at_interrupt(), without_gc():
+                self._loaded[name] = _made(name, described)
+        return self._loaded[name]
+
+
+def _made(name: str, described: _Command | _Group) -> Any:
+    module = import_module(f"elasticflow.cli.{described.module}")
+    function: Callable[..., None] = getattr(module, name.replace("-", "_"))
+    about: dict[str, Any] = {"short_help": _in_short(function), "rich_help_panel": described.panel}
+    whole = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
+    if isinstance(described, _Group):
+        whole.add_typer(module.app, name=name, **about)
+        group: Any = typer.main.get_command(whole)
+        return group.commands[name]
+    if described.reads_job_file:
+        from elasticflow.cli.job_file_command import JobFileCommand
+
+        about["cls"] = JobFileCommand
+    settings = getattr(module, described.settings) if described.settings else None
+    whole.command(name, context_settings=settings, **about)(function)
+    return typer.main.get_command(whole)
+
+
+def _in_short(command: Callable[..., None]) -> str:
+    """The first sentence of its help, on one line, for the list of commands."""
+    sentence, _, _ = " ".join((command.__doc__ or "").split()).partition(". ")
+    return sentence.removesuffix(".")
 
 
 class _Eflow(TyperGroup):
     """Turns the errors of all commands into exit codes."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -82,18 +129,18 @@ class _Eflow(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # the reader of our output has closed the pipe
+            from elasticflow.shared.runtime.process.terminal import forget_stdout
+
             forget_stdout()
             raise typer.Exit(0) from None
-        except _EXPECTED as error:
-            note(f"eflow: {error}")
-            if not isinstance(error, _NEGATIVE_ERRORS):
-                raise typer.Exit(CANNOT) from None
-            if ctx.meta.get(AS_JSON):  # a program reads this answer, too
-                print_json({"error": str(error)})
-            raise typer.Exit(NEGATIVE) from None
-        except OSError as error:
-            note(f"eflow: {error.filename or 'input/output'}: {error.strerror or error}")
-            raise typer.Exit(CANNOT) from None
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in ("typer", "click"):  # wrong usage, or an exit code
+                raise
+            from elasticflow.cli.exit_codes import exit_code_of
+
+            if (code := exit_code_of(error, ctx)) is None:
+                raise
+            raise typer.Exit(code) from None
 
 
 app = typer.Typer(
@@ -126,46 +173,6 @@ def eflow(
     Exit codes: 0 yes, 1 no (a job is rejected, a check fails), 2 wrong usage or
     no connection, 130 Ctrl-C.
     """
+    from elasticflow.shared.runtime.process.logs import configure_logs
+
     configure_logs(level=os.environ.get("EF_LOG_LEVEL", "warning"))
-
-
-def _in_short(command: Callable[..., None]) -> str:
-    """The first sentence of its help, on one line, for the list of commands."""
-    sentence, _, _ = " ".join((command.__doc__ or "").split()).partition(". ")
-    return sentence.removesuffix(".")
-
-
-def _add(panel: str, *commands: Callable[..., None], cls: type[TyperCommand] = TyperCommand) -> None:
-    """panel: the group under which `eflow --help` lists them."""
-    for command in commands:
-        app.command(short_help=_in_short(command), cls=cls, rich_help_panel=panel)(command)
-
-
-def _add_group(panel: str, group: typer.Typer, callback: Callable[..., None]) -> None:
-    app.add_typer(group, name=callback.__name__, short_help=_in_short(callback), rich_help_panel=panel)
-
-
-_JOBS, _POOL, _IDLE, _LEDGER = "Jobs", "Pool", "Tasks on idle GPUs", "Ledger and simulations"
-_add(_JOBS, submit.submit, quote.quote, profile.profile, cls=JobFileCommand)
-_add(_JOBS, jobs_and_nodes.jobs, logs.logs, job_commands.explain, job_commands.cancel, job_commands.amend)
-_add(_JOBS, job_commands.checkpoint, fetch.fetch, gpu_limits.scale_out, gpu_limits.scale_in)
-_add(
-    _POOL,
-    up.up,
-    pool.down,
-    node.node,
-    drain.drain,
-    watch.watch,
-    ui.ui,
-    jobs_and_nodes.nodes,
-    report.report,
-    pool.configure,
-    doctor.doctor,
-)
-_add_group(_POOL, keys.app, keys.keys)
-_add(_IDLE, map_function.map, results.results, loads.loads, suits.suits, train.train)
-_add_group(_LEDGER, events.app, events.events)
-_add(_LEDGER, replay.replay)
-app.command(short_help=_in_short(replay.simulate), context_settings=replay.SIMULATE_SETTINGS, rich_help_panel=_LEDGER)(
-    replay.simulate
-)

@@ -29,7 +29,8 @@ try:
     elasticflow.jobs()
 except elasticflow.NoPoolHere as error:
     print(type(error).__name__)
-import elasticflow.cli.app
+from elasticflow.cli.app import Commands
+list(Commands().values())
 """
 
 

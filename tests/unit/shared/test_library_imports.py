@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.shared.library_imports import ending_at_interrupt, without_gc
+from elasticflow.shared.library_imports import ending_at_interrupt, import_when_used, without_gc
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -47,6 +47,26 @@ def test_ctrl_c_while_a_command_loads_ends_it_without_a_traceback(module: str, t
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_a_library_is_imported_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "rarely_used"
+    package.mkdir()
+    (package / "__init__.py").write_text("from rarely_used.inner import value\n")
+    (package / "inner.py").write_text("value = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_when_used("rarely_used")
+    import rarely_used as stub  # as a library with a use for it does
+
+    assert "rarely_used.inner" not in sys.modules
+    assert stub.value == 7
+    from rarely_used import inner
+
+    assert stub.inner is inner is sys.modules["rarely_used.inner"]
+    import_when_used("rarely_used")
+    assert sys.modules["rarely_used"].value == 7
+    import_when_used("there_is_no_such_library")
+    assert "there_is_no_such_library" not in sys.modules
 
 
 def test_ctrl_c_in_a_callback_of_the_imports_is_not_lost():

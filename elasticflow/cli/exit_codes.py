@@ -1,0 +1,52 @@
+"""Which errors a user expects of a command, what is printed of them, and with which code it exits."""
+
+from typing import Any
+
+from elasticflow.cli.command_options import AS_JSON
+from elasticflow.cli.terminal_output import note, print_json
+from elasticflow.errors import (
+    ArtifactGone,
+    LoadInUse,
+    LoadNotOpened,
+    LoadWasCancelled,
+    NoModel,
+    NotConvertible,
+    NothingStored,
+    NotPrintable,
+    ResultsGone,
+    TaskError,
+    UnknownJob,
+    UnknownLoad,
+    UnknownNode,
+    UnknownQuote,
+)
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.packaging import PackagingFailed
+from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.export import BadExport
+
+NEGATIVE = 1  # a rejection, or the answer is no
+CANNOT = 2  # wrong usage, or no connection
+
+_NEGATIVE_ERRORS = (
+    *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad, UnknownNode),
+    *(ArtifactGone, NothingStored, NoModel, NotConvertible),
+    *(LoadInUse, LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
+)
+_EXPECTED = (ElasticFlowError, InvalidJob, PackagingFailed, BadExport, Undecodable)
+
+
+def exit_code_of(error: Exception, ctx: Any) -> int | None:
+    """Print an expected error in one line. None: it is a fault of ours."""
+    if isinstance(error, _EXPECTED):
+        note(f"eflow: {error}")
+        if not isinstance(error, _NEGATIVE_ERRORS):
+            return CANNOT
+        if ctx.meta.get(AS_JSON):  # a program reads this answer, too
+            print_json({"error": str(error)})
+        return NEGATIVE
+    if isinstance(error, OSError):
+        note(f"eflow: {error.filename or 'input/output'}: {error.strerror or error}")
+        return CANNOT
+    return None
