@@ -1,6 +1,8 @@
 """`python -m elasticflow.simulator`: what the policies decided, and what they would decide, away from any cluster."""
 
 import os
+import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -9,6 +11,8 @@ from elasticflow.shared.library_imports import ending_at_interrupt, without_gc
 with ending_at_interrupt():
     import typer
     from typer.core import TyperGroup
+
+    from elasticflow.shared.runtime.process.terminal import reserve_stdout
 
 CALLED_AS = os.environ.get("EF_CALLED_AS", "python -m elasticflow.simulator")  # `eflow` passes its own name
 
@@ -28,7 +32,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.modules:
             return None
-        with ending_at_interrupt(), without_gc():
+        with ending_at_interrupt(), without_gc(), redirect_stdout(sys.stderr):
             module = import_module(self.modules[cmd_name])
         command = typer.main.get_command(module.app)
         command.name = cmd_name
@@ -44,4 +48,5 @@ def simulator() -> None:
 
 
 if __name__ == "__main__":
+    reserve_stdout()  # solvers print, and programs read our JSON
     app(prog_name=CALLED_AS)

@@ -282,3 +282,44 @@ def test_a_bundled_name_comes_before_a_file_of_that_name(tmp_path: Path, monkeyp
         simulate("--trace", str(bundled_trace("small")), "--json"),
     )
     assert numbers(by_name)["met"] == numbers(by_file)["met"]
+
+
+TALKING_LIBRARY = """
+import importlib, os, sys
+sys.path.remove(os.path.dirname(os.path.dirname(__file__)))
+del sys.modules["highspy"]
+real = importlib.import_module("highspy")
+
+def talk():
+    print("a banner")
+    os.write(1, b"a banner of its C code\\n")
+
+class Highs(real.Highs):
+    def __init__(self):
+        talk()
+        super().__init__()
+
+talk()
+globals().update({name: value for name, value in vars(real).items() if name not in globals()})
+sys.modules["highspy"] = sys.modules["talking_highspy"] = module = type(sys)("highspy")
+vars(module).update({**globals(), "Highs": Highs})
+"""
+
+
+def test_a_library_that_prints_does_not_reach_the_result(tmp_path: Path) -> None:
+    """As HiGHS 1.16 does in its constructor."""
+    library = tmp_path / "highspy"
+    library.mkdir()
+    (library / "__init__.py").write_text(TALKING_LIBRARY)
+    arguments = ["simulate", "--trace", "small", "--nodes", "1", "--json"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "elasticflow.simulator", *arguments],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert json.loads(ended.stdout)["certificates_checked"] > 0, ended.stderr
+    assert "a banner\n" in ended.stderr
+    assert "a banner of its C code\n" in ended.stderr

@@ -31,6 +31,23 @@ def safe_for_terminal(text: str) -> str:
     return _UNSAFE.sub("?", text)
 
 
+def reserve_stdout() -> None:
+    """Keep standard output for what this process prints itself. What a library in C writes there goes to stderr.
+
+    Children that inherit the descriptor write to stderr, too.
+    """
+    try:
+        number = os.dup(sys.stdout.fileno())
+    except (OSError, ValueError):  # it is closed, or no file
+        return
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    before = sys.stdout
+    sys.stdout = os.fdopen(
+        number, "w", encoding=before.encoding, errors=before.errors, buffering=1 if before.isatty() else -1
+    )
+
+
 def forget_stdout() -> None:
     """After a BrokenPipeError: what is still to be written there goes nowhere, and is no failure at the exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,8 @@ Axes: J = jobs; B = intervals between some of the deadlines; V = variables, in `
 its hull); R = rows, one for each sum; E = nonzero entries of the matrix.
 """
 
+import contextlib
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,11 +53,12 @@ class Optimum(NamedTuple):
 
 def minimise(cost_V: Floats, most_V: Floats, entries: Entries, least_R: Floats, most_R: Floats) -> Optimum | None:
     """Solve the program; deterministic. None if it has no solution or HiGHS gives up."""
-    solver = highspy.Highs()
-    for option, value in (("output_flag", False), ("solver", "simplex"), ("threads", 1)):
-        solver.setOptionValue(option, value)
-    solver.passModel(_as_highs(cost_V, most_V, entries, least_R, most_R))
-    solver.run()
+    with contextlib.redirect_stdout(sys.stderr):  # some versions print before they can be told not to
+        solver = highspy.Highs()
+        for option, value in (("output_flag", False), ("solver", "simplex"), ("threads", 1)):
+            solver.setOptionValue(option, value)
+        solver.passModel(_as_highs(cost_V, most_V, entries, least_R, most_R))
+        solver.run()
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None
     solution = solver.getSolution()
