@@ -4,9 +4,8 @@ import pickle
 from bisect import bisect_right
 from dataclasses import dataclass, fields
 
-from immutables import Map
-
 from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 

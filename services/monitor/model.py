@@ -3,10 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import cast
 
-from immutables import Map
-
 from elasticflow.shared.messages.events import NodeReported, WorkerReport
 from elasticflow.shared.messages.index_ranges import Ranges
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.policy import LedgerMessage

@@ -12,8 +12,6 @@ from functools import partial
 from itertools import islice
 from math import inf
 
-from immutables import Map
-
 from elasticflow.services.placement.added_gpus import added_gpus, kept_added_gpus
 from elasticflow.services.placement.due_jobs import MAX_SWITCH_S, allocated_shares, due_jobs, exceeds_pool
 from elasticflow.services.placement.new_generation import mixed_generation, new_generation
@@ -27,6 +25,7 @@ from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, segments
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.jobs.placement_curves import (
     MigrationBenefit,
     PlacementCurves,

@@ -13,12 +13,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from immutables import Map
-
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes

@@ -6,8 +6,7 @@ A node counts until `PoolConfig.leave_s` before its announced end: in that time 
 import math
 from typing import NamedTuple
 
-from immutables import Map
-
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import nodes_of
 from elasticflow.shared.state.pool import NodeState, PoolState
 

@@ -1,7 +1,7 @@
 """What the ledger of one pool says, folded: nodes, jobs, scaling curves, shares and placements.
 
 Every service folds the same events into this one value (`ledger_fold.evolve`) and decides on it. The maps are
-persistent (immutables.Map): a fold step costs the same with ten jobs and with a hundred thousand.
+persistent (`persistent_map`): a fold step costs the same with ten jobs and with a hundred thousand.
 """
 
 from collections import Counter
@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from immutables import Map
-
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import QueuePosition
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB, IdleWindows
 from elasticflow.shared.state.job import Job, Phase

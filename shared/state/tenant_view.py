@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from immutables import Map
-
 from elasticflow.shared.frozen_values import memoize_last
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.job_spec import SHARED
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold.owned_profiles import curves_by_owner
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.load import Load

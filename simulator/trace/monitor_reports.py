@@ -6,11 +6,10 @@ takes a running mean.
 
 from collections.abc import Callable
 
-from immutables import Map
-
 from elasticflow.services.monitor import model
 from elasticflow.services.monitor.progress import LONGEST_REPORT_S, REPORT_EVERY_S, REPORTED_PART, corrections
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured, WorkerReport
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.trace import simulated_events

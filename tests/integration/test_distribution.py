@@ -76,6 +76,7 @@ def test_the_metadata_of_a_wheel(distributions: tuple[Path, Path]) -> None:
             "pydantic",
             "pynacl",
             "rich",
+            "rpds-py",
             "structlog",
             "typer",
         )

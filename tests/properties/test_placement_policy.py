@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from immutables import Map
 
 from elasticflow.services.placement.policy import MAX_SWITCH_S, POLICY, decide
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import NOW_S, History, pool, spec

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from immutables import Map
 
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S

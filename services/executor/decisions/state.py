@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal, cast
 
-from immutables import Map
-
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     NO_PADDING_SLOTS,
     ArtifactsUploaded,
@@ -22,6 +20,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.services.executor.decisions.worker_record import WorkerRecord
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Job, nodes_of

@@ -12,8 +12,7 @@ waiting task gets no credit for that time: when it returns, its virtual time ris
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from immutables import Map
-
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, whole_tasks
 
 TARGET_BUNDLE_S = 0.5  # long beside the message that hands out a bundle, short beside a minute of fair shares

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from immutables import Map
 
 from elasticflow.services.admission.commands.decide_on_types import cost_on_type
 from elasticflow.services.admission.commands.submission import submission_of
@@ -15,6 +14,7 @@ from elasticflow.shared.messages.commands import (
     SubmitJob,
 )
 from elasticflow.shared.messages.pool_config import TenantQuota
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from tests.support.histories import NOW_S, History, best_effort, pool, spec, submit

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from immutables import Map
 
 from elasticflow.services.executor.decisions.local_events_and_actions import ContactLost, ContactRestored, NodeClaimed
 from elasticflow.services.executor.heartbeat import Heartbeat
@@ -15,6 +14,7 @@ from elasticflow.shared.messages.events import NodeReported
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_METRICS_BYTES
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Progressed
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.runtime.bus.contract import Value
 from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.clock import SystemClock

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from immutables import Map
 
 from elasticflow.services.executor import old_files
 from elasticflow.services.executor.old_files import OldFiles
@@ -14,6 +13,7 @@ from elasticflow.services.executor.processes.fetched_data import data_digest
 from elasticflow.services.executor.processes.installed_packages import packages_digest
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
