@@ -15,7 +15,7 @@ from elasticflow.shared.messages.events import AdmissionEvent
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, Submitted, older_demand
-from elasticflow.shared.scheduling.admission.admission_search import MANY_JOBS, AdmissionSearch
+from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -29,6 +29,7 @@ from elasticflow.shared.state.pool import PoolState, QuoteReservation
 MAX_THOROUGH_REJECTIONS = 1
 MAX_FULL_SEARCHES = 16  # of one decision: with more submissions or rejections than that, searches are short
 FEW_JOBS = 256  # beside more, a short search makes no trial
+FILLINGS_IN_A_RUSH = 4_096  # of one decision, about 50 ms; then jobs are only promised that fit without moving others
 
 
 @dataclass(frozen=True, kw_only=True)  # not slotted, for `fast_replace`
@@ -100,8 +101,9 @@ class AdmissionSession:
         if self.search is not None:
             return self
         is_rush = max(len(self.submitted), self.num_rejections + 1) > MAX_FULL_SEARCHES
-        ready, max_jobs = self.with_plan(), FEW_JOBS if is_rush else MANY_JOBS
-        return fast_replace(ready, search=AdmissionSearch(ready.plan, max_jobs))
+        ready = self.with_plan()
+        effort = {"max_jobs": FEW_JOBS, "budget": FILLINGS_IN_A_RUSH} if is_rush else {}
+        return fast_replace(ready, search=AdmissionSearch(ready.plan, **effort))
 
     def with_pricing(self) -> "AdmissionSession":
         """With the prices that follow from recent demand, where admission is selective."""

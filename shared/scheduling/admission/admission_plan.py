@@ -63,6 +63,7 @@ class AdmissionPlan:
     gone: the rows that hold the GPUs of the drops for ever.
     order: the promised rows that are not late, by earliest deadline.
     changed: for each row, whether its schedule differs from the recorded one.
+    num_fillings: what searches beside it have cost so far.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class AdmissionPlan:
         self.order: Integers = rows[np.argsort(table.jobs.deadline_J[rows], kind="stable")]
         self.late: tuple[int, ...] = ()
         self.accepted: dict[int, SchedulableJob] = {}  # by row, since the plan was made
+        self.num_fillings = 0  # so far, in `fill_anew`
         self.changed: Flags = np.zeros(len(table.schedules.count_J), np.bool_)
         self._repair()
 
@@ -187,7 +189,7 @@ class AdmissionPlan:
         Returns whether all meet their deadlines. `filled` then holds the schedules, `scratch_availability` the GPUs
         that stay free.
         """
-        return fill_anew(
+        fits, num_fillings = fill_anew(
             self.scratch_availability,
             self.table.schedules,
             self.filled,
@@ -199,6 +201,8 @@ class AdmissionPlan:
             self.num_gpus if num_gpus is None else num_gpus,
             self.scratch_arrays,
         )
+        self.num_fillings += num_fillings
+        return fits
 
     def _repair(self) -> None:
         """Compute schedules for all rows: recorded ones that hold, newly filled ones, and those of late jobs.

@@ -36,9 +36,11 @@ class AdmissionSearch:
     """What can be promised beside one unchanged plan, with a bounded number of fillings.
 
     max_jobs: no trial is made beside more promised jobs. All numbers of fillings are in proportion to it.
+    budget: once the searches beside the plan have cost more fillings, no trial is made either.
     """
 
-    def __init__(self, plan: AdmissionPlan, max_jobs: int = MANY_JOBS) -> None:
+    def __init__(self, plan: AdmissionPlan, max_jobs: int = MANY_JOBS, *, budget: float = math.inf) -> None:
+        self._budget = budget
         self._plan, self._availability_of_plan = plan, plan.availability
         self._max_fillings = _fillings_of_trial(len(plan.order), max_jobs)
         self._max_fillings_for_order = 2 * max_jobs
@@ -79,7 +81,8 @@ class AdmissionSearch:
         assert self._plan.availability is self._availability_of_plan, "the plan has changed since"
         alike = replace(job, job_id="", remaining_iterations=0.0, deadline_s=math.inf)
         outcomes = self._known.setdefault(alike, {})
-        return FillingTrials(self._plan, row, self._order_on, self._max_fillings, outcomes)
+        max_fillings = self._max_fillings if self._plan.num_fillings < self._budget else 0
+        return FillingTrials(self._plan, row, self._order_on, max_fillings, outcomes)
 
     def _order_on(self, num_gpus: int) -> Integers:
         """All promised jobs, if possible in an order in which they fit these GPUs. It spares each trial that search."""

@@ -106,8 +106,11 @@ class FillingTrials:
     def _first_in_time(self, is_decided: Callable[[int, int], bool]) -> tuple[int, Trial | None]:
         """The first deadline at which all promises hold, no more precise than the question needs, and its trial.
 
-        A success counts for the later deadlines of this bisection, a failure for the earlier ones.
+        A success counts for the later deadlines of this bisection, a failure for the earlier ones. Without fillings no
+        deadline is in time.
         """
+        if not self._max_fillings:
+            return _NUM_POINTS, None
         least, (alone_s, around_s) = self._least_work, self._ends_s
         done, too_much, trial = -1, _NUM_POINTS, None
 

@@ -101,12 +101,12 @@ def fill_anew(
     now_s: float,
     num_gpus: int,
     work: ScratchArrays,
-) -> bool:
+) -> tuple[bool, int]:
     """Fill jobs one after another in this order, then in others, until each of them meets its deadline.
 
-    fixed: jobs that keep their schedules from `kept`. Returns False if no order was found within max_fillings; then
-    contents of `schedules` are invalid. `order_K` is left in the order that succeeded, `availability` with the GPUs
-    that stay free.
+    fixed: jobs that keep their schedules from `kept`. Returns whether an order was found within max_fillings, and how
+    many were made; without one, contents of `schedules` are invalid. `order_K` is left in the order that succeeded,
+    `availability` with the GPUs that stay free.
     A job that misses its deadline moves forward by a quarter of the way, and the jobs behind it are filled again.
     After many misses it moves by distances that vary, in turn with another job before it that gets more GPUs.
     Source: D. Joslin and D. Clements, "Squeaky wheel" optimization, JAIR 10, 1999.
@@ -128,9 +128,9 @@ def fill_anew(
                 reserve(availability, schedules, job)
                 position += 1
         if not misses:
-            return True
+            return True, num_fillings
         if position == 0:
-            return False
+            return False, num_fillings
         moved = order_K[position]
         num_misses, misses_J[moved] = num_misses + 1, misses_J[moved] + 1
         first, part = (3 * position) // 4, (num_misses * GOLDEN_RATIO) % 1.0
@@ -143,7 +143,7 @@ def fill_anew(
             first = max(position - 1 - int(-np.log(1.0 - part) * MEAN_DISTANCE * position), 0)
         order_K[first + 1 : position + 1] = order_K[first:position].copy()
         order_K[first] = moved
-    return False
+    return False, num_fillings
 
 
 @compiled

@@ -55,7 +55,8 @@ def late_jobs_first(
     if sooner_s <= WORTH_MOVING_S:
         return False
     settled = np.concatenate((late_K, reserved))
-    return fill_anew(availability, schedules, schedules, jobs, settled, order_K, max_fillings, now_s, num_gpus, work)
+    fits, _ = fill_anew(availability, schedules, schedules, jobs, settled, order_K, max_fillings, now_s, num_gpus, work)
+    return fits
 
 
 WORTH_GIVING_BACK_S = 1.0
