@@ -7,8 +7,16 @@ import torch
 
 from benchmarks.engine.sensitive import digest
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
-from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Finished, Started, Switched
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    ExitCode,
+    Finished,
+    Interrupted,
+    Progressed,
+    Started,
+    Switched,
+)
 
+LAST_GENERATION = 5  # of `train_disturbed`
 UNEVEN = 21  # samples over 8 virtual nodes
 
 
@@ -71,6 +79,24 @@ def slow_down_script(node, job_id: str) -> Path:
     file = files_of(node, job_id) / "slow_down"
     file.touch()
     return file
+
+
+async def train_disturbed(node, spec, job_id: str):
+    """Train a script while workers join, leave and die, and the job stops. Return the three workers that end it."""
+    slow_down = slow_down_script(node, job_id)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2)
+    await workers.first(Progressed)
+    workers = await switch(node, workers, [0, 1, None], [2, 0])
+    workers.workers[1].kill()
+    await workers.first(Interrupted, 0)
+    workers = await node.switch_generation(workers, [0], lost=[1])
+    await all_switched(workers, [0])
+    workers.stop()
+    await workers.ended()
+    workers = await node.launch(spec, job_id=job_id, num_workers=3, generation=LAST_GENERATION)
+    await workers.first(Progressed)
+    slow_down.unlink()
+    return workers
 
 
 def stateful(spec_of, *, until: int = 40, **hyperparameters: Any):

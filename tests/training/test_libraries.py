@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Interrupted, Progressed
-from tests.support.trained_jobs import all_switched, checkpoint_of, end_of, script, slow_down_script, switch, train
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed
+from tests.support.trained_jobs import LAST_GENERATION, checkpoint_of, end_of, script, train, train_disturbed
 from tests.support.user_code import library_scripts
 from tests.support.user_code.library_scripts import BATCH_SIZE, LAST, NUM_SAMPLES
 from tests.training import conftest
@@ -49,21 +49,9 @@ async def test_resizes_a_crash_and_a_restart_do_not_change_the_bits(node, spec_o
     assert ended in node.log_of(job_id)
 
     job_id = node.new_job_id()
-    slow_down = slow_down_script(node, job_id)
-    workers = await node.launch(spec, job_id=job_id, num_workers=2)
-    await workers.first(Progressed)
-    workers = await switch(node, workers, [0, 1, None], [2, 0])
-    workers.workers[1].kill()
-    await workers.first(Interrupted, 0)
-    workers = await node.switch_generation(workers, [0], lost=[1])
-    await all_switched(workers, [0])
-    workers.stop()
-    await workers.ended()
-    workers = await node.launch(spec, job_id=job_id, num_workers=3, generation=5)
-    await workers.first(Progressed)
-    slow_down.unlink()
+    workers = await train_disturbed(node, spec, job_id)
     assert await end_of(node, workers) == undisturbed
-    assert all(ended in node.log_of(job_id, generation=5, rank=rank) for rank in range(3))
+    assert all(ended in node.log_of(job_id, generation=LAST_GENERATION, rank=rank) for rank in range(3))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

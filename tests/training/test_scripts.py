@@ -23,6 +23,7 @@ from tests.support.trained_jobs import (
     stateful,
     switch,
     train,
+    train_disturbed,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -101,19 +102,7 @@ async def test_a_loaders_order_is_kept_through_switches_a_crash_and_a_restart(
 
     job_id = node.new_job_id()
     spec = script(spec_of, "sampled", how, global_batch_size=21)
-    slow_down = slow_down_script(node, job_id)
-    workers = await node.launch(spec, job_id=job_id, num_workers=2)
-    await workers.first(Progressed)
-    workers = await switch(node, workers, [0, 1, None], [2, 0])
-    (files_of(node, job_id) / "die").touch()
-    await workers.first(Interrupted)
-    (survivor,) = (rank for rank, event in workers.events if isinstance(event, Interrupted))
-    workers = await node.switch_generation(workers, [survivor], lost=[1 - survivor])
-    await all_switched(workers, [survivor])
-    workers.stop()
-    await workers.ended()
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, generation=9)
-    slow_down.unlink()
+    workers = await train_disturbed(node, spec, job_id)
     assert await end_of(node, workers) == undisturbed
     assert seen_in(files_of(node, job_id)) == expected
 

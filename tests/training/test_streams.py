@@ -2,8 +2,8 @@
 
 import pytest
 
-from elasticflow.shared.messages.worker_protocol.from_worker import Finished, Interrupted, Profiled, Progressed
-from tests.support.trained_jobs import all_switched, checkpoint_of, end_of, script, slow_down_script, switch, train
+from elasticflow.shared.messages.worker_protocol.from_worker import Finished, Profiled
+from tests.support.trained_jobs import checkpoint_of, end_of, script, train, train_disturbed
 from tests.training.test_failures import failure_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -20,19 +20,7 @@ async def test_resizes_a_crash_and_a_restart_do_not_change_the_bits(node, spec_o
     assert (state["iteration"], state["epoch"], state["samples"]) == (STEPS, EPOCHS, "an unknown number of")
 
     job_id = node.new_job_id()
-    slow_down = slow_down_script(node, job_id)
-    workers = await node.launch(spec, job_id=job_id, num_workers=2)
-    await workers.first(Progressed)
-    workers = await switch(node, workers, [0, 1, None], [2, 0])
-    workers.workers[1].kill()
-    await workers.first(Interrupted, 0)
-    workers = await node.switch_generation(workers, [0], lost=[1])
-    await all_switched(workers, [0])
-    workers.stop()
-    await workers.ended()
-    workers = await node.launch(spec, job_id=job_id, num_workers=3, generation=5)
-    await workers.first(Progressed)
-    slow_down.unlink()
+    workers = await train_disturbed(node, spec, job_id)
     assert (await workers.first(Finished)).iteration == STEPS
     assert await end_of(node, workers) == undisturbed
 

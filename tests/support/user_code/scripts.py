@@ -164,9 +164,6 @@ def sampled() -> None:
             nn.functional.mse_loss(model(points), targets).backward()
             if Path("slow_down").exists():
                 time.sleep(SLOW_DOWN_S * loader.iteration)
-            with contextlib.suppress(FileNotFoundError):
-                Path("die").rename("dead")
-                os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
     print(f"an epoch has {len(loader)} iterations")
 
