@@ -88,11 +88,15 @@ else
 	@echo 'tests of the page in a browser: skipped, no Chromium was found (apt-get install chromium)'
 endif
 
-nightly: install  ## 10,000 simulated runs with faults, from new seeds (about two hours of one core)
+nightly:  ## hours: `make test` and `make search`, what is marked nightly, 10,000 simulated runs with faults
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory search
+	$(BIN)/pytest -q -n $(WORKERS) --timeout 3600 -m nightly tests
 	EF_SIMULATED_SEEDS=10000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
 		tests/simulation/test_whole_pipeline.py -k short_storm
+	@$(MAKE) --no-print-directory compose-test
 
-search: install  ## new examples: ten times those of the property tests, and 1,000 simulated runs with faults (some minutes)
+search: install  ## new examples, 28 times as many, of the property tests, and 1,000 simulated runs with faults (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties
 	EF_SIMULATED_SEEDS=1000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
 		tests/simulation/test_whole_pipeline.py -k short_storm

@@ -13,9 +13,9 @@ from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 # A process started in the background may ignore Ctrl-C, and its children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is no failure. The suite tries the same examples each time, so that a failure is of the change that was
-# made; `make search` looks for new ones.
-settings.register_profile("same", deadline=None, max_examples=70, derandomize=True)
+# A busy machine is no failure. The suite tries the same few examples each time, so that a failure is of the change that
+# was made; `make search` and `make nightly` look for new ones.
+settings.register_profile("same", deadline=None, max_examples=25, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=700, print_blob=True)
 settings.load_profile("same")
 
@@ -23,6 +23,13 @@ settings.load_profile("same")
 def pytest_collection_finish() -> None:
     """Look for no garbage among what is loaded by now: libraries, and thousands of tests."""
     gc.freeze()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What leaves the daily tests says why."""
+    for marker in item.iter_markers("nightly"):
+        if not (marker.args and isinstance(marker.args[0], str) and marker.args[0]):
+            raise pytest.UsageError(f"{item.nodeid}: nightly(reason) lacks the reason")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""Decisions of a pool of 20,000 promised jobs: each fits into one message, or the command is dead-lettered."""
+"""Decisions that change the schedules of all promised jobs fit into one message, or the command is dead-lettered."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,8 +29,9 @@ from tests.support.histories import NOW_S, spec, submit
 from tests.support.virtual_clock import VirtualClock
 
 POOL = "large"
-NUM_PROMISED = 20_000
-PROMISED = tuple(f"promised-{number:05}" for number in range(NUM_PROMISED))
+NUM_PROMISED, NUM_SEGMENTS = 1_000, 32  # as large as the decisions of 20,000 jobs with one segment each
+PROMISED = tuple(f"promised-{number:04}" for number in range(NUM_PROMISED))
+SEGMENT = (NOW_S, NOW_S + 60.0, 1.0)
 CLOCK = VirtualClock(NOW_S)
 
 
@@ -44,7 +45,7 @@ def moves_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> 
     return tuple(
         admitted(
             command.job_id,
-            replanned=dict.fromkeys(PROMISED, (NOW_S, NOW_S + 60.0, 1.0) * (10 if command.job_id == "greedy" else 1)),
+            replanned=dict.fromkeys(PROMISED, SEGMENT * (NUM_SEGMENTS * (10 if command.job_id == "greedy" else 1))),
         )
         for command in commands
         if state.job(command.job_id) is None
@@ -54,11 +55,10 @@ def moves_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> 
 async def large_pool() -> MemoryBus:
     bus = MemoryBus(clock=CLOCK)
     await bus.ensure_pool(POOL)
-    for first in range(0, NUM_PROMISED, 5_000):
-        plan = tuple(admitted(job_id) for job_id in PROMISED[first : first + 5_000])
-        decision = PlanDecided(service="operator", based_on=0, now_s=NOW_S, events=plan)
-        data = codec.encode(decision, id=f"given-{first}", recorded_at_s=NOW_S)
-        await bus.append(subjects.plan(POOL), data, message_id=f"given-{first}")
+    plan = tuple(admitted(job_id) for job_id in PROMISED)
+    decision = PlanDecided(service="operator", based_on=0, now_s=NOW_S, events=plan)
+    data = codec.encode(decision, id="given", recorded_at_s=NOW_S)
+    await bus.append(subjects.plan(POOL), data, message_id="given")
     return bus
 
 
@@ -109,7 +109,7 @@ async def test_fewer_commands_are_decided_at_once_where_each_changes_all_schedul
     async with running(host):
         answered = {codec.decode((await anext(answers)).data).message.job_id for _ in names}
     assert answered == set(names)
-    decisions = [ledger_message(stored.subject, stored.data) for stored in await stored_after(bus, 4, 2)]
+    decisions = [ledger_message(stored.subject, stored.data) for stored in await stored_after(bus, 1, 2)]
     admissions = [[event.job_id for event in decision.events] for decision in decisions]
     assert [job_id for said in admissions for job_id in said] == names  # each once, in order
     assert max(map(len, admissions)) > 1  # still as many as fit
@@ -138,7 +138,7 @@ async def test_a_command_with_too_large_a_decision_is_dead_lettered_and_the_next
 def replans_all(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tuple[Any, ...]:
     if state.allocation_based_on:
         return ()
-    schedule = (NOW_S, NOW_S + 60.0, 1.0) * 10
+    schedule = SEGMENT * (10 * NUM_SEGMENTS)
     decided = events.AllocationDecided(
         num_gpus_by_job={PROMISED[0]: 1},
         valid_until_s=None,
@@ -152,16 +152,16 @@ async def test_an_allocation_omits_schedules_that_do_not_fit_and_can_be_verified
     bus = await large_pool()
     policy = planner("allocator", replans_all, shorten=allocator.shorten)
     async with running(hosted(bus, policy)):
-        (stored,) = await stored_after(bus, 4, 1)
+        (stored,) = await stored_after(bus, 1, 1)
     decision = ledger_message(stored.subject, stored.data)
     assert isinstance(decision, PlanDecided)
     assert decision.events == (
         events.AllocationDecided(num_gpus_by_job={PROMISED[0]: 1}, valid_until_s=None, planned={}, at_s=NOW_S),
     )
-    records = await stored_after(bus, 0, 5)
+    records = await stored_after(bus, 0, 2)
     assert verify(read_entries(records), {"allocator": policy}).difference is None
     poorer = replace(decision, events=(replace(decision.events[0], num_gpus_by_job={}),))
-    records[4] = replace(records[4], data=codec.encode(poorer, id="id", recorded_at_s=NOW_S))
+    records[1] = replace(records[1], data=codec.encode(poorer, id="id", recorded_at_s=NOW_S))
     assert verify(read_entries(records), {"allocator": policy}).difference is not None
 
 
@@ -176,11 +176,11 @@ async def test_events_without_a_command_take_as_many_decisions_as_they_need() ->
     waiting = tuple(
         events.ProfileRequested(job_id=name, tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S) for name in names
     )
-    decision = PlanDecided(service="operator", based_on=4, now_s=NOW_S, events=waiting)
+    decision = PlanDecided(service="operator", based_on=1, now_s=NOW_S, events=waiting)
     await bus.append(subjects.plan(POOL), codec.encode(decision, id="w", recorded_at_s=NOW_S), message_id="w")
     host = hosted(bus, planner("admission", admits_when_profiled, shorten=admission.shorten, replies=admission.replies))
     async with running(host):
-        found = await stored_after(bus, 5, 2)
+        found = await stored_after(bus, 2, 2)
     said = [[e.job_id for e in ledger_message(s.subject, s.data).events] for s in found]
     assert [job_id for some in said for job_id in some] == names
 

@@ -1,5 +1,6 @@
 """What workers agree on: equal states have equal fingerprints, and compute times are compared for equal work."""
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,6 +59,7 @@ def agreed(
 ) -> Agreement:
     """By workers that took so long. The metric of each virtual node is its number."""
     store, size = dist.HashStore(), len(compute_s)
+    have_left = threading.Barrier(size)  # the workers are threads: closing one's connections closes those of others
 
     def agree(rank: int) -> Agreement:
         group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
@@ -73,6 +75,7 @@ def agreed(
             rows=rows,
         )
         members.leave()
+        have_left.wait(WAIT_S)
         group.close()
         group.release()
         return agreement
