@@ -15,6 +15,7 @@ NUM_SEEDS = int(os.environ.get("EF_FAULT_SEEDS", "1"))
 NUM_KILLS, NUM_TASKS = 2 * len(VICTIMS), 600
 
 
+@pytest.mark.nightly("integration/test_padding_loads.py kills runners, executors and servers once")
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + NUM_SEEDS))
 async def test_a_load_survives_all_kills(seed: int) -> None:
     measured = await measure_kills(num_kills=NUM_KILLS, num_tasks=NUM_TASKS, seed=seed)

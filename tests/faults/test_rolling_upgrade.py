@@ -102,6 +102,7 @@ async def ledger_of(pool: RunningPool) -> tuple[LedgerRecord, ...]:
         return tuple(read_export(opened))
 
 
+@pytest.mark.nightly("it builds two versions; simulation/test_pauses_and_upgrades.py upgrades simulated services")
 async def test_each_service_goes_to_the_next_version_and_back_under_load(old: Version, tmp_path: Path) -> None:
     async with pool_of_versions(tmp_path, num_nodes=2) as versions:
         pool = versions.pool

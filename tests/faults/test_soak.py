@@ -25,6 +25,7 @@ KINDS = ("nothing", "kill", "stop", "cancel", "end the fork server")
 SLACK = 3  # descriptors or threads: a pool of threads that was not full yet, a file that is being written
 
 
+@pytest.mark.nightly("a soak says little in a minute; the other tests of faults find what is left behind")
 @pytest.mark.timeout(180 + 20 * NUM_EVENTS)
 async def test_nothing_adds_up_in_services_and_nodes(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)

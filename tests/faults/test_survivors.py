@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 
 from elasticflow.shared.messages.events import GenerationStarted, NodeLost, WorkerCrashed
 from elasticflow.shared.messages.job_spec import JobClass
@@ -16,6 +17,7 @@ TWO_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0}})
 FOUR_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0, 4: 80.0}}, heartbeat_timeout_s=3.0, max_restarts=0)
 
 
+@pytest.mark.nightly("training/test_stop_free.py kills workers; the other test here takes a whole node")
 async def test_a_killed_worker_costs_the_step_in_flight_and_no_restart(tmp_path: Path) -> None:
     slow_down = tmp_path / "slow_down"
     async with running_pool(tmp_path, num_nodes=2, replicas={}, config=TWO_GPUS) as pool:

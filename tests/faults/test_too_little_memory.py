@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from elasticflow.shared.messages.events import MemoryExceeded, WorkerCrashed
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.state.job import Phase
@@ -20,6 +22,7 @@ def heavy(**hyperparameters: float) -> JobSpec:
     )
 
 
+@pytest.mark.nightly("training/test_micro_batches.py retries with smaller micro-batches")
 async def test_the_largest_that_fits_is_found_by_trying_and_remembered(tmp_path: Path) -> None:
     async with running_pool(tmp_path, num_nodes=1, replicas={}) as pool:
         for job_id in ("first", "second"):

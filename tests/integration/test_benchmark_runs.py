@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.hostile import FRAMES, attack
 from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster
@@ -11,6 +13,7 @@ from benchmarks.pipeline.latency import measure_latency
 from benchmarks.pipeline.rebuild import measure_rebuild
 
 
+@pytest.mark.nightly("a run of a benchmark; test_repeated_commands.py and others have the pipeline")
 async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() -> None:
     async with running_cluster() as cluster:
         latency = await measure_latency(cluster, rate_per_s=50.0, num_jobs=20)
@@ -29,6 +32,7 @@ async def test_every_submission_of_a_small_benchmark_is_decided_and_counted() ->
         assert not cluster.processes
 
 
+@pytest.mark.nightly("a run of a benchmark; test_repeated_commands.py and others have the pipeline")
 async def test_hostile_messages_of_each_kind_are_sent_and_end_no_process(tmp_path: Path) -> None:
     result = await attack(1_000, 120.0, 0, tmp_path)
     frames = result.sent.pop(FRAMES)
@@ -38,6 +42,7 @@ async def test_hostile_messages_of_each_kind_are_sent_and_end_no_process(tmp_pat
     assert (result.same_processes, result.job_afterwards) == (True, "finished")
 
 
+@pytest.mark.nightly("a run of a benchmark; test_repeated_commands.py and others have the pipeline")
 def test_the_messages_of_training_jobs_are_counted_by_kind() -> None:
     growth = measure_growth(num_jobs=2, settled_s=10.0, counted_s=20.0)
     assert growth["by_kind_a_day"].keys() == {"JobProgressed"}

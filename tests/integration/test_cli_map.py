@@ -22,7 +22,7 @@ from tests.support.terminal_user import ROOT, Ran
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WAIT_S = 120.0  # far above the usual time
+WAIT_S = 240.0  # far above the usual time
 FUNCTIONS = """
 def echo(value):
     if value == "bad":

@@ -17,7 +17,7 @@ from elasticflow.local.run_file import RunFile, holder_of, read_run_file
 from elasticflow.shared import machine_code
 from elasticflow.shared.runtime.process.http_server import page_is_ok
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 ROOT = Path(__file__).parents[2]
 SERVICES = {"admission", "allocator", "placement", "monitor"}
 

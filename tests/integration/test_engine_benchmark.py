@@ -14,12 +14,14 @@ from benchmarks.engine.transient import measure_transient
 SMALL = Options(million_parameters=(1,), rounds=1, losses=2)
 
 
+@pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 def test_every_mode_is_measured_next_to_plain_ddp() -> None:
     modes = ("fast", "bitwise_4")
     row = measure_steady("gpt", million_parameters=1, num_workers=2, rounds=1, modes=modes)
     assert all(row[f"{mode}_{what}"] > 0 for mode in modes for what in ("step_s", "cpu_s", "ratio", "cpu_ratio"))
 
 
+@pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 def test_changes_and_losses_are_measured() -> None:
     rows = resizes.measure(SMALL)
     assert [row["change"] for row in rows][:3] == ["2 -> 4", "4 -> 8", "8 -> 2"]
@@ -33,18 +35,21 @@ def test_changes_and_losses_are_measured() -> None:
     assert resizes.table(rows).row_count == len(rows)
 
 
+@pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 def test_the_cost_of_a_secret_is_measured() -> None:
     (row,) = secret_costs.measure(SMALL)
     assert min(row[f"{time}_{what}_s"] for time in ("stop", "prepare") for what in ("with", "without")) > 0
     assert secret_costs.table([row]).row_count == 1
 
 
+@pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 @pytest.mark.skipif("EF_BENCHMARK_PEERS" not in os.environ, reason="EF_BENCHMARK_PEERS=1 measures others, too")
 def test_a_restart_under_torchrun_is_measured() -> None:
     (row,) = torchrun.measure(SMALL)
     assert min(row["2 -> 4"], row["4 -> 2"], row["crash_s"]) > 0
 
 
+@pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 def test_torchft_is_measured_or_reported_missing() -> None:
     (row,) = torchft.measure(SMALL)
     if "not installed" in row.get("error", ""):
@@ -52,6 +57,7 @@ def test_torchft_is_measured_or_reported_missing() -> None:
     assert row["crash_s"] > 0
 
 
+@pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 async def test_transient_gpus_are_measured_next_to_a_restart() -> None:
     rows = await measure_transient(1, period_s=1.0, rounds=1)
     assert [row["way"] for row in rows] == ["gone-over", "stopped-and-resumed"]
@@ -59,6 +65,7 @@ async def test_transient_gpus_are_measured_next_to_a_restart() -> None:
     assert transient.table(rows).row_count == 2
 
 
+@pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 def test_the_cost_of_a_restore_is_measured() -> None:
     row = restores.measure_restores(1, rounds=1)
     assert row["num_bytes"] > 7_000_000, "weights and momentum"
@@ -66,6 +73,7 @@ def test_the_cost_of_a_restore_is_measured() -> None:
     assert restores.table([row | {"copied_bytes_per_s": 1e9}]).row_count == 1
 
 
+@pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 async def test_the_cost_of_checkpoints_and_joining_workers_is_measured() -> None:
     row = await measure_stalls(1, rounds=1)
     assert row["step_s"] > 0

@@ -46,6 +46,7 @@ def test_each_part_of_a_lease_can_be_measured_on_cpus(tmp_path: Path) -> None:
     assert again.returncode == 0, "nothing is measured again"
 
 
+@pytest.mark.nightly("these parts run only in the time that is left; the others run in the daily tests")
 @pytest.mark.timeout(2400)
 def test_what_is_measured_in_the_time_that_is_left_can_be_measured_on_cpus(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"

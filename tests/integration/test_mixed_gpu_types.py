@@ -53,6 +53,7 @@ def digest_of(data_dir: Path, job_id: str) -> str:
     return digest(state)
 
 
+@pytest.mark.nightly("test_move_between_types.py has a pool of two types, training/test_two_kinds.py the workers")
 async def test_idle_slots_of_another_type_join_a_job_and_go_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from benchmarks.engine.sensitive import digest
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.events import CheckpointWritten, GenerationStarted, JobAdmitted, JobAmended
@@ -94,6 +96,7 @@ async def test_the_workers_of_the_other_type_take_the_state_over_and_no_step_is_
     assert switched.iteration > before, "it trained while the other worker started"
 
 
+@pytest.mark.nightly("training/test_stop_free.py loses workers in a switch")
 async def test_if_the_worker_with_the_state_is_lost_in_the_move_the_job_starts_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:

@@ -5,6 +5,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from elasticflow.client.drain_node import announce_node_end
 from elasticflow.shared.messages.events import JobAdmitted, NodeDrainStarted, NodeLost, PlanDecided, WorkerCrashed
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -24,6 +26,7 @@ def nodes_of_job(state: PoolState) -> set[str]:
     return {gpu.node_id for gpu in (*job.gpus, *before)} | {stopping.node_id for stopping in job.stopping}
 
 
+@pytest.mark.nightly("simulation/test_node_ends.py has the decisions, and test_cli_node.py a node that leaves")
 async def test_a_job_goes_on_when_a_node_ends_and_keeps_its_promise(tmp_path: Path) -> None:
     config, slow_down = replace(CONFIG, leave_s=LEAVE_S), tmp_path / "slow_down"
     async with running_pool(tmp_path, num_nodes=0, replicas={}, config=config) as pool:

@@ -15,6 +15,7 @@ from tests.support.executor_process import ROOT
 from tests.support.fault_evidence import assert_sound
 from tests.support.namespaces import skip_without_namespaces
 from tests.support.real_pool import POOL, RunningPool, running_pool
+from tests.support.rings import few_daily
 from tests.support.wheels import make_wheel
 
 WAIT_S = 240.0
@@ -148,7 +149,7 @@ def _python_path() -> str:
     return os.pathsep.join(dict.fromkeys([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
 
 
-@pytest.mark.parametrize("isolation", ["none", "required"])
+@pytest.mark.parametrize("isolation", few_daily(["required", "none"], 1))
 async def test_a_project_with_variables_and_a_requirement_trains(
     isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ def holders_of(text: str, *paths: Path) -> list[Path]:
     return [file for file in files if text.encode() in file.read_bytes()]
 
 
+@pytest.mark.nightly("training/test_installed_packages.py has it without a pool")
 async def test_a_requirement_that_does_not_resolve_fails_its_job_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from benchmarks.simulator_fidelity.workload import CONTROL, arrivals
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 
 
+@pytest.mark.nightly("a benchmark; unit/benchmarks/test_simulator_fidelity.py has its arithmetic")
 async def test_a_live_run_calibrates_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_run, "_WARM_UP_S", 0.0)
     monkeypatch.setattr(live_run, "NUM_NODES", 1)

@@ -11,7 +11,7 @@ from elasticflow.shared.state.pool import PoolState
 from tests.support.executor_process import ROOT
 from tests.support.real_pool import POOL, RunningPool, job, running_pool, slowed_down
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 TALKS = "tests.support.user_code.talking_jobs:Talks"
 
 

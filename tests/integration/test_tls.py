@@ -16,7 +16,7 @@ from tests.support.deployed_server import deployed
 from tests.support.real_pool import persistently
 from tests.support.shared_pool import POOL
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 @pytest.fixture

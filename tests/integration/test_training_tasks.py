@@ -102,6 +102,7 @@ async def test_runners_that_are_preempted_or_killed_do_not_change_the_bits(
     )
 
 
+@pytest.mark.nightly("training/test_training_tasks.py has duplicates")
 async def test_a_duplicate_that_is_left_at_the_end_fails_nothing(
     pool: RunningPool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ async def test_a_duplicate_that_is_left_at_the_end_fails_nothing(
     assert digest_in(tmp_path) == expected
 
 
+@pytest.mark.nightly("training/test_training_tasks.py continues from checkpoints")
 async def test_a_killed_manager_continues_from_its_checkpoint(pool: RunningPool, expected: str, tmp_path: Path) -> None:
     slow_down = tmp_path / "slow"
     slow_down.touch()
@@ -169,6 +171,7 @@ async def command(pool: RunningPool, folder: Path, *more: str) -> asyncio.subpro
     )
 
 
+@pytest.mark.nightly("training/test_training_tasks.py continues from checkpoints")
 async def test_a_command_that_is_interrupted_or_killed_continues(
     pool: RunningPool, expected: str, tmp_path: Path
 ) -> None:

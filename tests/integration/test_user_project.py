@@ -15,6 +15,7 @@ import pytest
 from elasticflow.local.run_file import read_run_file
 from tests.support.installation import ROOT, build, copy_of_checkout, install
 from tests.support.real_pool import children, eventually
+from tests.support.rings import few_daily
 
 WAIT_S = 400.0  # a new installation compiles the scheduler
 TRAIN = """
@@ -156,7 +157,7 @@ def editable_site(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(site)
 
 
-@pytest.fixture(params=["editable", "wheel"])
+@pytest.fixture(params=few_daily(["editable", "wheel"], 1))
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
     site = request.getfixturevalue(f"{request.param}_site")
     project = Project(tmp_path / "project", str(site))

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from elasticflow.shared.messages.events import GpuTypeChanged, JobAdmitted, JobAmended, JobAtRisk, PlanDecided
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Job, Phase
@@ -59,6 +61,7 @@ async def ended_on_slow(pool: RunningPool) -> Job:
     return ended
 
 
+@pytest.mark.nightly("simulation/test_vanished_type.py has the decisions")
 async def test_a_promise_on_a_vanished_type_is_kept_on_another(tmp_path: Path) -> None:
     async with training_on_fast(tmp_path) as (pool, _, fast):
         fast.close()
@@ -72,6 +75,7 @@ async def test_a_promise_on_a_vanished_type_is_kept_on_another(tmp_path: Path) -
     assert (ended.ended_at_s or 0.0) < (ended.deadline_s or 0.0)
 
 
+@pytest.mark.nightly("simulation/test_vanished_type.py has the decisions")
 async def test_a_node_that_comes_back_with_another_type_keeps_no_promise_of_the_first(tmp_path: Path) -> None:
     async with training_on_fast(tmp_path) as (pool, nodes, fast):
         fast.close()

@@ -22,6 +22,7 @@ from elasticflow.simulator.replay.comparison import Comparison, compare
 from elasticflow.simulator.replay.counterfactual import run_on
 from elasticflow.simulator.replay.recorded_ledger import Entry, folded
 from tests.support.baselines_in_ticks import IN_TICKS
+from tests.support.rings import few_daily
 from tests.support.scenarios import random_scenario, services
 
 FAILING = Faults(node_crash_every_s=40.0, max_outage_s=20.0, until_s=100.0)
@@ -45,7 +46,7 @@ def rejected(cluster: VirtualCluster) -> set[str]:
     return {job.job_id for job in cluster.state.ended_jobs.values() if job.phase is Phase.REJECTED}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", few_daily(range(4), 1))
 def test_the_recorded_policy_decides_as_recorded_and_its_jobs_have_the_same_fates_in_the_model(
     seed: int,
 ) -> None:
@@ -55,7 +56,7 @@ def test_the_recorded_policy_decides_as_recorded_and_its_jobs_have_the_same_fate
     assert comparison.count("modelled") == comparison.count("recorded") == comparison.count("other")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few_daily(range(3), 1))
 def test_jobs_take_as_long_in_the_model_as_in_the_record(seed: int) -> None:
     """The mean of many jobs counts: which job grows first may depend on half a second."""
     for cluster, tolerance in ((life(seed, num_jobs=2), 0.05), (life(seed), 0.15)):

@@ -89,6 +89,7 @@ MUTATIONS: tuple[type[Host[Any]], ...] = (
 )
 
 
+@pytest.mark.nightly("`python -m benchmarks.mutations` has mutations of the host; this finds what storms see of them")
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_simulated_faults_find_a_defect_of_the_host(mutation: type[Host[Any]]) -> None:
     found: list[str] = []
@@ -99,5 +100,6 @@ def test_simulated_faults_find_a_defect_of_the_host(mutation: type[Host[Any]]) -
     assert found, f"{mutation.__name__} survives seeds {SEEDS}"
 
 
+@pytest.mark.nightly("`python -m benchmarks.mutations` has mutations of the host; this finds what storms see of them")
 def test_the_same_seeds_find_nothing_in_the_host() -> None:
     assert [problem for seed in SEEDS for problem in problems(short_storm(seed))] == []

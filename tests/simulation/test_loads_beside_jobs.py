@@ -18,6 +18,7 @@ from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
+from tests.support.rings import few_daily
 
 CLUSTER = ClusterShape(num_nodes=2, gpus_per_node=8)
 SPEC = LoadSpec(task_function="jobs.fold:fold", task_s=1.0, overhead_s=0.01, start_stop_s=0.3)
@@ -70,7 +71,7 @@ def simulated(trace: str, admission: AdmissionPolicy, *, loads: bool, failures: 
 
 @pytest.mark.parametrize("failures", [None, Failures(seed=3, mean_up_s=20_000.0, mean_down_s=2_000.0)])
 @pytest.mark.parametrize("admission", ["selective", "first-come"])
-@pytest.mark.parametrize("trace", ["small", "bursty"])
+@pytest.mark.parametrize("trace", few_daily(["small", "bursty"], 1))
 def test_decisions_on_jobs_are_the_same(trace: str, admission: AdmissionPolicy, failures: Failures | None) -> None:
     without = simulated(trace, admission, loads=False, failures=failures)
     beside = simulated(trace, admission, loads=True, failures=failures)

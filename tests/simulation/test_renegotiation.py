@@ -22,6 +22,7 @@ from elasticflow.simulator.pipeline.cluster import START_S, Arrival, Scenario, V
 from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.replay.retaken_decisions import verify
+from tests.support.rings import few_daily
 from tests.support.scenarios import random_scenario, services
 
 LONGEST_S = 3_600.0
@@ -105,7 +106,7 @@ def said(cluster: VirtualCluster) -> Iterator[PlanEvent]:
             yield from entry.message.events
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", few_daily(range(6), 2))
 def test_what_is_held_is_admitted_and_what_is_amended_is_kept(seed: int) -> None:
     cluster = life(seed, NO_FAULTS)
     decided = list(said(cluster))
@@ -129,7 +130,7 @@ def test_operators_are_granted_some_bounds_and_refused_others() -> None:
     assert {events.CheckpointRequested, events.CheckpointUpToDate, events.CheckpointRejected} <= kinds
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few_daily(range(2), 1))
 def test_a_checkpoint_that_is_asked_for_is_told_or_the_job_ends(seed: int) -> None:
     cluster = life(seed, NO_FAULTS)
     asked = {event.job_id for event in said(cluster) if isinstance(event, events.CheckpointRequested)}

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,14 +21,16 @@ from elasticflow.simulator.pipeline.cluster import VirtualCluster
 from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
 from elasticflow.simulator.pipeline.invariants import acknowledged_early, broken_promises, violations
 from tests.support import simulated_runs
+from tests.support.rings import NIGHTLY, few_daily
 from tests.support.scenarios import random_scenario
 from tests.support.simulated_runs import SHORT_STORM, STORM, problems, run_to_rest, short_storm
 
 CALM_SEEDS, STORM_SEEDS = range(6), range(110, 118)
+EACH_DAY = 2  # of the seeds of each kind
 FIRST_SEED = int(os.environ.get("EF_FIRST_SEED", "1000"))
 FOUND_SEEDS = (40029,)  # an executor took the monitor's writes for those of another executor
 OF_FOUND_SEEDS = replace(SHORT_STORM, node_pause_every_s=None, service_pause_every_s=None)  # as they were found
-SHORT_STORM_SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "200")))
+SHORT_STORM_SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "50")))
 
 
 @cache
@@ -37,18 +38,23 @@ def run(seed: int, faults: Faults = NO_FAULTS, curves_known: bool = True) -> Vir
     return run_to_rest(random_scenario(seed, curves_known=curves_known), seed, faults)
 
 
-RUNS: dict[str, Callable[[], VirtualCluster]] = {
-    **{f"calm-{seed}": (lambda seed=seed: run(seed)) for seed in CALM_SEEDS},
-    **{f"unknown-curves-{seed}": (lambda seed=seed: run(seed, NO_FAULTS, False)) for seed in CALM_SEEDS},
-    **{f"storm-{seed}": (lambda seed=seed: run(seed, STORM)) for seed in STORM_SEEDS},
-    **{f"storm-unknown-curves-{seed}": (lambda seed=seed: run(seed, STORM, False)) for seed in STORM_SEEDS},
+KINDS = {
+    "calm": (CALM_SEEDS, NO_FAULTS, True),
+    "unknown-curves": (CALM_SEEDS, NO_FAULTS, False),
+    "storm": (STORM_SEEDS, STORM, True),
+    "storm-unknown-curves": (STORM_SEEDS, STORM, False),
 }
+RUNS = [
+    pytest.param((seed, *how), id=f"{kind}-{seed}", marks=[NIGHTLY] if number >= EACH_DAY else [])
+    for kind, (seeds, *how) in KINDS.items()
+    for number, seed in enumerate(seeds)
+]
 
 
 @pytest.fixture(scope="module", params=RUNS)
 def cluster(request: pytest.FixtureRequest) -> VirtualCluster:
     """Of the module: the tests of one run follow each other in one process, which simulates it once."""
-    return RUNS[request.param]()
+    return run(*request.param)
 
 
 def test_every_submission_reaches_an_end_and_leaves_nothing_running(cluster: VirtualCluster) -> None:
@@ -79,7 +85,7 @@ def test_a_short_storm_that_found_a_defect_breaks_nothing(seed: int) -> None:
     assert list(problems(short_storm(seed, faults=OF_FOUND_SEEDS))) == []
 
 
-@pytest.mark.parametrize("seed", CALM_SEEDS)
+@pytest.mark.parametrize("seed", few_daily(CALM_SEEDS, EACH_DAY))
 @pytest.mark.parametrize("curves_known", [True, False])
 def test_no_promise_is_broken_where_jobs_are_as_fast_as_measured(seed: int, curves_known: bool) -> None:
     assert list(broken_promises(run(seed, NO_FAULTS, curves_known).state)) == []

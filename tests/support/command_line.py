@@ -24,7 +24,7 @@ from tests.support.histories import LINEAR, gpus
 from tests.support.terminal_user import Ran
 
 POOL = "default"
-WAIT_S = 60.0
+WAIT_S = 240.0
 JOB_FILE = """
 from elasticflow import ElasticJob
 

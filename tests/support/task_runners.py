@@ -13,7 +13,7 @@ from elasticflow.services.executor.processes.task_runner import TaskRunner
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone
 
 USER_CODE = str(Path(__file__).parent / "user_code")
-WAIT_S = 60.0  # far above the usual time
+WAIT_S = 240.0  # far above the usual time
 
 
 class Runners:

@@ -18,7 +18,7 @@ from elasticflow.shared.state.job import Job, Phase
 from tests.support.real_pool import POOL, RunningPool, eventually
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,12 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     PrepareSwitch,
     StopAtBoundary,
 )
+from tests.support.rings import few_daily
 from tests.support.task_runners import Runners
 
 ASYNCHRONOUS_WORKERS = "tests.support.asynchronous_workers"  # its import changes the transport of a process
 IS_ASYNCHRONOUS = os.environ.get("EF_TEST_TRANSPORT") == TransportName.ASYNCHRONOUS
-WAIT_S = 60.0  # for expected events; far above the usual time
+WAIT_S = 240.0  # for expected events; far above the usual time, also of a busy machine
 T = TypeVar("T")
 Device = Literal["cpu", "cuda"]
 
@@ -230,7 +231,7 @@ async def asynchronous_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
         yield node
 
 
-@pytest.fixture(params=[TransportName.GLOO, TransportName.ASYNCHRONOUS], ids=str)
+@pytest.fixture(params=few_daily([TransportName.GLOO, TransportName.ASYNCHRONOUS], 1), ids=str)
 def each_node(request: pytest.FixtureRequest, node: Node, asynchronous_node: Node) -> Node:
     """For tests that run over both transports."""
     return node if request.param == TransportName.GLOO else asynchronous_node

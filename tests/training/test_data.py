@@ -10,6 +10,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Interrupted,
     Progressed,
 )
+from tests.support.rings import few_daily
 from tests.support.trained_jobs import all_switched, weights_of
 from tests.training.test_failures import failure_of
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NEEDS_WEBDATASET = pytest.mark.skipif(find_spec("webdataset") is None, reason="webdataset is not installed")
 FROM_SHARDS = pytest.param("FromShards", marks=NEEDS_WEBDATASET)
-FUNCTIONS = ["InPartitions", "FromFiles", "FromAStream", "FromAnUnsizedStream", FROM_SHARDS]
+FUNCTIONS = few_daily(["FromFiles", "FromAStream", "InPartitions", "FromAnUnsizedStream", FROM_SHARDS], 2)
 LAST = 200  # iterations of 16 samples: 25 batches are 8 epochs of 50
 
 

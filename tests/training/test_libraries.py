@@ -9,19 +9,17 @@ import pytest
 import torch
 
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed
+from tests.support.rings import few_daily
 from tests.support.trained_jobs import LAST_GENERATION, checkpoint_of, end_of, script, train, train_disturbed
 from tests.support.user_code import library_scripts
 from tests.support.user_code.library_scripts import BATCH_SIZE, LAST, NUM_SAMPLES
-from tests.training import conftest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-IMPORT_WAIT_S = 300.0  # of such a library by several workers, before Python has compiled it
-
 PACKAGES = {
     "transformers": "transformers",
-    "peft": "peft",
     "accelerate": "accelerate",
+    "peft": "peft",
     "lightning": "pytorch_lightning",
 }
 LIBRARIES = [
@@ -30,17 +28,12 @@ LIBRARIES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def wait_for_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conftest, "WAIT_S", IMPORT_WAIT_S)
-
-
 def library_script(spec_of, library: str, *words: str, until: int = 2 * LAST):
     name = "library_scripts"
     return script(spec_of, library, *words, name=name, global_batch_size=BATCH_SIZE, until=until)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", few_daily(LIBRARIES, 2))
 async def test_resizes_a_crash_and_a_restart_do_not_change_the_bits(node, spec_of, library):
     spec = library_script(spec_of, library)
     job_id = node.new_job_id()
@@ -54,7 +47,7 @@ async def test_resizes_a_crash_and_a_restart_do_not_change_the_bits(node, spec_o
     assert all(ended in node.log_of(job_id, generation=LAST_GENERATION, rank=rank) for rank in range(3))
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", few_daily(LIBRARIES, 1))
 async def test_a_data_set_without_a_length_gives_the_same_bits_on_three_workers(node, spec_of, library):
     ends = {"max_steps": -1, "max_epochs": LAST * BATCH_SIZE // NUM_SAMPLES} if library == "lightning" else {}
     settings = {"is_stream": True, **ends}

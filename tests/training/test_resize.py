@@ -19,6 +19,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import WriteCheckpoint
+from tests.support.rings import few_daily
 from tests.support.trained_jobs import checkpoint_of, weights_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -37,7 +38,7 @@ async def run_to_the_end(node, spec, **launch) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("function", "each_node"),
-    [("Points", TransportName.GLOO), ("Fast", TransportName.GLOO), ("Fast", TransportName.ASYNCHRONOUS)],
+    few_daily([("Points", TransportName.GLOO), ("Fast", TransportName.ASYNCHRONOUS), ("Fast", TransportName.GLOO)], 2),
     indirect=["each_node"],
 )
 async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(each_node, spec_of, tmp_path, function):

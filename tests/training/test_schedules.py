@@ -11,9 +11,10 @@ from benchmarks.engine.schedules import fast_differences, prove, prove_fast
 from benchmarks.engine.sensitive import NUM_SAMPLES
 from benchmarks.engine.stage import Played
 from benchmarks.engine.transports import TransportName
+from tests.support.rings import few_daily
 
 
-@pytest.mark.parametrize(("virtual_nodes", "seeds"), [(4, (3,)), (8, (0,)), (16, (2,))])
+@pytest.mark.parametrize(("virtual_nodes", "seeds"), few_daily([(4, (3,)), (8, (0,)), (16, (2,))], 1))
 async def test_no_schedule_changes_the_bits(virtual_nodes, seeds):
     row = await prove(virtual_nodes, seeds, at_once=2)
     assert row["unfinished"] == []
@@ -29,7 +30,7 @@ async def test_no_schedule_of_unequal_workers_on_fast_and_slow_slots_changes_the
     assert row["states_compared"] > row["generations"] > row["schedules"]
 
 
-@pytest.mark.parametrize("transport", [TransportName.ASYNCHRONOUS, TransportName.STAGED])
+@pytest.mark.parametrize("transport", few_daily([TransportName.ASYNCHRONOUS, TransportName.STAGED], 1))
 async def test_no_schedule_changes_the_bits_over_the_transports_of_gpus(transport):
     """One ends all calls of a closed group without an error, and leaves garbage, as NCCL does."""
     row = await prove(4, (1, 2), at_once=2, transport=transport)

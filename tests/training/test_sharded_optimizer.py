@@ -14,6 +14,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
     Switched,
 )
+from tests.support.rings import few_daily
 from tests.support.trained_jobs import UNEVEN, Trained, end_of, switch, train
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -130,7 +131,7 @@ async def test_an_optimizer_that_cannot_be_divided_fails_the_job(node, spec_of):
     await workers.ended()
 
 
-@pytest.mark.parametrize("transport", [TransportName.GLOO, TransportName.ASYNCHRONOUS])
+@pytest.mark.parametrize("transport", few_daily([TransportName.ASYNCHRONOUS, TransportName.GLOO], 1))
 async def test_no_schedule_of_resizes_and_kills_changes_the_bits(transport):
     """Ten events each: workers join, leave and are killed, also during a switch."""
     row = await prove(8, (1, 4), at_once=2, is_sharded=True, transport=transport)

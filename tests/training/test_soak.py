@@ -3,9 +3,12 @@
 A few here; `python -m benchmarks.engine.soak` runs five hundred and measures memory as well.
 """
 
+import pytest
+
 from benchmarks.engine.soak import soak
 
 
+@pytest.mark.nightly("a soak says little in a minute")
 async def test_the_resources_of_the_engine_do_not_grow():
     result = await soak(10, seed=3, virtual_nodes=4)
     assert result["processes_left"] == 0

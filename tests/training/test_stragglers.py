@@ -11,7 +11,7 @@ async def test_rank_0_reports_the_straggler(node, spec_of, tmp_path):
     """In both modes, concurrently; and none of a job whose GPUs all have another type."""
 
     def settings(name):
-        return {"step_s": 0.0, "delay_s": 0.1, "taken": str(tmp_path / name)}
+        return {"step_s": 0.0, "delay_s": 0.3, "taken": str(tmp_path / name)}
 
     mixed = spec_of("OneIsSlow", max_iterations=10**9, global_batch_size=3, hyperparameters=settings("mixed"))
     of_types = await node.launch(mixed, job_id=node.new_job_id(), num_workers=3, gpu_types_by_rank=("a", "b", "c"))

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from elasticflow.services.executor.worker.checkpoint.store import CheckpointStor
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished, Started
 from examples.digits import Digits
 from examples.text import Text
+from tests.support.rings import few_daily
 from tests.support.task_runners import WAIT_S, Runners, until
 from tests.support.training_in_tasks import FUNCTION, result_of, training
 
@@ -40,8 +42,9 @@ def stateful(spec_of):
     return spec_of("Stateful", global_batch_size=21, max_iterations=20)
 
 
-@pytest.mark.parametrize("num_runners", [1, 3])
-@pytest.mark.parametrize("function", ["Stateful", "Points", "InPartitions"])
+@pytest.mark.parametrize(
+    ("function", "num_runners"), few_daily(product(["Stateful", "InPartitions", "Points"], [3, 1]), 2)
+)
 async def test_any_number_of_runners_gives_the_bits_of_an_ordinary_run(
     node, runners: Runners, spec_of, tmp_path, function, num_runners
 ):
@@ -114,7 +117,7 @@ async def test_micro_batches_are_those_of_an_ordinary_run(node, runners, spec_of
     assert (digest_in(tmp_path), dict(finished.metrics)) == expected
 
 
-@pytest.mark.parametrize("job", [Digits(), Text()], ids=lambda job: type(job).__name__)
+@pytest.mark.parametrize("job", few_daily([Text(), Digits()], 1), ids=lambda job: type(job).__name__)
 async def test_examples_with_convolutions_and_attention(node, runners, job, tmp_path):
     spec = job.term_condition(max_iterations=5).set_job_class("best_effort").spec()
     expected = await ordinary_run(node, spec)

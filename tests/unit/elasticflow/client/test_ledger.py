@@ -19,7 +19,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 
-WAIT_S = 10.0
+WAIT_S = 240.0
 
 
 class LongLedger:
