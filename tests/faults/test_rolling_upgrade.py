@@ -134,6 +134,7 @@ async def test_each_service_goes_to_the_next_version_and_back_under_load(old: Ve
     assert writers >= {f"{service}-{version}" for service in planners for version in ("old", "new")}
 
 
+@pytest.mark.nightly("it builds two versions; unit/shared/runtime/service/test_host.py has messages of a newer version")
 async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(
     old: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

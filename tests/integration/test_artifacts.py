@@ -13,6 +13,7 @@ from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.executor_process import ROOT
 from tests.support.real_pool import CONFIG, RunningPool, job, running_pool
+from tests.support.rings import few_daily
 
 LARGE_BYTES = 5_000_000  # of several pieces
 MAX_BYTES = 6_000_000
@@ -93,7 +94,9 @@ async def test_the_model_and_the_files_of_a_finished_job_are_fetched(
         assert why in log
 
 
-@pytest.mark.parametrize("is_in_folder", [False, True], ids=["in the object store", "in a folder by fsspec"])
+@pytest.mark.parametrize(
+    "is_in_folder", few_daily([False, True], 1), ids=["in the object store", "in a folder by fsspec"]
+)
 async def test_the_model_of_a_running_job_and_that_of_a_killed_executor(
     is_in_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

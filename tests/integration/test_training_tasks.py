@@ -80,6 +80,7 @@ class Run:
         assert not self.result.done(), f"it ended before {what}: {self.result}"
 
 
+@pytest.mark.nightly("training/test_training_tasks.py ends runners in a task; test_padding_loads.py kills them")
 async def test_runners_that_are_preempted_or_killed_do_not_change_the_bits(
     pool: RunningPool, expected: str, tmp_path: Path
 ) -> None:

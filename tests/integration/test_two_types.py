@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlacementDecided, PlanDecided
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -36,6 +38,7 @@ async def decided(pool: RunningPool, job_id: str, spec: JobSpec) -> JobAdmitted:
     return decision
 
 
+@pytest.mark.nightly("simulation/test_profiles_by_type.py has the decisions, test_move_between_types.py a real pool")
 async def test_jobs_are_profiled_on_both_types_and_each_trains_on_one(tmp_path: Path) -> None:
     async with running_pool(tmp_path, num_nodes=0, replicas={}, config=CONFIG) as pool:
         with (

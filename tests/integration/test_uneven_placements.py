@@ -45,6 +45,7 @@ def kill_worker(pid: int) -> None:
     worker.kill()
 
 
+@pytest.mark.nightly("training/test_uneven_workers.py has the workers")
 async def test_counts_change_without_a_stop_and_a_loss_divides_evenly(
     nats_server: EmbeddedServer, bus: Bus, tmp_path: Path
 ) -> None:

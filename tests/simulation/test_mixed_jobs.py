@@ -78,6 +78,7 @@ def test_a_storm_breaks_no_invariant(seed: int) -> None:
     assert list(mixed(cluster))
 
 
+@pytest.mark.nightly("it needs all seeds, most of which run each night")
 def test_jobs_are_mixed_in_these_runs() -> None:
     """The tests above would say little about jobs of one type."""
     generations = [placed for name in SEEDS for placed in mixed(run(name))]

@@ -23,6 +23,7 @@ async def test_no_schedule_changes_the_bits(virtual_nodes, seeds):
     assert row["states_compared"] > row["generations"] > row["schedules"]
 
 
+@pytest.mark.nightly("test_uneven_workers.py switches between unequal workers, and a test here has equal ones")
 async def test_no_schedule_of_unequal_workers_on_fast_and_slow_slots_changes_the_bits():
     row = await prove(16, (1,), is_uneven=True, cpu_shares=(0.8, 0.4))
     assert row["unfinished"] == []

@@ -131,6 +131,7 @@ async def test_an_optimizer_that_cannot_be_divided_fails_the_job(node, spec_of):
     await workers.ended()
 
 
+@pytest.mark.nightly("the ten resizes above and the loss of a part run each day")
 @pytest.mark.parametrize("transport", few_daily([TransportName.ASYNCHRONOUS, TransportName.GLOO], 1))
 async def test_no_schedule_of_resizes_and_kills_changes_the_bits(transport):
     """Ten events each: workers join, leave and are killed, also during a switch."""

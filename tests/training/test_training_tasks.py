@@ -43,7 +43,7 @@ def stateful(spec_of):
 
 
 @pytest.mark.parametrize(
-    ("function", "num_runners"), few_daily(product(["Stateful", "InPartitions", "Points"], [3, 1]), 2)
+    ("function", "num_runners"), few_daily(product(["Stateful", "InPartitions", "Points"], [3, 1]), 1)
 )
 async def test_any_number_of_runners_gives_the_bits_of_an_ordinary_run(
     node, runners: Runners, spec_of, tmp_path, function, num_runners
