@@ -91,6 +91,7 @@ endif
 nightly: install  ## 10,000 simulated runs with faults, from new seeds (about two hours of one core)
 	EF_SIMULATED_SEEDS=10000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
 		tests/simulation/test_whole_pipeline.py -k short_storm
+	$(BIN)/python -m tests.versions
 
 search: install  ## new examples: ten times those of the property tests, and 1,000 simulated runs with faults (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties
