@@ -94,6 +94,7 @@ nightly:  ## hours: `make test` and `make search`, what is marked nightly, 10,00
 	$(BIN)/pytest -q -n $(WORKERS) --timeout 3600 -m nightly tests
 	EF_SIMULATED_SEEDS=10000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
 		tests/simulation/test_whole_pipeline.py -k short_storm
+	$(BIN)/python -m tests.versions
 	@$(MAKE) --no-print-directory compose-test
 
 search: install  ## new examples, 28 times as many, of the property tests, and 1,000 simulated runs with faults (some minutes)
