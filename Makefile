@@ -88,9 +88,10 @@ else
 	@echo 'tests of the page in a browser: skipped, no Chromium was found (apt-get install chromium)'
 endif
 
-nightly: install  ## 10,000 simulated runs with faults, from new seeds (about two hours of one core)
+nightly: install  ## 10,000 simulated runs with faults, from new seeds (about two hours of one core), and what `bench` does
 	EF_SIMULATED_SEEDS=10000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
 		tests/simulation/test_whole_pipeline.py -k short_storm
+	$(BIN)/python -m benchmarks.regressions
 
 search: install  ## new examples: ten times those of the property tests, and 1,000 simulated runs with faults (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties
@@ -100,8 +101,8 @@ search: install  ## new examples: ten times those of the property tests, and 1,0
 demo: install  ## real training jobs on 2 nodes of 4 CPU slots, to their deadlines
 	$(BIN)/python -m examples.demo
 
-bench: install  ## the pipeline's speed against raw JetStream: a table and JSON
-	$(BIN)/python -m benchmarks.pipeline
+bench: install  ## what is 20 % slower than recorded, beside peers, and old pages of results (ten minutes, idle machine)
+	$(BIN)/python -m benchmarks.regressions
 
 $(DOCS): $(PACKAGES)
 	$(PIP) --editable '.[docs]'
