@@ -132,15 +132,15 @@ def as_object(each: Compared) -> Measured:
 
 
 def show(comparisons: Comparisons, recorded: Mapping[str, Recorded], changes: Sequence[pages.Change] | None) -> None:
-    """The ratios, and the pages whose code has changed; no changes are known without git."""
+    """The pages whose code has changed, of which nothing is known without git; and the ratios, at the end."""
     console = Console(width=_WIDTH)
+    console.print(NO_HISTORY if changes is None else pages_table(changes))
     console.print(ratios_table(comparisons))
     if recorded:
         of_parts = (f"{part} on {record.date} at {record.commit}" for part, record in recorded.items())
         console.print(f"recorded: {', '.join(of_parts)}", style="dim")
     else:
         console.print(NOTHING_RECORDED)
-    console.print(NO_HISTORY if changes is None else pages_table(changes))
 
 
 def ratios_table(comparisons: Comparisons) -> Table:
@@ -171,12 +171,12 @@ def _in_ms(seconds: float) -> str:
 
 def pages_table(changes: Sequence[pages.Change]) -> Table:
     table = Table(title="Pages of results whose code has changed since they were measured")
-    for column in ("page", "part", "measured", "changed lines", "in"):
+    for column in ("page", "part", "measured", "changed lines"):
         table.add_column(column, justify="right" if column == "changed lines" else "left")
     for change in changes:
         of = change.measurement
         lines = "unknown commit" if change.num_lines is None else f"{change.num_lines:,}"
-        table.add_row(of.page, of.part, f"{of.date} at {of.commit}", lines, ", ".join(of.folders))
+        table.add_row(of.page, of.part, f"{of.date} at {of.commit}", lines)
     return table
 
 

@@ -143,6 +143,15 @@ def test_what_is_worse_in_one_run_only_does_not_fail(machine: Machine) -> None:
     assert "+10%" in shown.output
 
 
+def test_what_is_worse_or_no_longer_measured_is_red_and_what_is_better_is_green() -> None:
+    values = {"slow": (2.0, 1.0), "same": (1.0, 1.0), "fast": (1.0, 2.0), "new": (1.0, None), "gone": (None, 1.0)}
+    of_part = [
+        Compared(what, *(None if value is None else ratio(value) for value in pair)) for what, pair in values.items()
+    ]
+    drawn = command.ratios_table({PartName.RESIZE: of_part})
+    assert [row.style for row in drawn.rows] == ["bold red", None, "green", None, "bold red"]
+
+
 def test_a_quick_run_runs_once_and_cannot_be_recorded(machine: Machine) -> None:
     run("--record", "--only", "decisions")
     machine.ratios = [2.0]
