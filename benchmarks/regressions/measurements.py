@@ -38,7 +38,7 @@ _PLACED, _RATE_PER_S = 200, 50.0
 _LIVE_JOBS, _REQUESTS, _QUOTES = 250, 100, 40
 _TRACES, _TRACE_GPUS = ("small", "bursty"), 64
 _MONTHS_SHARE = 0.05  # of the two months: 750 jobs on 1,024 GPUs
-_MILLION_PARAMETERS, _STEPS = 1, 10
+_MILLION_PARAMETERS, _RESIZES, _STEPS = 1, 3, 10  # resizes and steps in each repeat
 _WORK_UNITS = 100
 
 
@@ -113,7 +113,7 @@ async def _pipeline_once() -> list[Beside]:
 
 
 def _resize(repeats: int) -> Iterator[Beside]:
-    yield from asyncio.run(_resizes(repeats))
+    yield from asyncio.run(_resizes(_RESIZES * repeats))
     for _ in range(repeats):
         row = measure_steady(
             "perceptron",
@@ -126,17 +126,16 @@ def _resize(repeats: int) -> Iterator[Beside]:
 
 
 async def _resizes(repeats: int) -> list[Beside]:
-    """Each stop stands beside a step of the same workers, just before."""
+    """Two workers join two, whose step just before is the peer. A stop without a transfer is too short to compare."""
     measured: list[Beside] = []
     async with running_engine() as engine:
         job = Resized(engine, _MILLION_PARAMETERS)
         workers = await job.start(2, generation=1)
         for _ in range(repeats):
-            for members in ((0, 1, None, None), (0, 1)):
-                what = f"stop from {len(workers)} to {len(members)} workers, beside their step"
-                step_s = await job.step_s(workers)
-                workers, timeline = await job.switch(workers, members)
-                measured.append(Beside(what, timeline.stop_s, step_s))
+            step_s = await job.step_s(workers)
+            workers, timeline = await job.switch(workers, (0, 1, None, None))
+            measured.append(Beside("the stop when two workers join two, beside a step", timeline.stop_s, step_s))
+            workers, _ = await job.switch(workers, (0, 1))
         for worker in workers:
             worker.kill()
     return measured
