@@ -30,7 +30,7 @@ from benchmarks.regressions.ratios import (
     read_recorded,
     record,
 )
-from benchmarks.report import Measured, where_and_when
+from benchmarks.report import Measured, machine, where_and_when
 from benchmarks.scheduling.workers import new_workers
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -55,7 +55,8 @@ def main(
 ) -> None:
     """Measure ratios to peers of the same run, and compare them with the recorded ones.
 
-    Exit code 1 if a ratio is 20 % worse in two runs of its part. Then list the pages of results whose code has changed.
+    Exit code 1 if a ratio is 20 % worse in two runs of its part. Before the ratios stand the pages of results whose
+    code has changed.
     """
     if listing:
         for name, part in PARTS.items():
@@ -63,21 +64,21 @@ def main(
         return
     if recording and quick:
         raise typer.BadParameter("one repeat is too few to record", param_hint="--record")
-    load_before = os.getloadavg()[0]
+    load_before, commit = os.getloadavg()[0], pages.current_commit()
     recorded = read_recorded(RATIOS)
-    comparisons = {
-        name: _compared(name, recorded.get(name), repeats=1 if quick else PARTS[name].repeats, final=recording or quick)
-        for name in only or PartName
-    }
+    comparisons: dict[PartName, list[Compared]] = {}
+    for name in only or PartName:
+        repeats = 1 if quick else PARTS[name].repeats
+        comparisons[name] = _compared(name, recorded.get(name), repeats=repeats, final=recording or quick)
+        if recording:  # at once: if a later part fails, this one is kept
+            record(RATIOS, {name: _recorded(commit, comparisons[name])})
     changes = pages.all_changes()
     result = {
         **where_and_when(load_before),
-        "commit": pages.current_commit(),
+        "commit": commit,
         "ratios": {name: {each.what: as_object(each) for each in of_part} for name, of_part in comparisons.items()},
         "changed_pages": None if changes is None else [change.as_json() for change in changes],
     }
-    if recording:
-        record(RATIOS, {name: _recorded(result, of_part) for name, of_part in comparisons.items()})
     text = json.dumps(result, indent=2)
     if out:
         out.write_text(text + "\n")
@@ -113,10 +114,10 @@ def _measured(name: PartName, repeats: int) -> dict[str, Ratio]:
     return ratios_of(PARTS[name].measure(repeats))
 
 
-def _recorded(result: Measured, of_part: Sequence[Compared]) -> Recorded:
+def _recorded(commit: str, of_part: Sequence[Compared]) -> Recorded:
     today = datetime.fromtimestamp(SystemClock().now_s(), UTC).date()
     ratios = {each.what: each.measured for each in of_part if each.measured}
-    return Recorded(date=str(today), commit=result["commit"], machine=result["machine"], ratios=ratios)
+    return Recorded(date=str(today), commit=commit, machine=machine(), ratios=ratios)
 
 
 # --- what is shown -------------------------------------------------------------------------------------

@@ -113,7 +113,8 @@ class Recorded:
 
     @classmethod
     def from_json(cls, known: dict[str, Any]) -> "Recorded":
-        return cls(**known | {"ratios": {what: Ratio(**ratio) for what, ratio in known["ratios"].items()}})
+        ratios = {what: Ratio(**ratio) for what, ratio in known["ratios"].items()}
+        return cls(date=known["date"], commit=known["commit"], machine=known["machine"], ratios=ratios)
 
 
 def as_json(ratio: Ratio) -> dict[str, float]:
