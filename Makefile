@@ -95,6 +95,7 @@ nightly:  ## hours: `make test` and `make search`, what is marked nightly, 10,00
 	EF_SIMULATED_SEEDS=10000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
 		tests/simulation/test_whole_pipeline.py -k short_storm
 	$(BIN)/python -m tests.versions
+	$(BIN)/python -m benchmarks.regressions
 	@$(MAKE) --no-print-directory compose-test
 
 search: install  ## new examples, 28 times as many, of the property tests, and 1,000 simulated runs with faults (some minutes)
@@ -105,8 +106,8 @@ search: install  ## new examples, 28 times as many, of the property tests, and 1
 demo: install  ## real training jobs on 2 nodes of 4 CPU slots, to their deadlines
 	$(BIN)/python -m examples.demo
 
-bench: install  ## the pipeline's speed against raw JetStream: a table and JSON
-	$(BIN)/python -m benchmarks.pipeline
+bench: install  ## what is 20 % slower than recorded, beside peers, and old pages of results (ten minutes, idle machine)
+	$(BIN)/python -m benchmarks.regressions
 
 $(DOCS): $(PACKAGES)
 	$(PIP) --editable '.[docs]'

@@ -26,10 +26,13 @@ class Row(NamedTuple):
 RowsOf = Callable[[Any], Iterable[Row]]  # of what a part measured
 
 
+def machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
 def where_and_when(load_average_before: float) -> Measured:
     """The machine, and its load average in the last minute before the first part and after the last one."""
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    return {"machine": machine, "load_average": [load_average_before, os.getloadavg()[0]]}
+    return {"machine": machine(), "load_average": [load_average_before, os.getloadavg()[0]]}
 
 
 def report(title: str, result: Measured, rows_of: Mapping[str, RowsOf], *, as_json: bool, out: Path | None) -> None:

@@ -204,6 +204,13 @@ class Resized:
         self.switched_at_s = switched_at_s
         return workers, event.resize
 
+    async def step_s(self, workers: list[WorkerHandle]) -> float:
+        """Of the steps since the last resize, as the workers report their speed."""
+        while True:
+            reported = await self._engine.receive(Progressed, workers[0])
+            if reported.iterations_per_s is not None:
+                return 1.0 / reported.iterations_per_s
+
     async def lose(self, workers: list[WorkerHandle], number: signal.Signals) -> tuple[list[WorkerHandle], _Loss]:
         """The last worker receives this signal; the others continue, and a new one joins."""
         began_s = time.monotonic()

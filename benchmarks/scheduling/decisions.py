@@ -62,13 +62,16 @@ def recipe_of(num_gpus: int, num_live: int, tightness: tuple[float, float]) -> R
     )
 
 
-def measure_decisions(known: Throughputs, *, num_gpus: int, num_live: int, count: int) -> dict[str, Any]:
-    """One request and one quote at a time, in pools with free GPUs and in saturated ones."""
+def measure_decisions(
+    known: Throughputs, *, num_gpus: int, num_live: int, count: int, pools: Sequence[str] = tuple(POOLS)
+) -> dict[str, Any]:
+    """One request and one quote at a time, in these of POOLS: with free GPUs, and saturated ones."""
     warm_up()
     keep_what_is_loaded()
     return {"num_gpus": num_gpus} | {
         name: _asked(known, recipe_of(num_gpus, num_live, tightness), num_live, count, num_ends)
         for name, (tightness, num_ends) in POOLS.items()
+        if name in pools
     }
 
 

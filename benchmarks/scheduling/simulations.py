@@ -25,11 +25,12 @@ def two_months(known: Throughputs, share: float = 1.0) -> Case:
 def measure_simulation(case: Case) -> list[dict[str, Any]]:
     """One run without and one with verification."""
     warm_up()
-    _measured(case.first(WARM_UP_JOBS), verified=True)  # what is still compiled or loaded is not counted
-    return [_measured(case, verified=verified) for verified in (False, True)]
+    measure_run(case.first(WARM_UP_JOBS), verified=True)  # what is still compiled or loaded is not counted
+    return [measure_run(case, verified=verified) for verified in (False, True)]
 
 
-def _measured(case: Case, *, verified: bool) -> dict[str, Any]:
+def measure_run(case: Case, *, verified: bool) -> dict[str, Any]:
+    """One run, from its start. verified: every certificate is checked."""
     simulated_run = SimulatedRun(workload=case.workload, cluster=cluster_of(case.published_gpus))
     verification = simulated_run.verification() if verified else None
     simulation = simulated_run.simulation(verification)

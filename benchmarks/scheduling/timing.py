@@ -37,8 +37,9 @@ def spreads(times: Mapping[str, Iterable[Took]]) -> dict[str, dict[str, dict[str
 
 
 def spread_ms(times_s: list[float]) -> dict[str, float]:
-    """Median, 99th percentile and maximum, in milliseconds."""
+    """Mean, median, 99th percentile and maximum, in milliseconds."""
     return {
+        "mean": 1e3 * float(np.mean(times_s)),
         "p50": 1e3 * float(np.percentile(times_s, 50)),
         "p99": 1e3 * float(np.percentile(times_s, 99)),
         "max": 1e3 * max(times_s),
