@@ -6,7 +6,7 @@ A wall second of a test counts in full, although others run beside it.
 import ast
 import re
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,11 +24,11 @@ LEAST_S = 5.0  # of a file in the table
 
 def by_file(lines: Iterable[str]) -> dict[str, tuple[float, int]]:
     """Seconds and number of tests."""
-    seconds, tests = Counter[str](), dict[str, set[str]]()
+    seconds, tests = defaultdict[str, float](float), defaultdict[str, set[str]](set)
     for found in filter(None, map(LINE.match, lines)):
         seconds[found[2]] += float(found[1])
-        tests.setdefault(found[2], set()).add(found[3])
-    return {file: (total_s, len(tests[file])) for file, total_s in seconds.most_common()}
+        tests[found[2]].add(found[3])
+    return {file: (seconds[file], len(tests[file])) for file in sorted(seconds, key=seconds.__getitem__, reverse=True)}
 
 
 def what_it_starts(text: str) -> str:

@@ -1,4 +1,4 @@
-"""With k nodes in reserve no promise breaks while at most k are down at once (docs/adr/0013), one after another."""
+"""With k nodes in reserve no promise breaks while at most k are down at once (record 13), one after another."""
 
 import os
 from dataclasses import replace
