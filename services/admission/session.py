@@ -73,8 +73,11 @@ class AdmissionSession:
     # --- the next session -----------------------------------------------------------------------------------
 
     def with_event(self, event: AdmissionEvent) -> "AdmissionSession":
-        """One event more, folded into the state; the plan stays."""
-        state = apply(self.state, event, self.state.sequence + 1)
+        """One event more, folded into the state; the plan stays.
+
+        In a pool of one type, the session of the type and that of the whole pool fold the same event into one state.
+        """
+        state = self.cache.last(apply, self.state, event, self.state.sequence + 1)
         return fast_replace(self, state=state, events=(*self.events, event))
 
     def replanned(self) -> "AdmissionSession":

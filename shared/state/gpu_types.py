@@ -10,17 +10,17 @@ so an older message means the same as before.
 # pyright: strict
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.frozen_values import fast_replace, memoize_last
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import NodeState, PoolState, num_gpus_by_type, spec_of, with_nodes
+from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
 
 CPU_SLOTS = "cpu-"  # begins the names of types of CPU slots; their share of a core follows
 
@@ -78,18 +78,25 @@ def _has_memory(state: PoolState, spec: JobSpec, recorded: str) -> bool:
     )
 
 
-def num_gpus_by_recorded_type(state: PoolState) -> Counter[str]:
+def num_gpus_by_recorded_type(state: PoolState) -> Mapping[str, int]:
     """GPUs of the nodes that take jobs."""
+    return _num_gpus_by_recorded_type(state.nodes, state.gpu_types)
+
+
+@memoize_last  # each submission asks for it several times, and decisions change no nodes
+def _num_gpus_by_recorded_type(nodes: Map[str, NodeState], gpu_types: tuple[str, ...]) -> Mapping[str, int]:
     num_gpus = Counter[str]()
-    for gpu_type, count in num_gpus_by_type(state).items():
-        num_gpus[as_recorded(state, gpu_type)] += count
+    for node in nodes.values():
+        if node.takes_jobs:
+            num_gpus["" if gpu_types[:1] == (node.gpu_type,) else node.gpu_type] += node.num_gpus
     return num_gpus
 
 
 def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
     """Those that have enough GPUs now."""
     num_gpus = num_gpus_by_recorded_type(state)
-    return [each for each in accepted_types(state, spec) if num_gpus[each] >= spec.gpu_range.least]
+    least = spec.gpu_range.least
+    return [each for each in accepted_types(state, spec) if num_gpus.get(each, 0) >= least]
 
 
 def num_added_by_type(state: PoolState, job: Job) -> dict[str, int]:

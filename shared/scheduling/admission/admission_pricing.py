@@ -8,25 +8,32 @@ Axes: as in `expected_jobs`.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.expected_jobs import (
+    NO_COMMAND,
+    SHORTEST_MEMORY_S,
     USABLE_CAPACITY,
     ExpectedJobs,
+    Forecast,
+    displaced_promises,
     expected_jobs,
+    forecast,
     free_space,
-    most_promises,
+    num_memories,
 )
 from elasticflow.shared.scheduling.availability import fill_many_jobs
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
-from elasticflow.shared.scheduling.jobs.job_table import Levels, SchedulableJob, levels_of
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.demand import Demand
 
 FEWEST_SUBMISSIONS = 4
@@ -43,25 +50,19 @@ USUAL_WINDOW = 0.9
 HORIZON = 2.0
 """The buckets end after so many times the longest promise, or window of this part of the recent submissions."""
 LONGEST_S = 2.0**32
-NO_COMMAND = -1
 
 Submitted = tuple[float, float]
 """Least GPU-seconds of a submission, and seconds to its deadline."""
-
-
-class _Space(NamedTuple):
-    """What promises leave. unpriced_B: GPU-seconds by a bucket's end that cost nothing."""
-
-    edges_T: Floats
-    space_BB: Floats
-    unpriced_B: Floats
+Levels = tuple[tuple[int, float, float], ...]
+"""GPUs, iterations/s, and seconds of a resize to each useful level of a job."""
 
 
 class AdmissionPricing:
     """Prices at one instant.
 
     coming: the commands of this decision that are still undecided. They count as demand for each other. decided:
-    submissions at this instant that are not in the demand yet.
+    submissions at this instant that are not in the demand yet. knows_enough: whether enough submissions were observed
+    to set prices at all.
     """
 
     def __init__(
@@ -76,34 +77,34 @@ class AdmissionPricing:
         newest = np.array(demand.newest, np.float64).reshape(-1, 3)
         now = np.array([(now_s, *each) for each in decided if each[0] < math.inf], np.float64).reshape(-1, 3)
         self._history_H = np.concatenate((older_demand(demand.full) if older is None else older, newest, now))
-        self._num_submissions = len(self._history_H) + len(coming)
-        self._coming = [submitted for submitted in coming if submitted[0] < math.inf]
+        self.knows_enough = len(self._history_H) + len(coming) >= FEWEST_SUBMISSIONS
+        coming = [submitted for submitted in coming if submitted[0] < math.inf]
+        self._command_of = {asked: command for command, asked in reversed(list(enumerate(coming)))}
+        self._coming_C2 = np.array(coming, np.float64).reshape(-1, 2)
+        self._window_s_N = np.sort(np.concatenate((self._history_H[:, 2], self._coming_C2[:, 1])))
         self.now_s = now_s
-        self._since_s = now_s if demand.since_s is None else demand.since_s
+        since_s = now_s if demand.since_s is None else demand.since_s
+        self._observed_s = max(now_s - since_s, SHORTEST_MEMORY_S)
+        self._forecast: Forecast | None = None
         self._left_P, self._window_s_P = _promised(plan.table.jobs, plan.promised, now_s)
         self._num_gpus = plan.num_gpus
-        self._spaces = dict[int, _Space]()
-        self._expected = dict[int, ExpectedJobs]()
-        self._promises = dict[tuple[float, int, int], Floats]()
-
-    @property
-    def knows_enough(self) -> bool:
-        """Whether enough submissions were observed to set prices at all."""
-        return self._num_submissions >= FEWEST_SUBMISSIONS
+        self._prices = dict[int, _Prices]()
 
     def displaced_promises(self, job: SchedulableJob) -> float:
         """How many expected promises the job displaces. It does not compete with itself."""
-        return float(self._displaced_by(submitted(job, self.now_s)).sum())
+        asked = submitted(job, self.now_s)
+        return float(self._for(asked).displaced_by(asked).sum()) if self._is_priced(asked) else 0.0
 
     def most_displaced_within_s(self, job: SchedulableJob) -> tuple[float, float]:
         """The bucket of time in which most of the displaced promises are due: from when until when."""
         asked = submitted(job, self.now_s)
-        edges_T, bucket = self._space(self._itself(asked)).edges_T, int(self._displaced_by(asked).argmax())
-        return self.now_s + float(edges_T[bucket]), self.now_s + float(edges_T[bucket + 1])
+        prices = self._for(asked)
+        bucket = int(prices.displaced_by(asked).argmax()) if self._is_priced(asked) else 0
+        return self.now_s + float(prices.edges_T[bucket]), self.now_s + float(prices.edges_T[bucket + 1])
 
     def is_overpriced(self, job: SchedulableJob) -> bool:
         """Whether the job displaces more than its value."""
-        return self.displaced_promises(job) > MOST_DISPLACED
+        return self._is_overpriced(submitted(job, self.now_s))
 
     def price_limit_gpu_seconds(self, job: SchedulableJob) -> float:
         """GPU-seconds for which a job with this window is taken; inf if this job is taken.
@@ -114,10 +115,9 @@ class AdmissionPricing:
         if displaced <= MOST_DISPLACED:
             return math.inf
         asked = submitted(job, self.now_s)
-        edges_T, space_BB, _ = self._space(self._itself(asked))
-        needed, bucket = _within_buckets(edges_T, asked)
-        space = max(float(space_BB[0, bucket:].min()), 0.0)
-        return asked[0] * min(needed, space) / (needed * displaced)
+        prices = self._for(asked)
+        needed, bucket = prices.within_buckets(asked)
+        return asked[0] * min(needed, prices.space_by(bucket)) / (needed * displaced)
 
     def first_affordable_s(self, job: SchedulableJob, from_s: float, within_s: float) -> float | None:
         """The first deadline from `from_s` on, in whole seconds, at which the job is not overpriced; None if there is
@@ -125,13 +125,15 @@ class AdmissionPricing:
 
         within_s: the precision in seconds, at least 1.
         """
+        levels, now_s = _levels_of(job), self.now_s
 
         def is_overpriced(more_s: float) -> bool:
-            return self.is_overpriced(replace(job, deadline_s=from_s + more_s))
+            window_s = from_s + more_s - now_s
+            return self._is_overpriced((_least_gpu_seconds(levels, job.remaining_iterations, window_s), window_s))
 
         low_s, high_s = 0.0, 0.0
         while is_overpriced(high_s):
-            low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - self.now_s), 60.0)
+            low_s, high_s = high_s, 2.0 * high_s if high_s > 0.0 else max(math.ceil(from_s - now_s), 60.0)
             if high_s > LONGEST_S:
                 return None
         while high_s - low_s > within_s:
@@ -139,66 +141,105 @@ class AdmissionPricing:
             low_s, high_s = (middle_s, high_s) if is_overpriced(middle_s) else (low_s, middle_s)
         return from_s + high_s
 
-    def _displaced_by(self, asked: Submitted) -> Floats:
-        """By the bucket in which they are due."""
-        if not self.knows_enough or not math.isfinite(asked[0]):
-            return np.zeros(NUM_BUCKETS)
-        itself = self._itself(asked)
-        edges_T, _, unpriced_B = self._space(itself)
-        needed, bucket = _within_buckets(edges_T, asked)
-        if needed <= unpriced_B[: bucket + 1].max():
-            return np.zeros(NUM_BUCKETS)
-        return self._promises_beside(0.0, 0, itself) - self._promises_beside(needed, bucket, itself)
+    def _is_priced(self, asked: Submitted) -> bool:
+        return self.knows_enough and asked[0] < math.inf
 
-    def _promises_beside(self, needed: float, bucket: int, itself: int) -> Floats:
-        """How many expected promises can be kept beside these GPU-seconds by the end of a bucket."""
-        key = (needed, bucket, itself)
-        if key not in self._promises:
-            space_BB = self._space(itself).space_BB
-            self._promises[key] = most_promises(space_BB, self._expected_beside(itself), needed, bucket)
-        return self._promises[key]
+    def _is_overpriced(self, asked: Submitted) -> bool:
+        return self._is_priced(asked) and self._for(asked).is_overpriced(asked)
 
-    def _itself(self, asked: Submitted) -> int:
-        """Which undecided command asks for this."""
-        return self._coming.index(asked) if asked in self._coming else NO_COMMAND
-
-    def _expected_beside(self, itself: int) -> ExpectedJobs:
-        """The other undecided commands, and as many later ones as the history and these lead to expect."""
-        if itself not in self._expected:
-            coming_C, history_H = self._demand_beside(itself)
-            edges_T = self._space(itself).edges_T
-            self._expected[itself] = expected_jobs(history_H, coming_C, edges_T, self.now_s, self._since_s)
-        return self._expected[itself]
-
-    def _demand_beside(self, itself: int) -> tuple[Floats, Floats]:
-        """The other undecided commands, and the history with these."""
-        others = [each for index, each in enumerate(self._coming) if index != itself]
-        coming_C = np.array(others, np.float64).reshape(-1, 2)
-        return coming_C, np.concatenate((self._history_H, np.insert(coming_C, 0, self.now_s, axis=1)))
-
-    def _space(self, itself: int) -> _Space:
-        """In buckets that reach beyond the usual deadlines."""
-        if itself not in self._spaces:
-            _, history_H = self._demand_beside(itself)
-            usual_s = float(np.quantile(history_H[:, 2], USUAL_WINDOW)) if len(history_H) else 0.0
+    def _for(self, asked: Submitted) -> "_Prices":
+        """For the undecided command that asks for this, if any: it does not compete with itself."""
+        itself = self._command_of.get(asked, NO_COMMAND)
+        prices = self._prices.get(itself)
+        if prices is None:
+            usual_s = self._usual_window_s(itself)
             edges_T = _edges(HORIZON * max(self._window_s_P.max(initial=0.0), usual_s, FIRST_BUCKET_S))
             space_BB = free_space(edges_T, self._left_P, self._window_s_P, self._num_gpus)
-            unpriced_B = space_BB[0] - (USABLE_CAPACITY - IDLE_UTILIZATION) * self._num_gpus * edges_T[1:]
-            self._spaces[itself] = _Space(edges_T, space_BB, unpriced_B)
-        return self._spaces[itself]
+            prices = _Prices(edges_T, space_BB, self._num_gpus, partial(self._expected, itself, edges_T))
+            self._prices[itself] = prices
+        return prices
+
+    def _usual_window_s(self, itself: int) -> float:
+        """The quantile `USUAL_WINDOW` of the windows of all submissions but one."""
+        windows_s, left_out = self._window_s_N, len(self._window_s_N)
+        if itself != NO_COMMAND:
+            left_out = int(windows_s.searchsorted(self._coming_C2[itself, 1]))
+        last = len(windows_s) - (itself != NO_COMMAND) - 1
+        if last < 0:
+            return 0.0
+        low, part = divmod(USUAL_WINDOW * last, 1.0)
+        low_s, high_s = (float(windows_s[at + (at >= left_out)]) for at in (int(low), min(int(low) + 1, last)))
+        return low_s + (high_s - low_s) * part
+
+    def _expected(self, itself: int, edges_T: Floats) -> ExpectedJobs:
+        if self._forecast is None:
+            longest_s = HORIZON * max(self._window_s_P.max(initial=0.0), self._window_s_N.max(initial=FIRST_BUCKET_S))
+            self._forecast = forecast(self._history_H, self._coming_C2, self.now_s, num_memories(longest_s))
+        return expected_jobs(self._forecast, itself, edges_T, self._observed_s)
+
+
+class _Prices:
+    """The prices for one command, or for all that are no command of this decision.
+
+    Each price that is computed bounds others, because less work, and a later deadline, displace no more.
+    within_B: GPU-seconds by a bucket's end that are known to be affordable. beyond_B: that are known to be overpriced.
+    """
+
+    def __init__(self, edges_T: Floats, space_BB: Floats, num_gpus: int, expected: Callable[[], ExpectedJobs]) -> None:
+        self.edges_T, self._space_BB = edges_T, space_BB
+        self._expected = expected
+        self._known: ExpectedJobs | None = None
+        self._displaced = dict[tuple[float, int], Floats]()
+        unpriced_B = space_BB[0] - (USABLE_CAPACITY - IDLE_UTILIZATION) * num_gpus * edges_T[1:]
+        self._unpriced_B: list[float] = np.maximum.accumulate(unpriced_B).tolist()
+        self._within_B, self._beyond_B = self._unpriced_B.copy(), [math.inf] * NUM_BUCKETS
+        self._edges: list[float] = edges_T.tolist()
+
+    def is_overpriced(self, asked: Submitted) -> bool:
+        needed, bucket = self.within_buckets(asked)
+        if needed <= self._within_B[bucket]:
+            return False
+        if needed >= self._beyond_B[bucket]:
+            return True
+        displaced = float(self._displaced_within(needed, bucket).sum())
+        if displaced > MOST_DISPLACED:
+            for earlier in range(bucket + 1):
+                self._beyond_B[earlier] = min(self._beyond_B[earlier], needed)
+        else:
+            for later in range(bucket, NUM_BUCKETS):
+                self._within_B[later] = max(self._within_B[later], needed)
+        return displaced > MOST_DISPLACED
+
+    def displaced_by(self, asked: Submitted) -> Floats:
+        """By the bucket in which they are due."""
+        needed, bucket = self.within_buckets(asked)
+        if needed <= self._unpriced_B[bucket]:
+            return np.zeros(NUM_BUCKETS)
+        return self._displaced_within(needed, bucket)
+
+    def within_buckets(self, asked: Submitted) -> tuple[float, int]:
+        """The GPU-seconds of a job within all buckets, and the last bucket that ends in its window."""
+        least, window_s = asked
+        bucket = bisect_right(self._edges, window_s) - 2
+        within = self._edges[-1] / window_s if window_s > self._edges[-1] else 1.0
+        return least * within, min(max(bucket, 0), NUM_BUCKETS - 1)
+
+    def space_by(self, bucket: int) -> float:
+        """The GPU-seconds that a job due by the end of a bucket can use at most."""
+        return max(float(self._space_BB[0, bucket:].min()), 0.0)
+
+    def _displaced_within(self, needed: float, bucket: int) -> Floats:
+        key = (needed, bucket)
+        if key not in self._displaced:
+            if self._known is None:
+                self._known = self._expected()
+            self._displaced[key] = displaced_promises(self._space_BB, self._known, needed, bucket)
+        return self._displaced[key]
 
 
 def _edges(longest_s: float) -> Floats:
     growth = (longest_s / FIRST_BUCKET_S) ** (1.0 / (NUM_BUCKETS - 1))
     return np.array([0.0, *(FIRST_BUCKET_S * growth**bucket for bucket in range(NUM_BUCKETS))])
-
-
-def _within_buckets(edges_T: Floats, asked: Submitted) -> tuple[float, int]:
-    """The GPU-seconds of a job within all buckets, and the last bucket that ends in its window."""
-    least, window_s = asked
-    bucket = int(edges_T.searchsorted(window_s, side="right")) - 2
-    within = float(edges_T[-1]) / window_s if window_s > edges_T[-1] else 1.0
-    return least * within, min(max(bucket, 0), NUM_BUCKETS - 1)
 
 
 def submitted(job: SchedulableJob, now_s: float) -> Submitted:
@@ -208,7 +249,7 @@ def submitted(job: SchedulableJob, now_s: float) -> Submitted:
 
 def least_gpu_seconds(job: SchedulableJob, now_s: float) -> float:
     """GPU-seconds to meet the deadline alone, at one constant number of GPUs; inf if none is fast enough."""
-    return _least_gpu_seconds(levels_of(job), job.remaining_iterations, job.deadline_s - now_s)
+    return _least_gpu_seconds(_levels_of(job), job.remaining_iterations, job.deadline_s - now_s)
 
 
 def older_demand(full: tuple[tuple[float, ...], ...]) -> Floats:
@@ -216,14 +257,20 @@ def older_demand(full: tuple[tuple[float, ...], ...]) -> Floats:
     return np.fromiter(chain(*full), np.float64).reshape(-1, 3)
 
 
-@compiled
 def _least_gpu_seconds(levels: Levels, left: float, window_s: float) -> float:
-    least = np.inf
-    for level in range(levels.num_gpus_L.shape[0]):
-        num_gpus, rate = levels.num_gpus_L[level], levels.rates_L[level]
-        if left * num_gpus < least * rate and left / rate + levels.costs_L[level] <= window_s:
+    least = math.inf
+    for num_gpus, rate, cost_s in levels:
+        if left * num_gpus < least * rate and left / rate + cost_s <= window_s:
             least = left * num_gpus / rate
     return least
+
+
+def _levels_of(job: SchedulableJob) -> Levels:
+    return job.curve.derived(_levels, job.resize_cost)
+
+
+def _levels(curve: ScalingCurve, cost: ResizeCost) -> Levels:
+    return tuple((level, curve.rate_by_num_gpus[level], cost.seconds(level)) for level in curve.levels)
 
 
 @compiled

@@ -198,11 +198,6 @@ class Levels(NamedTuple):
     moved_L: Floats
 
 
-def levels_of(job: SchedulableJob) -> Levels:
-    """The useful levels of the curve of a job."""
-    return job.curve.derived(_levels, job.resize_cost, job.reserve_nodes, job.notice_s)
-
-
 def _levels(curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float) -> Levels:
     """Each failure costs one stop; the worst case is the level with the longest stop among those up to each level."""
     rates_L = np.array([curve.rate_by_num_gpus[level] for level in curve.levels])
