@@ -86,7 +86,7 @@ def _is_allocated(state: PoolState, job: Job) -> bool:
 
 def _num_free(state: PoolState) -> Counter[str]:
     """GPUs by type that no job holds."""
-    free = num_gpus_by_recorded_type(state)
+    free = Counter(num_gpus_by_recorded_type(state))
     for job in state.live_jobs.values():
         free[spec_of(job).gpu_type] -= len(counted_gpus(state, job))
         free.subtract(_held_of_others(state, job))

@@ -12,6 +12,7 @@ so an older message means the same as before.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from elasticflow.shared.frozen_values import fast_replace, memoize_last
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -89,14 +90,14 @@ def _num_gpus_by_recorded_type(nodes: Map[str, NodeState], gpu_types: tuple[str,
     for node in nodes.values():
         if node.takes_jobs:
             num_gpus["" if gpu_types[:1] == (node.gpu_type,) else node.gpu_type] += node.num_gpus
-    return num_gpus
+    return MappingProxyType(num_gpus)  # callers share it; types without nodes have 0
 
 
 def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
     """Those that have enough GPUs now."""
     num_gpus = num_gpus_by_recorded_type(state)
     least = spec.gpu_range.least
-    return [each for each in accepted_types(state, spec) if num_gpus.get(each, 0) >= least]
+    return [each for each in accepted_types(state, spec) if num_gpus[each] >= least]
 
 
 def num_added_by_type(state: PoolState, job: Job) -> dict[str, int]:

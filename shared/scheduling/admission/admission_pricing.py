@@ -163,7 +163,8 @@ class AdmissionPricing:
         """The quantile `USUAL_WINDOW` of the windows of all submissions but one."""
         windows_s, left_out = self._window_s_N, len(self._window_s_N)
         if itself != NO_COMMAND:
-            left_out = int(windows_s.searchsorted(self._coming_C2[itself, 1]))
+            own_s: float = self._coming_C2[itself, 1]
+            left_out = int(np.searchsorted(windows_s, own_s))
         last = len(windows_s) - (itself != NO_COMMAND) - 1
         if last < 0:
             return 0.0
