@@ -11,7 +11,9 @@ from elasticflow.shared.state.pool import PoolState, spec_of
 
 def allocated_mix(state: PoolState, job: Job) -> Mapping[str, tuple[int, ...]]:
     """The virtual nodes of each of its GPUs by recorded type, its own type first; empty if it has one type only."""
-    counts, own = state.virtual_nodes_by_type.get(job.job_id, {}), spec_of(job).gpu_type
+    if job.job_id not in state.virtual_nodes_by_type:
+        return {}
+    counts, own = state.virtual_nodes_by_type[job.job_id], spec_of(job).gpu_type
     fits = len(counts.get(own, ())) == job.num_gpus > 0 and any(map(any, counts.values()))
     if job.phase is not Phase.ADMITTED or not fits or not any(counts[other] for other in counts if other != own):
         return {}

@@ -30,6 +30,8 @@ def allocated_shares(state: PoolState) -> dict[str, int]:
 
 def exceeds_pool(state: PoolState, shares: Mapping[str, int]) -> bool:
     """Whether the allocation names more GPUs of a type than there are: the allocator does not know of a loss yet."""
+    if len(state.gpu_types) <= 1:
+        return sum(shares.values()) > state.num_gpus
     wanted = Counter[str]()
     for job in state.live_jobs.values():
         wanted[spec_of(job).gpu_type] += shares[job.job_id]
@@ -64,12 +66,15 @@ def _is_due(state: PoolState, job: Job, num_gpus: int) -> bool:
     is_outdated = (job.broken or job.has_outdated_spec) and bool(job.gpus)
     if is_outdated or (state.draining and not state.draining.isdisjoint(nodes_of(job.gpus))):
         return True
-    return len(job.own_gpus) != num_gpus or placed_mix(state, job) != allocated_mix(state, job)
+    if len(job.gpus) - job.num_added_gpus != num_gpus:
+        return True
+    may_be_mixed = job.num_added_gpus > 0 or job.job_id in state.virtual_nodes_by_type
+    return may_be_mixed and placed_mix(state, job) != allocated_mix(state, job)
 
 
 def _waits_for_other_type(state: PoolState, job: Job) -> bool:
     """Whether its GPU type has changed and the allocator does not know yet. Until then its workers train."""
-    return bool(job.gpus) and not job.own_gpus and not job.num_gpus and not _is_allocated(state, job)
+    return not job.num_gpus and bool(job.gpus) and not job.own_gpus and not _is_allocated(state, job)
 
 
 def _is_switching_undisturbed(job: Job, now_s: float) -> bool:
@@ -89,7 +94,8 @@ def _num_free(state: PoolState) -> Counter[str]:
     free = Counter(num_gpus_by_recorded_type(state))
     for job in state.live_jobs.values():
         free[spec_of(job).gpu_type] -= len(counted_gpus(state, job))
-        free.subtract(_held_of_others(state, job))
+        if job.num_added_gpus:
+            free.subtract(_held_of_others(state, job))
     return free
 
 

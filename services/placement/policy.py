@@ -121,13 +121,12 @@ def _placed_on_type(
     last = cache.last_positions(topology)
     if not due and not any_spread(last, {job.job_id: job.own_gpus for job in unplanned}):
         return Placement(gpus_by_job={}, migrated=())
-    wanted = {job.job_id: shares[job.job_id] if job.job_id in due else len(counted_gpus(state, job)) for job in jobs}
-    current = {
-        job.job_id: job.own_gpus if job.job_id in due and not job.reserved_gpus else counted_gpus(state, job)
-        for job in jobs
-    }
-    wanted |= {job_id: len(gpus) for job_id, gpus in joined.items()}
-    current |= joined
+    current = {**{job.job_id: counted_gpus(state, job) for job in jobs}, **joined}
+    wanted = {job_id: len(gpus) for job_id, gpus in current.items()}
+    for job in map(state.live_jobs.__getitem__, due):
+        wanted[job.job_id] = shares[job.job_id]
+        if not job.reserved_gpus:
+            current[job.job_id] = job.own_gpus
     slow = slow_gpus_at(state, now_s)
 
     @remember

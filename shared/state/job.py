@@ -166,7 +166,7 @@ class Job:
     @property
     def own_gpus(self) -> tuple[GpuId, ...]:
         """Those of its own type, in rank order: its share."""
-        return self.gpus[: len(self.gpus) - self.num_added_gpus]
+        return self.gpus[: len(self.gpus) - self.num_added_gpus] if self.num_added_gpus else self.gpus
 
     @property
     def added_gpus(self) -> tuple[GpuId, ...]:
@@ -233,7 +233,7 @@ def nodes_of(gpus: Iterable[GpuId]) -> tuple[str, ...]:
 
 def has_workers_on(job: Job, node_id: str) -> bool:
     """Whether workers of this job run on the node, or must still end there."""
+    if any(stopping.node_id == node_id for stopping in job.stopping):
+        return True
     previous_gpus = job.previous_generation.gpus if job.previous_generation is not None else ()
-    return any(gpu.node_id == node_id for gpu in (*job.gpus, *previous_gpus)) or any(
-        stopping.node_id == node_id for stopping in job.stopping
-    )
+    return any(gpu.node_id == node_id for gpu in (*job.gpus, *previous_gpus))

@@ -186,7 +186,8 @@ class PoolState:
 
 def profiling_jobs(live_jobs: Map[str, Job]) -> tuple[Job, ...]:
     """The jobs that wait for a throughput profile, the oldest first."""
-    waiting = [job for job in live_jobs.values() if job.phase is Phase.PROFILING]
+    profiling = Phase.PROFILING  # looked up once: this passes over all jobs in each decision
+    waiting = [job for job in live_jobs.values() if job.phase is profiling]
     return tuple(sorted(waiting, key=lambda job: (job.decided_sequence, job.job_id)))
 
 

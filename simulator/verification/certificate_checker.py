@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from elasticflow.shared.messages import rejection
 from elasticflow.simulator.verification.certificates import (
@@ -24,6 +25,7 @@ from elasticflow.simulator.verification.certificates import (
 )
 
 _UNIT_BITS = 1074
+_Floats = npt.NDArray[np.float64]
 _ROUNDING = 1e-9  # relative; the sums behind a rejection lose far less
 _Prices = Sequence[rejection.PricedInterval]
 _Hull = tuple[Level, list[Level], list[tuple[int, float]]]
@@ -34,17 +36,20 @@ class Checker:
 
     def __init__(self) -> None:
         self._promises: dict[str, Promise] = {}
+        self._held: dict[str, _Floats] = {}  # by job: start_s, end_s, GPUs of each segment
 
     def check_promises(self, certificate: PromiseCertificate) -> list[str]:
         """Check that each new or changed schedule keeps its promise, and that all schedules fit together."""
         problems: list[str] = []
         for job_id in certificate.ended:
             self._promises.pop(job_id, None)
+            self._held.pop(job_id, None)
         for promise in certificate.promises:
             job = promise.job
             known = self._promises.get(job.job_id, promise).job
             problem = _amended(known, job) or _broken(promise, certificate.now_s)
             self._promises[job.job_id] = promise
+            self._held[job.job_id] = np.array(promise.schedule, np.float64).reshape(-1, 3)
             if problem is not None:
                 problems.append(f"{job.job_id}: {problem}")
         return problems + list(self._overdraft(certificate.now_s, certificate.num_gpus, certificate.later))
@@ -63,10 +68,12 @@ class Checker:
 
     def _overdraft(self, now_s: float, num_gpus: int, later: Sequence[GpusFrom]) -> Iterator[str]:
         """The instant from `now_s` on at which most GPUs are missing, if any are. GPUs that are gone count as held."""
-        segments = [segment for promise in self._promises.values() for segment in promise.schedule]
-        if segments:
-            segments += [Held(from_s, math.inf, gone) for from_s, gone in _gone(num_gpus, later)]
-            start_s, end_s, gpus = np.array(segments).T  # numbers of GPUs are exact as floats
+        if self._held:
+            missing = [Held(from_s, math.inf, gone) for from_s, gone in _gone(num_gpus, later)]
+            held_and_gone = [*self._held.values(), np.array(missing, np.float64).reshape(-1, 3)]
+            start_s, end_s, gpus = np.concatenate(held_and_gone).T  # numbers of GPUs are exact as floats
+            if not len(start_s):
+                return
             instants_s = np.maximum(np.concatenate((start_s, end_s)), now_s)
             order = np.argsort(instants_s)
             instants_s, held = instants_s[order], np.cumsum(np.concatenate((gpus, -gpus))[order])

@@ -10,9 +10,10 @@ next loss voids all promises again, and a rejection that cannot be proved counts
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elasticflow.shared.frozen_values import memoize_last
 from elasticflow.shared.messages.events import (
     AllocationDecided,
     GpuTypeChanged,
@@ -24,9 +25,11 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import InfeasibleProgram, OverloadedInterval, Unproven
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import NodeState, PoolState, spec_of
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     GpusFrom,
@@ -43,8 +46,12 @@ _NEVER_S = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class _Certified:
-    """The last checked state of a promised job, and the GPUs that its schedule plans until changes_s."""
+    """The last checked state of a promised job, and the GPUs that its schedule plans until changes_s.
 
+    job: that has this state; None: just admitted.
+    """
+
+    job: Job | None
     state: tuple[object, ...]
     schedule: tuple[Held, ...]
     num_gpus: int
@@ -67,10 +74,11 @@ class TraceVerification:
         self._ended: list[str] = []  # since the last certificate
         self._lost_at_s: dict[str, float] = {}  # the last time, by node
         self._announced_s: dict[str, float] = {}  # when its end was last announced or moved, by node
+        self._nodes: Map[str, NodeState] | None = None  # of which losses and ends are counted
         self.certificates_checked = self.certificate_failures = self.unproven = 0
         self.failures: list[str] = []
 
-    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+    def decided(self, before: PoolState, events: Sequence[PlanEvent], now_s: float) -> None:
         """Check every event of a decision that admits, rejects or allocates."""
         self._forget(before, now_s)
         for event in events:
@@ -129,7 +137,18 @@ class TraceVerification:
 
         While the jobs of that moment live, the reserve may be in use.
         """
-        nodes = state.nodes.values()
+        is_void = self._is_void(state, now_s) if state.nodes is not self._nodes else False
+        ended = [job_id for job_id in self._certified if is_void or job_id not in state.live_jobs]
+        for job_id in ended:
+            del self._certified[job_id]
+        self._ended += ended
+        if ended or self._void or self._exposed:
+            self._void = {job_id for job_id in (*self._void, *ended) if job_id in state.live_jobs}
+            self._exposed = {job_id for job_id in (*self._void, *self._exposed) if job_id in state.live_jobs}
+
+    def _is_void(self, state: PoolState, now_s: float) -> bool:
+        """Whether changes of nodes since the last decision make all promises void."""
+        self._nodes, nodes = state.nodes, state.nodes.values()
         lost_at_s = {node.node_id: node.since_s for node in nodes if not node.alive and not node.left}
         is_news = not lost_at_s.items() <= self._lost_at_s.items()
         self._lost_at_s |= lost_at_s
@@ -137,13 +156,7 @@ class TraceVerification:
         is_announced = not announced_s.items() <= self._announced_s.items()
         self._announced_s |= announced_s
         num_down = sum(node_id in lost_at_s or now_s < at_s + OUTAGE_S for node_id, at_s in self._lost_at_s.items())
-        void = is_announced or (is_news and num_down > (0 if self._exposed else state.config.reserve_nodes))
-        ended = [job_id for job_id in self._certified if void or job_id not in state.live_jobs]
-        for job_id in ended:
-            del self._certified[job_id]
-        self._ended += ended
-        self._void = {job_id for job_id in (*self._void, *ended) if job_id in state.live_jobs}
-        self._exposed = {job_id for job_id in (*self._void, *self._exposed) if job_id in state.live_jobs}
+        return is_announced or (is_news and num_down > (0 if self._exposed else state.config.reserve_nodes))
 
     # -- admissions and allocations ----------------------------------------------------------------------
 
@@ -152,7 +165,8 @@ class TraceVerification:
         promises: list[Promise] = []
         for job_id, certified in tuple(self._certified.items()):
             steps, job = planned.get(job_id), state.live_jobs[job_id]
-            if steps is not None or now_s >= certified.changes_s or state_of(job) != certified.state:
+            is_as_checked = job is certified.job or state_of(job) == certified.state
+            if steps is not None or now_s >= certified.changes_s or not is_as_checked:
                 promises.append(self._promise(state, job_id, steps, now_s))
         return promises
 
@@ -171,7 +185,7 @@ class TraceVerification:
         job = state.live_jobs.get(job_id)
         known = self._certified.get(job_id)
         schedule = known.schedule if known and steps is None else tuple(map(Held._make, segments(steps or ())))
-        self._certified[job_id] = _Certified(state_of(job), schedule, *_held_at(schedule, now_s))
+        self._certified[job_id] = _Certified(job, state_of(job), schedule, *_held_at(schedule, now_s))
         return Promise(job=self._jobs.at(job_id, job, now_s), schedule=schedule)
 
     def _check(self, promises: Iterable[Promise], now_s: float, gpus: tuple[GpusFrom, ...]) -> list[str]:
@@ -237,19 +251,24 @@ def _held_at(schedule: tuple[Held, ...], now_s: float) -> tuple[int, float]:
 
 
 def _gpus_until_ends(state: PoolState, reserve_nodes: int) -> tuple[GpusFrom, ...]:
+    return _gpus_of(state.nodes, state.config.leave_s, reserve_nodes)
+
+
+@memoize_last
+def _gpus_of(nodes: Map[str, NodeState], leave_s: float, reserve_nodes: int) -> tuple[GpusFrom, ...]:
     """GPUs left when the largest nodes are down, as many as the pool reserves for, while each node has not ended.
 
     A node ends `leave_s` before the end that it has announced: then its jobs have to move.
     """
     there = [
         (math.inf if node.until_s is None else node.until_s, node.num_gpus)
-        for node in state.nodes.values()
+        for node in nodes.values()
         if node.alive and not node.draining
     ]
-    num_down = sum(not node.alive and not node.left for node in state.nodes.values())
+    num_down = sum(not node.alive and not node.left for node in nodes.values())
     reserved = max(reserve_nodes - num_down, 0)
     steps = list[GpusFrom]()
     for from_s in (-math.inf, *sorted({until_s for until_s, _ in there} - {math.inf})):
         sizes = sorted(num_gpus for until_s, num_gpus in there if until_s > from_s)
-        steps.append(GpusFrom(from_s - state.config.leave_s, sum(sizes[: max(len(sizes) - reserved, 0)])))
+        steps.append(GpusFrom(from_s - leave_s, sum(sizes[: max(len(sizes) - reserved, 0)])))
     return tuple(steps)

@@ -63,7 +63,8 @@ class VerificationByType:
 
     def _check(self, before: PoolState, events: Sequence[PlanEvent], now_s: float) -> None:
         for verification, part, recorded in self._parts(before):
-            verification.decided(part, tuple(_of_type(part, recorded, events)), now_s)
+            of_type = events if part is before else tuple(_of_type(part, recorded, events))
+            verification.decided(part, of_type, now_s)
 
     def _parts(self, state: PoolState) -> Iterator[tuple[TraceVerification, PoolState, str]]:
         by_recorded = parts(state)

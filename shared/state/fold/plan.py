@@ -8,7 +8,7 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.jobs import alive, all_stopping, state_holders, workers_on
 from elasticflow.shared.state.fold.profiles import probed
 from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
-from elasticflow.shared.state.job import Job, Phase, StoppingWorkers
+from elasticflow.shared.state.job import Job, Phase, StoppingWorkers, nodes_of
 from elasticflow.shared.state.pool import MAX_DECIDED_COMMANDS, PoolState, spec_of
 
 
@@ -60,7 +60,7 @@ def placed(state: PoolState, event: events.PlacementDecided) -> PoolState:
 
 
 def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> Job:
-    alive_everywhere = all(alive(state, gpu.node_id) for gpu in placement.gpus)
+    alive_everywhere = all(alive(state, node_id) for node_id in nodes_of(placement.gpus))
     switches = alive_everywhere and _switches(state, job, placement, decided)
     return fast_replace(
         job,

@@ -108,14 +108,20 @@ def checkpoint_completed(job: Job, event: events.CheckpointWritten | events.Chec
 
 
 def workers_stopped(job: Job, event: events.WorkersStopped) -> Job:
-    gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
-    if gone not in job.stopping:
+    left = _still_stopping(job, event)
+    if len(left) == len(job.stopping):
         return job
-    job = fast_replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    job = fast_replace(job, stopping=left)
     if event.iteration is None or event.generation <= job.void_generation:
         return job
     job = checkpointed(job, event.iteration)
-    return job if job.training_generation is not None else fast_replace(job, iteration=job.checkpoint_iteration)
+    if job.iteration == job.checkpoint_iteration or job.training_generation is not None:
+        return job
+    return fast_replace(job, iteration=job.checkpoint_iteration)
+
+
+def _still_stopping(job: Job, stopped: events.WorkersStopped) -> tuple[StoppingWorkers, ...]:
+    return tuple(s for s in job.stopping if s.node_id != stopped.node_id or s.generation != stopped.generation)
 
 
 def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequence: int) -> PoolState:
@@ -212,6 +218,5 @@ def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
     job = state.ended_jobs.get(event.job_id) if isinstance(event, events.WorkersStopped) else None
     if job is None or not isinstance(event, events.WorkersStopped):
         return state
-    gone = StoppingWorkers(generation=event.generation, node_id=event.node_id)
-    job = fast_replace(job, stopping=tuple(s for s in job.stopping if s != gone))
+    job = fast_replace(job, stopping=_still_stopping(job, event))
     return fast_replace(state, ended_jobs=state.ended_jobs.set(job.job_id, job))
