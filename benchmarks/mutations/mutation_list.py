@@ -62,7 +62,7 @@ _LEDGER = (
         file="shared/runtime/service/command_queue.py",
         old="        return self._folded().decision_on(pending.position)\n",
         new="        return None\n",
-        tests=(f"{_SERVICE}/test_repeats.py",),
+        tests=(f"{_SERVICE}/test_command_queue.py",),
         loses="a command that the queue delivers again takes effect again",
     ),
     Mutation(

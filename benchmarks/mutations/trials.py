@@ -1,7 +1,8 @@
 """Tries mutations on a copy of the tree: the tests pass on the copy, and fail once it is mutated.
 
 The copy has the files of the working tree that git knows or does not ignore; the checkout itself stays as it is. The
-scheduler's loops run interpreted, because each mutation of them would have to be compiled again.
+scheduler's loops run interpreted, because each mutation of them would have to be compiled again. Their numbers are then
+of numpy's types, so a test that writes them into the ledger of a real host fails.
 """
 
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.mutations.mutation_list import Mutation
 
-TIMEOUT_S = 60  # of one test: a mutated loop may never end
+TIMEOUT_S = 300  # of one test: a mutated loop may never end, and the machine may be busy
 _OPTIONS = (
     "-x",
     "-q",

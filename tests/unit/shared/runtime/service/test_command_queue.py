@@ -1,7 +1,7 @@
 """Commands between their pull and their acknowledgement."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,21 +11,24 @@ from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob, id_of
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import MessageRejected, WorkersStopped
+from elasticflow.shared.messages.events import MessageRejected, PlanDecided, QueuePosition, WorkersStopped
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, ANSWER_TO, HOLD_S, CommandQueue
+from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import submit
 from tests.support.virtual_clock import VirtualClock
 
 
 @asynccontextmanager
-async def queue_with(*commands: SubmitJob | CancelJob) -> AsyncIterator[CommandQueue]:
-    """It has pulled them all."""
+async def queue_with(
+    *commands: SubmitJob | CancelJob, folded: Callable[[], PoolState] = PoolState
+) -> AsyncIterator[CommandQueue]:
+    """It has pulled them all. folded: the state of its replica."""
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
@@ -33,9 +36,7 @@ async def queue_with(*commands: SubmitJob | CancelJob) -> AsyncIterator[CommandQ
         data = codec.encode(command, id=str(number), recorded_at_s=0.0)
         await bus.append(subjects.submit(command.tenant, "p"), data, message_id=str(number))
     all_here = asyncio.Event()
-    queue = CommandQueue(
-        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
-    )
+    queue = CommandQueue(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, folded)
     running = asyncio.create_task(queue.run())
     await all_here.wait()
     yield queue
@@ -205,6 +206,18 @@ async def test_a_tenant_with_many_commands_does_not_delay_that_of_another() -> N
             taken.append([id_of(pending.command) for pending in first])
             queue.settled(first)
     assert taken == [["flood-0"], ["late"], ["flood-1", "later"], [f"flood-{number}" for number in range(2, 6)]]
+
+
+async def test_a_command_that_has_a_decision_is_a_repeat_and_not_taken_again() -> None:
+    again, new = submit("a"), submit("b")
+    decided = PlanDecided(
+        service="admission", based_on=4, now_s=0.0, queue_positions=(QueuePosition(1, 0.0),), events=()
+    )
+    state = ledger_fold.evolve(PoolState(sequence=4), decided, 5)
+    async with queue_with(again, new, folded=lambda: state) as queue:
+        assert [pending.command for pending in queue.take(8)] == [new]
+        ((sequence, repeats),) = queue.repeats().items()
+        assert (sequence, [pending.command for pending in repeats]) == (5, [again])
 
 
 async def test_one_decision_takes_one_command_about_each_job() -> None:
