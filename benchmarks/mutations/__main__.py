@@ -75,7 +75,7 @@ def _where() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
-    changed = ", with changes" if git("status", "--porcelain") else ""
+    changed = ", with changes" if git("status", "--porcelain", "--", *MEASURED) else ""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     return f"commit {git('rev-parse', '--short', 'HEAD')}{changed}; {machine}"
 
