@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.mutations.mutation_list import Mutation
 
-TIMEOUT_S = 300  # of one test: a mutated loop may never end, and the machine may be busy
+TIMEOUT_S = 120  # of one test: a mutated loop may never end, and the machine may be busy
 _OPTIONS = (
     "-x",
     "-q",

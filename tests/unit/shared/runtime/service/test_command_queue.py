@@ -56,30 +56,29 @@ class Refused:
 @asynccontextmanager
 async def refused(tenant: str, data: bytes, answer_to: str = "") -> AsyncIterator[Refused]:
     """What becomes of bytes that came on the subject of a tenant. answer_to: the inbox of which it tells."""
-    bus = MemoryBus(clock=VirtualClock())
+    answered, news = list[str](), asyncio.Event()
+
+    class RecordingBus(MemoryBus):
+        async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+            answered.append(subject)
+
+    bus = RecordingBus(clock=VirtualClock())
     await bus.ensure_pool("p")
-    published, answered, first = await bus.subscribe(">"), list[str](), asyncio.Event()
-
-    async def listen() -> None:
-        async for message in published:
-            answered.append(message.subject)
-            first.set()
-
+    bus.broker.stream(streams.submit_stream("p")).on_settle = lambda record: news.set()
     await bus.append(subjects.submit(tenant, "p"), data, message_id="command", headers={ANSWER_TO: answer_to})
     queue = CommandQueue(
-        bus, "p", "admission", VirtualClock(), get_log("test"), Metrics("admission", "p"), lambda: None, PoolState
+        bus, "p", "admission", VirtualClock(), get_log("test"), Metrics("admission", "p"), news.set, PoolState
     )
-    running = {asyncio.create_task(queue.run()), asyncio.create_task(listen())}
-    await first.wait()
+    running = asyncio.create_task(queue.run())
+    await news.wait()  # it has left the queue, or waits for a decision
     letters = bus.broker.stream(streams.dead_letter_stream("p"))
     yield Refused(
         queue,
         [(letter.data, letters.headers[sequence]["Ef-Reason"]) for sequence, letter in letters.messages.items()],
         answered,
     )
-    for task in running:
-        task.cancel()
-    await asyncio.wait(running)
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_a_command_in_the_name_of_another_tenant_is_refused() -> None:
