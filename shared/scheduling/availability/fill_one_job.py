@@ -149,7 +149,7 @@ def earliest_end_s(
     may_move = jobs.moves_s.shape[0] > 0
     for cap in range(num_caps - 1, -1, -1):
         loses_less = cap == num_caps - 1 or jobs.lost_JL[job, cap] < jobs.lost_JL[job, cap + 1]
-        loses_less |= may_move and jobs.moved_JL[job, cap] < jobs.moved_JL[job, cap + 1]
+        loses_less = loses_less or (may_move and jobs.moved_JL[job, cap] < jobs.moved_JL[job, cap + 1])
         if not loses_less and count != TOO_MANY:
             continue  # the allowance for failures is too large; otherwise fewer GPUs never end sooner
         count = fill(availability, jobs, job, cap, by_s, out, memory)

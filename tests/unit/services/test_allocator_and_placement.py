@@ -212,3 +212,14 @@ def test_padding_gives_its_gpus_back_as_soon_as_another_job_can_use_them() -> No
     history.decided(ADMISSION, submit("free", job_class=JobClass.BEST_EFFORT, deadline_s=None))
     (after,) = history.decided(ALLOCATOR)
     assert after.num_gpus_by_job == {"free": 1}
+
+
+def test_padding_takes_no_gpu_from_a_longer_job_that_can_use_it() -> None:
+    history = pool(1)
+    history.decided(
+        ADMISSION,
+        submit("padding", job_class=JobClass.PADDING, deadline_s=None, max_iterations=10),
+        submit("free", job_class=JobClass.BEST_EFFORT, deadline_s=None, max_iterations=1_000),
+    )
+    planned(history)
+    assert shares(history) == {"free": 1, "padding": 0}

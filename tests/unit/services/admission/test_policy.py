@@ -244,10 +244,11 @@ def test_cancel_ends_a_live_job_once_and_gives_its_capacity_back() -> None:
 
 
 def test_another_tenant_cannot_cancel() -> None:
-    history = pool(1)
-    history.decided(POLICY, submit("a"))
+    history = pool(2)
+    assert isinstance(only(history.decided(POLICY, submit("a"))), events.JobAdmitted)
     refused = only(history.decided(POLICY, CancelJob(job_id="a", tenant="thief")))
     assert isinstance(refused, events.CancelRejected)
+    assert "no such job" in refused.explanation
 
 
 def test_a_quote_is_what_would_be_admitted_at_once() -> None:

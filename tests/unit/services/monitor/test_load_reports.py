@@ -52,6 +52,7 @@ def test_the_progress_of_a_padding_load_is_reported_now_and_then_and_its_end_onc
     assert monitor.counted((0, 4), after_s=8.0) == [progressed(5, 8.0)]
     assert monitor.state.pool.loads["a"].counted == ((0, 4),)
     monitor.then(events.LoadSealed(load_id="a", num_tasks=6, at_s=NOW_S + 8.0))
+    assert monitor.counted((0, 4), after_s=8.2) == [], "one task has no result"
     finished = events.LoadFinished(load_id="a", num_results=6, at_s=NOW_S + 8.5)
     assert monitor.counted((0, 5), after_s=8.5) == [finished]
     assert monitor.counted((0, 5), after_s=20.0) == []

@@ -94,6 +94,18 @@ def test_a_job_leaves_added_gpus_to_a_job_of_their_type_in_one_decision() -> Non
     assert job(history).previous_generation is not None, "its workers need not stop"
 
 
+def test_no_gpu_joins_two_jobs() -> None:
+    history = training(slow=3).then(admitted("b"))
+    mixes = {"a": {"": (3, 3), "P100": (1, 1)}, "b": {"": (3, 3), "P100": (1,)}}
+    event = replace(allocation(2, 0, b=2), virtual_nodes_by_type=mixes)
+    based_on = history.state.sequence
+    history.then(PlanDecided(service="allocator", based_on=based_on, now_s=NOW_S, events=(event,)))
+    history.decided(POLICY, now_s=NOW_S + 5.0)
+    a, b = job(history), job(history, "b")
+    assert (len(a.added_gpus), len(b.added_gpus)) == (2, 1)
+    assert len({*a.gpus, *b.gpus}) == 7
+
+
 def test_counts_that_do_not_fit_the_share_are_not_placed() -> None:
     uneven = replace(allocation(2, 2), num_gpus_by_job={"a": 1})
     history = training().then(uneven)

@@ -39,7 +39,7 @@ def packed(value: object) -> bytes:
 
 
 def shared_pool() -> History:
-    """Two tenants with a job each, quotas, curves and a slow GPU."""
+    """Two tenants with a job each, quotas, curves, GPU limits and a slow GPU."""
     history = pool(
         4,
         4,
@@ -58,13 +58,15 @@ def shared_pool() -> History:
     history.then(events.PlanDecided(service="placement", based_on=5, now_s=NOW_S, events=(placed,)))
     history.started("line").started("secret-project")
     return history.then(
-        events.WorkerLagged(job_id="secret-project", generation=1, rank=0, slowdown=2.0, at_s=NOW_S + 1.0)
+        events.WorkerLagged(job_id="secret-project", generation=1, rank=0, slowdown=2.0, at_s=NOW_S + 1.0),
+        events.GpuLimitsSet(job_id="secret-project", min_gpus=None, max_gpus=4, until_s=None, at_s=NOW_S + 1.0),
     )
 
 
 def test_no_byte_of_a_view_names_another_tenant_or_its_jobs() -> None:
     state = shared_pool().state
     assert state.nodes["node-1"].slow_gpus
+    assert set(state.gpu_limits) == {"secret-project"}
     part = tenant_parts(state)["acme"]
     assert set(part.live_jobs) == {"line"}
     for written in (repr(part), repr(pool_part(state))):

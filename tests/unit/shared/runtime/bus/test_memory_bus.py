@@ -115,6 +115,26 @@ async def test_a_renewal_whose_answer_comes_after_the_lease_has_run_out_is_repor
     await asyncio.gather(holding, return_exceptions=True)
 
 
+async def test_a_lease_counts_from_its_request() -> None:
+    """The server counts from a later instant, so that no other candidate holds it at the same time."""
+    clock = VirtualClock()
+
+    class SlowBus(MemoryBus):
+        async def put_value(self, *args: Any, **changes: Any) -> int:
+            revision = await super().put_value(*args, **changes)
+            await clock.advance_to(4.0)
+            return revision
+
+    bus = SlowBus(clock=clock)
+    await bus.ensure_pool("p")
+    lease = Lease(bus, "p", "lead", "one", ttl_s=lambda: 10, clock=clock)
+    assert await lease.try_acquire()
+    await clock.advance_to(9.9)
+    assert lease.held
+    await clock.advance_to(10.0)
+    assert not lease.held
+
+
 async def test_a_request_times_out_by_the_clock() -> None:
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)

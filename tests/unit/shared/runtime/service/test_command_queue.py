@@ -1,8 +1,9 @@
 """Commands between their pull and their acknowledgement."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,20 +11,24 @@ from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob, id_of
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import MessageRejected, WorkersStopped
+from elasticflow.shared.messages.events import MessageRejected, PlanDecided, QueuePosition, WorkersStopped
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
-from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, CommandQueue
+from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, ANSWER_TO, HOLD_S, CommandQueue
+from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import submit
 from tests.support.virtual_clock import VirtualClock
 
 
 @asynccontextmanager
-async def queue_with(*commands: SubmitJob | CancelJob) -> AsyncIterator[CommandQueue]:
-    """It has pulled them all."""
+async def queue_with(
+    *commands: SubmitJob | CancelJob, folded: Callable[[], PoolState] = PoolState
+) -> AsyncIterator[CommandQueue]:
+    """It has pulled them all. folded: the state of its replica."""
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
@@ -31,12 +36,94 @@ async def queue_with(*commands: SubmitJob | CancelJob) -> AsyncIterator[CommandQ
         data = codec.encode(command, id=str(number), recorded_at_s=0.0)
         await bus.append(subjects.submit(command.tenant, "p"), data, message_id=str(number))
     all_here = asyncio.Event()
-    queue = CommandQueue(
-        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
-    )
+    queue = CommandQueue(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, folded)
     running = asyncio.create_task(queue.run())
     await all_here.wait()
     yield queue
+    running.cancel()
+    await asyncio.wait({running})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """dead_letters: bytes and reason. answered: the subjects on which an answer was published."""
+
+    queue: CommandQueue
+    dead_letters: list[tuple[bytes, str]]
+    answered: list[str]
+
+
+@asynccontextmanager
+async def refused(tenant: str, data: bytes, answer_to: str = "") -> AsyncIterator[Refused]:
+    """What becomes of bytes that came on the subject of a tenant. answer_to: the inbox of which it tells."""
+    answered, news = list[str](), asyncio.Event()
+
+    class RecordingBus(MemoryBus):
+        async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+            answered.append(subject)
+
+    bus = RecordingBus(clock=VirtualClock())
+    await bus.ensure_pool("p")
+    bus.broker.stream(streams.submit_stream("p")).on_settle = lambda record: news.set()
+    await bus.append(subjects.submit(tenant, "p"), data, message_id="command", headers={ANSWER_TO: answer_to})
+    queue = CommandQueue(
+        bus, "p", "admission", VirtualClock(), get_log("test"), Metrics("admission", "p"), news.set, PoolState
+    )
+    running = asyncio.create_task(queue.run())
+    await news.wait()  # it has left the queue, or waits for a decision
+    letters = bus.broker.stream(streams.dead_letter_stream("p"))
+    yield Refused(
+        queue,
+        [(letter.data, letters.headers[sequence]["Ef-Reason"]) for sequence, letter in letters.messages.items()],
+        answered,
+    )
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_command_in_the_name_of_another_tenant_is_refused() -> None:
+    """A server lets a tenant publish on its own subject only, whatever the message says."""
+    data = codec.encode(submit("a", tenant="victim"), id="command", recorded_at_s=0.0)
+    async with refused("mallory", data) as found:
+        assert found.queue.take(1) == ()
+        assert found.dead_letters == [(data, "tenant: 'victim' may not publish on the subject of 'mallory'")]
+
+
+async def test_unreadable_bytes_are_kept_with_the_reason() -> None:
+    async with refused("lab", b"{", "_INBOX.lab") as found:
+        ((data, reason),) = found.dead_letters
+        assert data == b"{"
+        assert reason.startswith("neither msgpack nor JSON")
+
+
+async def test_a_sender_cannot_have_its_answer_sent_to_another_tenant() -> None:
+    """A service may publish on all answer subjects."""
+    data = codec.encode(submit("a", tenant="victim"), id="command", recorded_at_s=0.0)
+    async with refused("mallory", data, subjects.answer("victim", "p", "a")) as found:
+        assert found.answered == [subjects.answer("mallory", "p", "a")]
+
+
+async def test_a_replica_that_may_not_decide_leaves_its_commands_to_others_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("elasticflow.shared.runtime.service.command_queue.MAX_PENDING", 1)  # it asks for no other one
+    clock, is_fit, news = VirtualClock(), True, asyncio.Event()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    queue = CommandQueue(
+        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, PoolState, lambda: is_fit
+    )
+    running = asyncio.create_task(queue.run())
+    data = codec.encode(submit("a"), id="command", recorded_at_s=0.0)
+    await bus.append(subjects.submit("lab", "p"), data, message_id="command")
+    await news.wait()
+    other = await bus.work("p", "admission", ack_wait_s=ACK_WAIT_S)
+    await clock.advance_to(HOLD_S)  # it says that it still has the command
+    is_fit = False
+    await clock.advance_to(2 * HOLD_S)
+    (item,) = await other.pull(1, 0.0)
+    assert item.data == data
+    assert queue.take(1) == ()
     running.cancel()
     await asyncio.wait({running})
 
@@ -118,6 +205,18 @@ async def test_a_tenant_with_many_commands_does_not_delay_that_of_another() -> N
             taken.append([id_of(pending.command) for pending in first])
             queue.settled(first)
     assert taken == [["flood-0"], ["late"], ["flood-1", "later"], [f"flood-{number}" for number in range(2, 6)]]
+
+
+async def test_a_command_that_has_a_decision_is_a_repeat_and_not_taken_again() -> None:
+    again, new = submit("a"), submit("b")
+    decided = PlanDecided(
+        service="admission", based_on=4, now_s=0.0, queue_positions=(QueuePosition(1, 0.0),), events=()
+    )
+    state = ledger_fold.evolve(PoolState(sequence=4), decided, 5)
+    async with queue_with(again, new, folded=lambda: state) as queue:
+        assert [pending.command for pending in queue.take(8)] == [new]
+        ((sequence, repeats),) = queue.repeats().items()
+        assert (sequence, [pending.command for pending in repeats]) == (5, [again])
 
 
 async def test_one_decision_takes_one_command_about_each_job() -> None:

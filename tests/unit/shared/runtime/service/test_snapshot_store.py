@@ -77,3 +77,10 @@ async def test_a_reader_takes_the_snapshot_that_replaced_the_one_it_was_told_of(
 async def test_a_snapshot_that_the_ledger_does_not_name_is_not_read(bus: MemoryBus) -> None:
     await bus.put_object(streams.snapshot_bucket(POOL), "saved-" + "0" * 64, snapshot_store.encode(snapshot(1)))
     assert await loaded(bus) is None
+
+
+async def test_a_snapshot_that_was_replaced_under_its_name_is_not_read(bus: MemoryBus) -> None:
+    await snapshot_store.save(bus, POOL, snapshot(1), NOW_S)
+    (name,) = objects(bus)
+    await bus.put_object(streams.snapshot_bucket(POOL), name, snapshot_store.encode(snapshot(7)))
+    assert await loaded(bus) is None

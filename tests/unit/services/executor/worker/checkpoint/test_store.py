@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def test_state_comes_back_and_two_are_kept(tmp_path):
     assert newest_iteration(store, at_least=30) == 30
     assert newest_iteration(store, at_least=31) is None
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")), len(list(tmp_path.glob("*.ckpt")))))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    written = CheckpointStore(tmp_path, generation=1).save(10, state(10))
+    (of_content, of_folder) = synced
+    assert (of_content[0].suffix, of_content[1]) == (".unfinished", 0)
+    assert of_folder == (tmp_path, 1)
+    assert list(tmp_path.iterdir()) == [written.file]
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: data + b"x"])

@@ -120,6 +120,11 @@ def test_compute_times_are_per_sample_where_workers_have_unequal_numbers_of_virt
     assert slow_s == pytest.approx([0.8, 0.8, 1.6, 0.8])
 
 
+def test_a_mean_counts_samples_and_not_virtual_nodes():
+    members = GenerationMembers(None, VirtualNodes(count=2, global_batch_size=3))
+    assert members.means([[3.0], [6.0]]) == pytest.approx([5.0]), "the second one has two of three samples"
+
+
 @pytest.mark.parametrize("counts", [(), (5, 0, 2, 1), (0, 0, 0, 8), (1, 1, 1, 5)])
 def test_means_do_not_depend_on_the_numbers_of_virtual_nodes(counts):
     """21 samples: the virtual nodes have two or three."""

@@ -1,0 +1,128 @@
+"""Tries mutations of the system on a temporary copy of the tree: a fast test must catch each of them.
+
+Exits 1 if one survives, if one does not apply to the source any more, or if its tests fail without it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mutations.mutation_list import MUTATIONS, Mutation
+from benchmarks.mutations.trials import Copy, FailsUnmutated, Trial, files_of
+
+ROOT = Path(__file__).resolve().parents[2]
+MEASURED = ("elasticflow", "services", "shared", "simulator", "tests")  # the folders
+HEADER = "| mutation | in | a user would lose | caught by | CPU s |\n|---|---|---|---|---|"
+
+
+def row(trial: Trial) -> str:
+    """Of the table. Only the name of the test: its file is among those of the mutation."""
+    mutation = trial.mutation
+    caught = f"**{trial.problem.splitlines()[0]}**" if trial.problem else f"`{_code(trial.caught_by.split('/')[-1])}`"
+    return f"| {mutation.name} | `{mutation.file}` | {mutation.loses} | {caught} | {trial.cpu_s:.1f} |"
+
+
+def page(trials: Sequence[Trial], where: str) -> str:
+    """The results, in Markdown. where: commit and machine."""
+    num_caught = f"{sum(not trial.problem for trial in trials)} of {len(trials)}"
+    cpu_s = sum(trial.cpu_s for trial in trials)
+    rows = "\n".join(map(row, trials))
+    return f"""# Mutations that the tests catch
+
+`python -m benchmarks.mutations --out benchmarks/results/mutations.md` wrote this page. It applies each mutation to a
+copy of the tree, runs the named tests until the first one fails, and restores the copy. Before that, all of these tests
+pass on the copy. The scheduler's loops run interpreted, so that no mutation of them is compiled.
+
+Measured: {where}; the folders {", ".join(f"`{folder}`" for folder in MEASURED)}.
+**{num_caught} mutations are caught**, in {cpu_s:.0f} seconds of CPU beside the run on the unchanged copy.
+A mutation that survives, or does not apply any more, makes the command fail.
+
+{HEADER}
+{rows}
+"""
+
+
+def as_json(trials: Iterable[Trial], where: str) -> dict[str, Any]:
+    return {
+        "measured": where,
+        "mutations": [
+            {
+                "name": trial.mutation.name,
+                "file": trial.mutation.file,
+                "loses": trial.mutation.loses,
+                "caught_by": trial.caught_by,
+                "problem": trial.problem,
+                "cpu_s": round(trial.cpu_s, 2),
+            }
+            for trial in trials
+        ],
+    }
+
+
+def _code(text: str) -> str:
+    """Within a cell of a table."""
+    return text.replace("|", "\\|")
+
+
+def _where() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+    changed = ", with changes" if git("status", "--porcelain", "--", *MEASURED) else ""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return f"commit {git('rev-parse', '--short', 'HEAD')}{changed}; {machine}"
+
+
+def _chosen(names: Sequence[str]) -> list[Mutation]:
+    return [mutation for mutation in MUTATIONS if not names or mutation.name in names]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        action="append",
+        default=[],
+        choices=[mutation.name for mutation in MUTATIONS],
+        help="try this one; may be repeated (default: all)",
+    )
+    parser.add_argument("--list", action="store_true", help="print the names, and try none")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page of results to this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, as JSON")
+    options = parser.parse_args(arguments)
+    chosen = _chosen(options.only)
+    if options.list:
+        print("\n".join(f"{mutation.name}: {mutation.loses}" for mutation in chosen))
+        return 0
+    where, trials = _where(), list[Trial]()
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copy = Copy(ROOT, files_of(ROOT), Path(folder))
+        try:
+            copy.check(chosen)
+        except FailsUnmutated as error:
+            print(error, file=sys.stderr)
+            return 1
+        print(HEADER, flush=True)
+        for mutation in chosen:
+            trials.append(trial := copy.trial(mutation))
+            print(row(trial), flush=True)
+    if options.out:
+        options.out.write_text(page(trials, where))
+    if options.json:
+        options.json.write_text(json.dumps(as_json(trials, where), indent=1) + "\n")
+    for trial in trials:
+        if trial.problem:
+            print(f"{trial.mutation.name}: {trial.problem}", file=sys.stderr)
+    return int(any(trial.problem for trial in trials))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

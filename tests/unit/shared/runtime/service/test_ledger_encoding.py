@@ -1,0 +1,55 @@
+"""Which message belongs on which subject of the ledger, and which is the same as another."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import PlanDecided, WorkersStopped
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.service.ledger_encoding import event_id, read_message
+from elasticflow.shared.state.fold.ledger_fold import Unreadable
+
+DECISION = PlanDecided(service="placement", based_on=1, now_s=0.0, events=())
+STOPPED = WorkersStopped(job_id="a", generation=1, node_id="n", at_s=0.0)
+
+
+def read(message: Any, subject: str) -> Any:
+    data = codec.encode(message, id="1", recorded_at_s=0.0)
+    return read_message(LedgerRecord(sequence=1, subject=subject, message_id="1", stored_at_s=0.0, data=data))
+
+
+@pytest.mark.parametrize(
+    ("message", "subject"),
+    [
+        (DECISION, subjects.plan("p")),
+        (STOPPED, subjects.job("p", "a", "n")),
+        (STOPPED, subjects.job("p", "a")),  # of older executors
+    ],
+)
+def test_a_message_on_its_subject_is_read(message: Any, subject: str) -> None:
+    assert read(message, subject) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "subject", "on_plan"),
+    [
+        (DECISION, subjects.job("p", "a", "n"), False),  # it would evade the compare-and-set of the plan
+        (STOPPED, subjects.plan("p"), True),
+        (STOPPED, subjects.job("p", "b", "n"), False),
+        (STOPPED, subjects.job("p", "a", "m"), False),  # of another node
+    ],
+)
+def test_a_message_on_another_subject_is_not_read(message: Any, subject: str, on_plan: bool) -> None:
+    unread = read(message, subject)
+    assert isinstance(unread, Unreadable)
+    assert unread.on_plan is on_plan
+    assert "has no place on" in unread.problems[0]
+
+
+def test_an_event_that_is_reported_later_again_is_the_same_message() -> None:
+    """So the server stores it once, however often an executor reports it."""
+    assert event_id(replace(STOPPED, at_s=9.0)) == event_id(STOPPED)
+    assert event_id(replace(STOPPED, generation=2)) != event_id(STOPPED)

@@ -1,0 +1,32 @@
+"""Virtual time of the trace-driven simulation."""
+
+from elasticflow.simulator.engine.event_queue import Engine
+
+
+def test_time_never_goes_backwards() -> None:
+    engine, seen = Engine(10.0), list[tuple[str, float]]()
+
+    def note(name: str) -> None:
+        seen.append((name, engine.now_s))
+
+    def schedule_the_past() -> None:
+        note("first")
+        engine.at(5.0, lambda: note("past"))
+        engine.after(0.0, lambda: note("now"))
+
+    engine.at(30.0, lambda: note("last"))
+    engine.at(20.0, schedule_the_past)
+    engine.run(100.0)
+    assert seen == [("first", 20.0), ("past", 20.0), ("now", 20.0), ("last", 30.0)]
+
+
+def test_a_run_ends_at_its_end_and_goes_on_from_there() -> None:
+    engine, seen = Engine(0.0), list[float]()
+    for at_s in (3.0, 1.0, 2.0):
+        engine.at(at_s, lambda: seen.append(engine.now_s))
+    engine.run(2.0)
+    assert seen == [1.0, 2.0]
+    engine.run(9.0, done=lambda: True)
+    assert seen == [1.0, 2.0]
+    engine.run(9.0)
+    assert seen == [1.0, 2.0, 3.0]
