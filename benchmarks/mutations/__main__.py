@@ -5,17 +5,17 @@ Exits 1 if one survives, if one does not apply to the source any more, or if its
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from benchmarks.mutations.mutation_list import MUTATIONS, Mutation
 from benchmarks.mutations.trials import Copy, FailsUnmutated, Trial, files_of
+from benchmarks.regressions.pages import current_commit
+from benchmarks.report import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ("elasticflow", "services", "shared", "simulator", "tests")  # the folders
@@ -29,29 +29,32 @@ def row(trial: Trial) -> str:
     return f"| {mutation.name} | `{mutation.file}` | {mutation.loses} | {caught} | {trial.cpu_s:.1f} |"
 
 
-def page(trials: Sequence[Trial], where: str) -> str:
-    """The results, in Markdown. where: commit and machine."""
+def page(trials: Sequence[Trial], commit: str) -> str:
+    """The results, in Markdown."""
     num_caught = f"{sum(not trial.problem for trial in trials)} of {len(trials)}"
     cpu_s = sum(trial.cpu_s for trial in trials)
     rows = "\n".join(map(row, trials))
     return f"""# Mutations that the tests catch
 
+- Measured on {date.today()} at `{commit}`: {", ".join(f"`{folder}`" for folder in MEASURED)}.
+
 `python -m benchmarks.mutations --out benchmarks/results/mutations.md` wrote this page. It applies each mutation to a
 copy of the tree, runs the named tests until the first one fails, and restores the copy. Before that, all of these tests
 pass on the copy. The scheduler's loops run interpreted, so that no mutation of them is compiled.
 
-Measured: {where}; the folders {", ".join(f"`{folder}`" for folder in MEASURED)}.
-**{num_caught} mutations are caught**, in {cpu_s:.0f} seconds of CPU beside the run on the unchanged copy.
-A mutation that survives, or does not apply any more, makes the command fail.
+On {machine()}, **{num_caught} mutations are caught**, in {cpu_s:.0f} seconds of CPU beside the run on the
+unchanged copy. A mutation that survives, or does not apply any more, makes the command fail.
 
 {HEADER}
 {rows}
 """
 
 
-def as_json(trials: Iterable[Trial], where: str) -> dict[str, Any]:
+def as_json(trials: Iterable[Trial], commit: str) -> dict[str, Any]:
     return {
-        "measured": where,
+        "date": f"{date.today()}",
+        "commit": commit,
+        "machine": machine(),
         "mutations": [
             {
                 "name": trial.mutation.name,
@@ -69,15 +72,6 @@ def as_json(trials: Iterable[Trial], where: str) -> dict[str, Any]:
 def _code(text: str) -> str:
     """Within a cell of a table."""
     return text.replace("|", "\\|")
-
-
-def _where() -> str:
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-    changed = ", with changes" if git("status", "--porcelain", "--", *MEASURED) else ""
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    return f"commit {git('rev-parse', '--short', 'HEAD')}{changed}; {machine}"
 
 
 def _chosen(names: Sequence[str]) -> list[Mutation]:
@@ -102,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{mutation.name}: {mutation.loses}" for mutation in chosen))
         return 0
-    where, trials = _where(), list[Trial]()
+    commit, trials = current_commit(), list[Trial]()
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copy = Copy(ROOT, files_of(ROOT), Path(folder))
         try:
@@ -115,9 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trials.append(trial := copy.trial(mutation))
             print(row(trial), flush=True)
     if options.out:
-        options.out.write_text(page(trials, where))
+        options.out.write_text(page(trials, commit))
     if options.json:
-        options.json.write_text(json.dumps(as_json(trials, where), indent=1) + "\n")
+        options.json.write_text(json.dumps(as_json(trials, commit), indent=1) + "\n")
     for trial in trials:
         if trial.problem:
             print(f"{trial.mutation.name}: {trial.problem}", file=sys.stderr)
