@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,10 @@ class Row(NamedTuple):
 
 
 RowsOf = Callable[[Any], Iterable[Row]]  # of what a part measured
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 def machine() -> str:

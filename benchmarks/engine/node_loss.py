@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.engine.parts import Row, in_ms, table_of
+from benchmarks.report import today
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.process.logs import configure_logs
 from tests.support.fault_evidence import Step, steps
@@ -135,7 +136,7 @@ def main(
     """Measure how long survivors stand still. Exit code 1 if a repeat misses the goal."""
     configure_logs(level="error")
     measured = asyncio.run(measure_node_losses(repeats, seed=seed, placement_chance=placement_chance))
-    result = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "torch": torch.__version__, "seed": seed, **measured}
+    result = {"date": today(), "torch": torch.__version__, "seed": seed, **measured}
     table = table_of(f"{repeats} losses of a node: ms to the next step", "", "p50", "p99", "worst", "goal", "above it")
     for name in ("begun", "ended"):
         numbers = result[name]

@@ -9,7 +9,6 @@ sample seen as often.
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from benchmarks.engine.sensitive import (
 from benchmarks.engine.smooth import Smooth
 from benchmarks.engine.stage import Outcome, Played, play_all
 from benchmarks.engine.transports import TransportName
+from benchmarks.report import today
 from elasticflow import ElasticJob
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -212,7 +212,7 @@ def main(
     if fast:
         rows.append(asyncio.run(prove_fast(range(first, first + fast), **where)))
     result = {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "date": today(),
         "torch": torch.__version__,
         "rows": rows,
     }

@@ -30,6 +30,7 @@ from benchmarks.engine.playing import CHANCES, Kind, Player, schedule
 from benchmarks.engine.schedules import JOBS, spec_of
 from benchmarks.engine.stage import stage
 from benchmarks.engine.transports import TransportName
+from benchmarks.report import today
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 _STEP_S = 0.1  # of one worker: slow steps leave the cores to the switches, which are measured
@@ -144,7 +145,7 @@ def main(
 ) -> None:
     configure_logs(level="error")
     result = {
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "date": today(),
         "torch": torch.__version__,
         "seed": seed,
         "transport": transport.value,

@@ -8,14 +8,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 from benchmarks.mutations.mutation_list import MUTATIONS, Mutation
 from benchmarks.mutations.trials import Copy, FailsUnmutated, Trial, files_of
 from benchmarks.regressions.pages import current_commit
-from benchmarks.report import machine
+from benchmarks.report import machine, today
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ("elasticflow", "services", "shared", "simulator", "tests")  # the folders
@@ -36,7 +35,7 @@ def page(trials: Sequence[Trial], commit: str) -> str:
     rows = "\n".join(map(row, trials))
     return f"""# Mutations that the tests catch
 
-- Measured on {date.today()} at `{commit}`: {", ".join(f"`{folder}`" for folder in MEASURED)}.
+- Measured on {today()} at `{commit}`: {", ".join(f"`{folder}`" for folder in MEASURED)}.
 
 `python -m benchmarks.mutations --out benchmarks/results/mutations.md` wrote this page. It applies each mutation to a
 copy of the tree, runs the named tests until the first one fails, and restores the copy. Before that, all of these tests
@@ -52,7 +51,7 @@ unchanged copy. A mutation that survives, or does not apply any more, makes the 
 
 def as_json(trials: Iterable[Trial], commit: str) -> dict[str, Any]:
     return {
-        "date": f"{date.today()}",
+        "date": today(),
         "commit": commit,
         "machine": machine(),
         "mutations": [

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -30,9 +29,8 @@ from benchmarks.regressions.ratios import (
     read_recorded,
     record,
 )
-from benchmarks.report import Measured, machine, where_and_when
+from benchmarks.report import Measured, machine, today, where_and_when
 from benchmarks.scheduling.workers import new_workers
-from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 RATIOS = pages.RESULTS / "ratios.json"
@@ -115,9 +113,8 @@ def _measured(name: PartName, repeats: int) -> dict[str, Ratio]:
 
 
 def _recorded(commit: str, of_part: Sequence[Compared]) -> Recorded:
-    today = datetime.fromtimestamp(SystemClock().now_s(), UTC).date()
     ratios = {each.what: each.measured for each in of_part if each.measured}
-    return Recorded(date=str(today), commit=commit, machine=machine(), ratios=ratios)
+    return Recorded(date=today(), commit=commit, machine=machine(), ratios=ratios)
 
 
 # --- what is shown -------------------------------------------------------------------------------------
