@@ -1,4 +1,4 @@
-"""No promise rests on a node beyond its announced end, and each node is empty when it ends (docs/adr/0072)."""
+"""No promise rests on a node beyond its announced end, and each node is empty when it ends (record 72)."""
 
 import os
 
