@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elasticflow.shared.errors import TooLarge
@@ -123,10 +123,11 @@ def test_fields_of_a_later_writer_are_passed_over(message: Any, name: str) -> No
     assert codec.decode(msgpack.packb(envelope)).message == message
 
 
-@given(message=messages(), version=st.integers() | st.none() | st.text(max_size=5) | st.booleans())
+@given(version=st.integers() | st.none() | st.text(max_size=5) | st.booleans())
+@example(version=CancelJob.VERSION + 1)
 @examples(100)
-def test_unknown_versions_are_refused(message: Any, version: Any) -> None:
-    if type(version) is int and 1 <= version <= type(message).VERSION:
+def test_unknown_versions_are_refused(version: Any) -> None:
+    if type(version) is int and 1 <= version <= CancelJob.VERSION:
         return  # this one, or an older one that is still read
     with pytest.raises(Undecodable):
         codec.decode(json.dumps(plain(CancelJob(job_id="a", tenant="b")) | {"version": version}).encode())
