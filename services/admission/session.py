@@ -105,8 +105,11 @@ class AdmissionSession:
             return self
         is_rush = max(len(self.submitted), self.num_rejections + 1) > MAX_FULL_SEARCHES
         ready = self.with_plan()
-        effort = {"max_jobs": FEW_JOBS, "budget": FILLINGS_IN_A_RUSH} if is_rush else {}
-        return fast_replace(ready, search=AdmissionSearch(ready.plan, **effort))
+        if is_rush:
+            search = AdmissionSearch(ready.plan, FEW_JOBS, budget=FILLINGS_IN_A_RUSH)
+        else:
+            search = AdmissionSearch(ready.plan)
+        return fast_replace(ready, search=search)
 
     def with_pricing(self) -> "AdmissionSession":
         """With the prices that follow from recent demand, where admission is selective."""

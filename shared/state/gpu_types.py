@@ -38,7 +38,11 @@ def shown_type(state: PoolState, recorded: str) -> str:
 
 def as_recorded(state: PoolState, gpu_type: str) -> str:
     """How specs and events name this type: "" for the first."""
-    return "" if state.gpu_types[:1] == (gpu_type,) else gpu_type
+    return _as_recorded(state.gpu_types, gpu_type)
+
+
+def _as_recorded(gpu_types: tuple[str, ...], gpu_type: str) -> str:
+    return "" if gpu_types[:1] == (gpu_type,) else gpu_type
 
 
 def spec_on(state: PoolState, spec: JobSpec, gpu_type: str) -> JobSpec:
@@ -89,15 +93,14 @@ def _num_gpus_by_recorded_type(nodes: Map[str, NodeState], gpu_types: tuple[str,
     num_gpus = Counter[str]()
     for node in nodes.values():
         if node.takes_jobs:
-            num_gpus["" if gpu_types[:1] == (node.gpu_type,) else node.gpu_type] += node.num_gpus
+            num_gpus[_as_recorded(gpu_types, node.gpu_type)] += node.num_gpus
     return MappingProxyType(num_gpus)  # callers share it; types without nodes have 0
 
 
 def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
     """Those that have enough GPUs now."""
     num_gpus = num_gpus_by_recorded_type(state)
-    least = spec.gpu_range.least
-    return [each for each in accepted_types(state, spec) if num_gpus[each] >= least]
+    return [each for each in accepted_types(state, spec) if num_gpus[each] >= spec.gpu_range.least]
 
 
 def num_added_by_type(state: PoolState, job: Job) -> dict[str, int]:

@@ -80,18 +80,15 @@ def _as_submitted(
     sessions: SessionsByType, submission: Submission, chosen: str, answer: AdmissionEvent, refused: Refusals
 ) -> AdmissionEvent:
     """The decision for the ledger: the user's spec and the type; of a rejection also the demand on the other types."""
-    if not isinstance(answer, JobAdmitted | JobRejected):
-        return answer
-    if answer.spec is not submission.spec or answer.gpu_type != chosen:
-        answer = replace(answer, spec=submission.spec, gpu_type=chosen)
     if isinstance(answer, JobAdmitted):
+        return replace(answer, spec=submission.spec, gpu_type=chosen)
+    if not isinstance(answer, JobRejected):
         return answer
     others = {gpu_type: refusal for gpu_type, refusal in refused.items() if gpu_type != chosen}
     elsewhere = {
         gpu_type: refusal.least_gpu_seconds for gpu_type, refusal in others.items() if refusal.least_gpu_seconds
     }
-    if elsewhere:
-        answer = replace(answer, least_elsewhere=elsewhere)
+    answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
     why_not = (*_offered_elsewhere(sessions, others), *why_not_elsewhere(sessions.state, submission.spec))
     if not others and not why_not:
         return answer

@@ -66,9 +66,9 @@ def known_curve(
 
     own: reported speeds of the job itself.
     """
-    measured = state.curves.get(spec.profile_key)
-    if measured is None or not measured.complete:
+    if not profile_known(state, spec):
         return None
+    measured = state.curves[spec.profile_key]
     most = largest_level(state, spec)
     points = tuple(sorted((n, rate) for n, rate in measured.iterations_per_s.items() if n <= most))
     factor = confidence_factor(state.config, measured.speed, own)

@@ -91,17 +91,15 @@ def with_profile(state: PoolState, spec: JobSpec) -> PoolState:
     Admission needs them before its decision, too.
     """
     state = with_own_curves(state, spec)
-    gpu_range, measured_key = spec.gpu_range, spec.measured_key
-    profile_key = gpu_range.profile_key(measured_key)
-    if profile_key in state.curves or profile_key == measured_key:
+    if spec.profile_key in state.curves or spec.profile_key == spec.measured_key:
         return state
-    whole = state.curves.get(measured_key, NO_CURVE)
-    state = with_curve(state, measured_key, replace(whole, parts=(*whole.parts, gpu_range)))
-    part = state.curves[profile_key]
-    wider = (wide.profile_key(measured_key) for wide in whole.parts if wide.contains(gpu_range))
+    whole = state.curves.get(spec.measured_key, NO_CURVE)
+    state = with_curve(state, spec.measured_key, replace(whole, parts=(*whole.parts, spec.gpu_range)))
+    part = state.curves[spec.profile_key]
+    wider = (wide.profile_key(spec.measured_key) for wide in whole.parts if wide.contains(spec.gpu_range))
     probed_to = max((state.curves[key].probed_to for key in wider), default=0.0)
     if part.iterations_per_s and probed_to:
-        state = fast_replace(state, curves=state.curves.set(profile_key, replace(part, probed_to=probed_to)))
+        state = fast_replace(state, curves=state.curves.set(spec.profile_key, replace(part, probed_to=probed_to)))
     return state
 
 
