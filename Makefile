@@ -16,6 +16,7 @@ CHROMIUM := $(shell command -v chromium || command -v chromium-browser)
 TSC := $(shell command -v tsc)
 WORKERS ?= 2
 SLOW_WORKERS ?= 3
+SEEDS ?= 1000
 SOURCES := shared services simulator elasticflow examples benchmarks tests docs/*.py setup.py
 
 # Independent targets run in parallel: installation, compilation and pyright use one core each.
@@ -90,17 +91,15 @@ endif
 
 nightly:  ## hours: `make test` and `make search`, what is marked nightly, 10,000 simulated runs with faults
 	@$(MAKE) --no-print-directory test
-	@$(MAKE) --no-print-directory search
+	@$(MAKE) --no-print-directory search SEEDS=10000
 	$(BIN)/pytest -q -n $(WORKERS) --timeout 3600 -m nightly tests
-	EF_SIMULATED_SEEDS=10000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
-		tests/simulation/test_whole_pipeline.py -k short_storm
 	$(BIN)/python -m tests.versions
 	$(BIN)/python -m benchmarks.regressions
 	@$(MAKE) --no-print-directory compose-test
 
 search: install  ## new examples, 28 times as many, of the property tests, and 1,000 simulated runs with faults (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties
-	EF_SIMULATED_SEEDS=1000 EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
+	EF_SIMULATED_SEEDS=$(SEEDS) EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
 		tests/simulation/test_whole_pipeline.py -k short_storm
 
 demo: install  ## real training jobs on 2 nodes of 4 CPU slots, to their deadlines

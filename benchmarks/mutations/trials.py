@@ -6,7 +6,6 @@ of numpy's types, so a test that writes them into the ledger of a real host fail
 """
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from benchmarks.mutations.mutation_list import Mutation
+from benchmarks.scheduling.timing import children_cpu_s
 
 TIMEOUT_S = 120  # of one test: a mutated loop may never end, and the machine may be busy
 _OPTIONS = (
@@ -114,7 +114,7 @@ class Copy:
 
     def _tests(self, tests: Sequence[str]) -> _Run:
         environment = {**os.environ, "PYTHONPATH": str(self._folder), "NUMBA_DISABLE_JIT": "1"}
-        began_s = _cpu_s()
+        began_s = children_cpu_s()
         ran = subprocess.run(
             [sys.executable, "-m", "pytest", *_OPTIONS, *tests],
             cwd=self._folder,
@@ -127,7 +127,7 @@ class Copy:
         return _Run(
             is_complete=ran.returncode in (0, 1),
             failed=failed[0].split(" - ")[0] if failed else "",
-            cpu_s=_cpu_s() - began_s,
+            cpu_s=children_cpu_s() - began_s,
             said=ran.stdout,
         )
 
@@ -136,9 +136,3 @@ def _write(file: Path, source: str) -> None:
     """Without the compiled module: Python compares only its seconds and its size with those of the source."""
     Path(cache_from_source(str(file))).unlink(missing_ok=True)
     file.write_text(source)
-
-
-def _cpu_s() -> float:
-    """Of all processes that this one has started, and that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -1,7 +1,6 @@
 """The command `python -m benchmarks.papers`: its options, the simulated runs, the live part and the report."""
 
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -26,6 +25,7 @@ from benchmarks.papers.report import write_report
 from benchmarks.papers.rows import counts, sections
 from benchmarks.papers.runs import Run, all_runs
 from benchmarks.papers.store import Store
+from benchmarks.report import machine
 from benchmarks.scheduling.workers import new_workers
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -99,7 +99,7 @@ def main(
         "traces": ", ".join(file.stem for file in csv_files(traces)) if traces else "none",
         "throughputs": throughputs.name if throughputs else "the project's own",
         "CPU time of all runs": f"{store.cpu_s:,.0f} s",
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "machine": machine(),
     }
     shown_store = live_store if live or resume else None
     with reporting_errors():

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import platform
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +15,7 @@ from benchmarks.pipeline.growth import measure_growth
 from benchmarks.pipeline.idle import measure_idle
 from benchmarks.pipeline.latency import measure_latency
 from benchmarks.pipeline.rebuild import measure_rebuild
+from benchmarks.report import machine
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 
@@ -51,7 +50,7 @@ async def _measure(scale: float) -> dict[str, Any]:
     for burst in (one_pool, two_replicas, two_pools):
         burst["share_of_raw_publishes"] = burst["decisions_per_s"] / raw
     return {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "machine": machine(),
         "latency": latency,
         "raw_publishes_per_s": raw,
         "burst_one_pool": one_pool,

@@ -1,8 +1,6 @@
 """`python -m benchmarks.placement`: the time of one placement decision in large pools, beside its goals."""
 
 import json
-import os
-import platform
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.placement.decisions import measure_pool
+from benchmarks.report import machine
 
 GOALS_MS = {  # of the larger pool: placement's part of a planning cycle of 1 s
     "everything anew": 200.0,
@@ -28,7 +27,7 @@ def main(
     """Measure placement decisions on this machine, on one core."""
     num_changes = 20 if quick else 300
     result = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "machine": machine(),
         "pools": [
             measure_pool(num_nodes=256, num_jobs=400, share_unpromised=0.0, num_changes=num_changes),
             measure_pool(num_nodes=256, num_jobs=400, share_unpromised=0.5, num_changes=num_changes),

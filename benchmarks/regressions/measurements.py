@@ -6,7 +6,6 @@ and numpy. Whatever waits stands beside the least that it must wait for, in wall
 
 import asyncio
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from benchmarks.pipeline.latency import measure_latency
 from benchmarks.regressions.ratios import Beside
 from benchmarks.scheduling.decisions import measure_answers, measure_decisions
 from benchmarks.scheduling.simulations import WARM_UP_JOBS, measure_run, two_months
-from benchmarks.scheduling.timing import timed
+from benchmarks.scheduling.timing import children_cpu_s, timed
 from benchmarks.scheduling.workloads import Case
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
@@ -83,15 +82,9 @@ async def _command_on_a_pool(repeats: int) -> list[Beside]:
 
 
 def _process_cpu_s(environment: Mapping[str, str], *arguments: str) -> float:
-    before_s = _children_cpu_s()
+    before_s = children_cpu_s()
     subprocess.run([sys.executable, *arguments], env=environment, stdout=subprocess.DEVNULL, check=True)
-    return _children_cpu_s() - before_s
-
-
-def _children_cpu_s() -> float:
-    """Of those that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return children_cpu_s() - before_s
 
 
 def _pipeline(repeats: int) -> Iterator[Beside]:

@@ -1,8 +1,6 @@
 """The results so far: one JSON object, written after each result, so that a run can be resumed."""
 
 import json
-import os
-import platform
 import resource
 import time
 from collections.abc import Iterator
@@ -10,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import machine
 from elasticflow.shared.errors import BadSettings
 
 
@@ -17,9 +16,8 @@ class Results:
     """values: by part. file: None to keep them in memory only. resume: go on from what the file holds, if anything."""
 
     def __init__(self, file: Path | None, *, resume: bool, **settings: object) -> None:
-        machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
         self._file = file
-        self.values: dict[str, Any] = {"machine": machine, **settings, "costs": {}}
+        self.values: dict[str, Any] = {"machine": machine(), **settings, "costs": {}}
         if resume and file is not None and file.exists():
             known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             differing = [name for name, value in settings.items() if known.get(name) != value]

@@ -1,5 +1,6 @@
 """Times of calls: CPU time, because machines are shared and decisions do not wait, and wall time."""
 
+import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ def timed(call: Callable[[], Answer]) -> tuple[Answer, Took]:
     began_cpu_s, began_s = time.process_time(), time.perf_counter()
     answer = call()
     return answer, Took(cpu_s=time.process_time() - began_cpu_s, wall_s=time.perf_counter() - began_s)
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of all processes that this one has started, and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def spreads(times: Mapping[str, Iterable[Took]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -1,7 +1,6 @@
 """The benchmark of GPU types: its rows, what its recorded results must say, and short runs. No time is asserted."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from benchmarks.heterogeneous.one_type import rows as one_type_rows
 from benchmarks.heterogeneous.published_traces import measure_published_traces
 from benchmarks.heterogeneous.published_traces import rows as trace_rows
 from benchmarks.heterogeneous.solver import measure_solver, rows
+from benchmarks.regressions.pages import RESULTS
 from elasticflow.simulator.workload.typed_pool import typed_pool
 
-RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 NIGHTLY = pytest.mark.nightly("it runs a benchmark of a quarter of a minute; the recorded results have the same checks")
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.regressions.pages import RESULTS
 from benchmarks.scheduling.workloads import Case
 from benchmarks.simulator_fidelity import planned_costs
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.workload.workload import Workload
 from tests.support.trace_jobs import job
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 NUM_GPUS = 1
 TRAINING_S = 1000.0
 STOP, START, START_AND_WAIT = (

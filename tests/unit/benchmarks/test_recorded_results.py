@@ -1,7 +1,6 @@
 """Each recorded result makes its table: what the benchmarks print is tested without a run."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ import pytest
 from benchmarks.engine import __main__ as engine
 from benchmarks.heterogeneous import mixed_slots, resizes
 from benchmarks.padding import __main__ as padding
+from benchmarks.regressions.pages import RESULTS
 
-RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 NEWEST = {  # of each part
     "runners": "padding_quiet",
     "whole_loads": "padding_loads_quiet",
