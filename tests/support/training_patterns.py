@@ -16,8 +16,7 @@ REFUSED = {
     "GroupAddedLater": "let init_optimizer() return an optimizer of all groups, and freeze parameters by "
     "requires_grad_(False) until self.iteration says that they train",
     "TeacherInAttribute": "Make it a part of the model that init_model() returns, or return it from stateful()",
-    "CenterInAttribute": "keeps self.center, which is neither parameter nor buffer, from step to step; declare it with "
-    "register_buffer()",
+    "CenterInAttribute": "keeps self.center from step to step, which is no state of the job",
     "BatchNormOfOneSample": "set virtual_nodes (in the fast mode, max_gpus) to at most 10, or raise global_batch_size",
     "Lazy": "init_model() returned a module with uninitialized parameters (0.weight, 0.bias): run one forward pass in "
     "it, so that they have their sizes",
@@ -29,6 +28,12 @@ REFUSED = {
     "UnknownOptimizer": "let stateful() return it, so that it steps once, and its state is kept",
     "Plateau": "let it depend only on what all parts share, for example schedule.step(elasticflow.mean(loss)) of a "
     "ReduceLROnPlateau",
+    "OwnGenerator": "draw random numbers from torch, numpy or random without seeding them",
+    "SecondLoader": "such as a file, an iterator or an environment variable",
+    "Replay": "the job keeps self.memory's length",
+    "LayerAddedLater": "let init_model() make all of it, and use a part of it when self.iteration says so",
+    "ParameterOfLoss": "Make it a part of the model that init_model() returns, or return its module from stateful()",
+    "ChangingSamples": "Let the result of __getitem__() and of the collate function follow from the index",
     "UndeclaredScaler": "make it in init_optimizer() and let stateful() return it",
 }
 

@@ -73,6 +73,14 @@ async def test_a_script_and_a_class_give_the_same_bits_through_switches_and_a_cr
     assert digest_of_what_was_trained(node, job_id) == expected
 
 
+async def test_counters_of_a_loop_count_steps_through_switches_a_crash_and_a_restart(node, spec_of):
+    def job():
+        return script(spec_of, "own_counters", global_batch_size=21)
+
+    alone = await train(node, job(), num_workers=3)
+    assert await end_of(node, await train_disturbed(node, job(), node.new_job_id())) == alone
+
+
 def seen_in(folder) -> dict[int, list[tuple[int, ...]]]:
     """The epoch and the samples of each part, by iteration; a part of a repeated step occurs again."""
     seen: dict[int, list[tuple[int, ...]]] = {}

@@ -4,7 +4,9 @@ The first line of a docstring names the pattern. Each job trains with the same b
 tests/support/training_patterns.py has its refusal.
 """
 
+import collections
 import copy
+import itertools
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import elasticflow
 
@@ -741,3 +743,99 @@ class NonPersistentBuffer(Base):
                 return self.linear(points) / (1 + 0.01 * self.seen)
 
         return Model()
+
+
+_settings = {"steps": 0}
+
+
+class PlainState(Base):
+    """Counters, lists and texts in attributes and in variables of the module"""
+
+    steps = 0
+
+    def init_model(self):
+        self.losses, self.phase = [], "warm-up"
+        return super().init_model()
+
+    def train(self, batch, model, optimizer):
+        type(self).steps += 1
+        _settings["steps"] += 1
+        self.phase = "usual" if self.steps > 10 else self.phase
+        optimizer.zero_grad()
+        loss = self.loss(batch, model) * (0.5 if self.phase == "usual" else _settings["steps"] / 20)
+        self.losses.append(loss.item())  # of the last part of each batch
+        (loss / (1 + sum(self.losses[-5:]))).backward()
+        optimizer.step()
+        return loss
+
+
+class OwnGenerator(Base):
+    """A random generator in an attribute"""
+
+    def init_model(self):
+        self.generator = torch.Generator().manual_seed(3)
+        return super().init_model()
+
+    def loss(self, batch, model):
+        noise = torch.randn(batch[0].shape, generator=self.generator)
+        return nn.functional.mse_loss(model(batch[0] + noise), batch[1])
+
+
+class SecondLoader(Base):
+    """A second loader, of which each call takes the next batch"""
+
+    def init_model(self):
+        loader = DataLoader(TensorDataset(torch.randn(40, 8)), batch_size=4)
+        self.unlabeled = itertools.cycle(loader)
+        return super().init_model()
+
+    def loss(self, batch, model):
+        (unlabeled,) = next(self.unlabeled)
+        return super().loss(batch, model) + model(unlabeled).square().mean()
+
+
+class Replay(Base):
+    """A buffer of earlier samples"""
+
+    def init_model(self):
+        self.memory = collections.deque(maxlen=20)
+        return super().init_model()
+
+    def loss(self, batch, model):
+        self.memory.append(batch[0][:1])
+        return super().loss(batch, model) + model(torch.cat(list(self.memory))).square().mean()
+
+
+class LayerAddedLater(Base):
+    """A layer that `train` adds"""
+
+    def train(self, batch, model, optimizer):
+        if self.iteration == 0:
+            model.append(nn.Linear(1, 1))
+        return super().train(batch, model, optimizer)
+
+
+class ParameterOfLoss(Base):
+    """A parameter of the loss that only the optimizer has"""
+
+    def init_optimizer(self, model):
+        self.scale = nn.Parameter(torch.zeros(1))
+        return torch.optim.AdamW([*model.parameters(), self.scale], lr=0.01)
+
+    def loss(self, batch, model):
+        return super().loss(batch, model) * self.scale.exp().squeeze() - self.scale.squeeze()
+
+
+class ChangingSamples(Base):
+    """A data set whose samples depend on what was read before"""
+
+    def init_dataset(self):
+        class Read(TensorDataset):
+            count = 0
+
+            def __getitem__(self, index):
+                self.count += 1
+                points, targets = super().__getitem__(index)
+                return points + 0.01 * self.count, targets
+
+        return Read(torch.ones(NUM_SAMPLES, 8), torch.ones(NUM_SAMPLES, 1))

@@ -281,5 +281,42 @@ def counts_by_itself() -> None:
             steps += 1
 
 
+num_steps = 0
+
+
+class OwnLoop:
+    """A loop with its own counters, in variables, a dict and an attribute. While a file `slow_down` exists, each step
+    takes longer than the last."""
+
+    def __init__(self) -> None:
+        self.model = Branching()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.loader = elasticflow.elastic(DataLoader(Noisy(), shuffle=True), self.model, self.optimizer)
+        self.best, self.state = 10.0, {"steps": 0}
+
+    def step(self, points: torch.Tensor, targets: torch.Tensor, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * 0.98 ** self.state["steps"]
+        self.optimizer.zero_grad()
+        loss = nn.functional.mse_loss(self.model(points), targets)
+        (loss / self.best).backward()
+        if Path("slow_down").exists():
+            time.sleep(SLOW_DOWN_S * self.loader.iteration)
+        self.optimizer.step()
+        self.state["steps"] += 1
+        self.best = min(self.best, loss.item())
+
+
+def own_counters() -> None:
+    global num_steps
+    loop, rate = OwnLoop(), 0.05
+    for epoch in loop.loader.epochs(1000):
+        for index, (_, points, targets) in enumerate(loop.loader):
+            loop.step(points, targets, rate)
+            num_steps += 1
+            rate = 0.05 / (1 + 0.01 * (num_steps + index + epoch))
+    assert num_steps == loop.state["steps"] == loop.loader.iteration, "each step counts once"
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

@@ -18,6 +18,7 @@ from elasticflow.services.executor.worker.data.loader_settings import keep_worke
 from elasticflow.services.executor.worker.data.reader_process import NotRead, ReaderProcess, ReadPart
 from elasticflow.services.executor.worker.data.sample_order import Order, Part
 from elasticflow.services.executor.worker.data.sample_readers import Reader
+from elasticflow.services.executor.worker.data.stream_reader import checksum_of
 from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder, StreamPlace
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.steps.random_seeds import keep_generators
@@ -27,6 +28,13 @@ from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 _READ_TIMEOUT_S = 60.0  # for one part: a forked process may hang, e.g. in a lock that a thread had held
 _BATCH_TIMEOUT_S = 600.0  # for a whole batch of a stream, by a process that does not hang
 _SECOND_READING_TIMEOUT_S = 60.0
+
+CHANGING_SAMPLES = (
+    "the data set gave other values when the same samples were read again. Which process reads a sample, and how "
+    "often, depends on the number of workers. Let the result of __getitem__() and of the collate function follow from "
+    "the index, with random numbers of torch, numpy or random, which the job seeds for each part of a batch. Keep no "
+    "counter, no generator with a seed of its own and no changed sample"
+)
 
 log = structlog.get_logger()
 
@@ -117,12 +125,26 @@ class ReadAhead:
                 self._fall_back(why)
         return self._read(place)
 
-    def require_same_samples(self) -> None:
-        """After the first step: read a stream's first batch again, in another process. Raises TrainingFailed."""
-        if self._stream is not None and self._processes:
+    def require_same_samples(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """After the first step: read a stream's first batch again, in another process, or some samples of a data set
+        twice more. Raises TrainingFailed."""
+        if self._stream is None:
+            part = self._order.parts(micro_batches, 0)[0]
+            first, second = (checksum_of(self._copies.finish(self._read_again(part)), 0) for _ in range(2))
+            if first != second:
+                raise TrainingFailed(CHANGING_SAMPLES)
+        elif self._processes:
             reading = SecondReading(self._read, self._stream.place(1))
             reading.is_over(_SECOND_READING_TIMEOUT_S)
             reading.close()
+
+    def _read_again(self, part: Part) -> Any:
+        if self._processes:
+            try:
+                return self._arrived(self._processes[0].read([part])[0]).batch
+            except (NotRead, TimeoutError) as why:
+                self._fall_back(why)
+        return self._copies.begin(self._read(part))
 
     def _check(self, stream: Stream, iteration: int) -> None:
         """When the first epoch ends here: whether another process, as of a worker that joins, begins the next alike."""

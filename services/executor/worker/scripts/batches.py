@@ -1,6 +1,6 @@
 """What a script iterates over: like its loader, but in the job's order, from the job's position on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ class _Job:
     def iteration(self) -> int:
         """Optimizer steps that the job has done."""
         return self._script.position
+
+    @property
+    def iteration_in_epoch(self) -> int:
+        """Steps of the present epoch before the present step."""
+        return self._script.position - self._script.first_iteration_of_epoch
 
     def __len__(self) -> int:
         """Iterations of an epoch at most: without drop_last, a batch may begin in one epoch and end in the next."""
@@ -52,6 +57,16 @@ class Batches(_Job):
             yield epoch
 
 
+def enumerate_steps(iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
+    """Python's enumerate(), as a script finds it. Of the job's batches it counts steps of the epoch, not parts."""
+    batches = getattr(iterable, "iterable", iterable)  # of a progress bar
+    if not isinstance(batches, Batches):
+        yield from enumerate(iterable, start)
+        return
+    for batch in iterable:
+        yield start + batches.iteration_in_epoch, batch
+
+
 class Steps(_Job):
     """Steps of the job: one pass of a library's loop for each. A step iterates over its parts in this process."""
 
@@ -74,11 +89,6 @@ class Steps(_Job):
             return self._script.epochs.done(self._script.position)
         except TypeError:
             return float(self.epoch)
-
-    @property
-    def iteration_in_epoch(self) -> int:
-        """Steps of the present epoch before the present step."""
-        return self._script.position - self._script.first_iteration_of_epoch
 
     def ends_after(self, *, max_steps: int | None = None, max_epochs: int | None = None) -> None:
         """The library's loop has this limit. Schedules are compared with it."""

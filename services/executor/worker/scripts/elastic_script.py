@@ -6,7 +6,7 @@ the evaluation at the job's end. It sees a world of one process, in which calls 
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -20,7 +20,8 @@ from elasticflow.services.executor.worker.data.loader_settings import DataSetAtt
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
-from elasticflow.services.executor.worker.scripts.batches import Batches, Steps
+from elasticflow.services.executor.worker.process.users_code import is_users_module
+from elasticflow.services.executor.worker.scripts.batches import Batches, Steps, enumerate_steps
 from elasticflow.services.executor.worker.scripts.schedules import JobLength, ScheduleCheck, step_only_if
 from elasticflow.services.executor.worker.scripts.script_environment import (
     SINGLE_PROCESS_ENVIRONMENT,
@@ -29,6 +30,7 @@ from elasticflow.services.executor.worker.scripts.script_environment import (
 )
 from elasticflow.services.executor.worker.steps.bitwise import SYNC_POINTS
 from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread, Returned
+from elasticflow.services.executor.worker.steps.plain_state import Namespace, namespaces_of_frames
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 from elasticflow.shared.training_interface import OnStep, Stateful
@@ -63,7 +65,7 @@ class ElasticScript:
         self._schedules: list[ScheduleCheck] = []
         self._attributes: DataSetAttributes | None = None
         self._module = module_of(spec)
-        self._run = partial(run_script, spec, SINGLE_PROCESS_ENVIRONMENT, **{_HOOK: self})
+        self._run = partial(run_script, spec, SINGLE_PROCESS_ENVIRONMENT, **{_HOOK: self, "enumerate": enumerate_steps})
         self._thread = CooperativeThread("script")
         self._thread.resume(partial(prepare_thread, device))
         self._thread.resume(partial(choose_repeatable_kernels, device))
@@ -76,7 +78,7 @@ class ElasticScript:
         self._has_stepped = False  # the optimizer, in this pass through the loop
         self._has_failed = False  # e.g. for lack of memory: its loop cannot be resumed
         self._num_empty_loops = 0
-        self._is_looped_by_library = False  # one pass through its loop is a step, not a part of one
+        self.is_looped_by_library = False  # one pass through its loop is a step, not a part of one
         self.is_last_part = False  # of the present step, in this process
         self.on_pass_end: Callable[[], None] = lambda: None  # in the script's thread, before it waits for a batch
 
@@ -117,7 +119,7 @@ class ElasticScript:
     def begin_part(self, is_last: bool) -> Sequence[str]:
         """Before each call of `train`: the synchronization points that it must reach."""
         self.is_last_part = is_last
-        return SYNC_POINTS if is_last or not self._is_looped_by_library else SYNC_POINTS[:1]
+        return SYNC_POINTS if is_last or not self.is_looped_by_library else SYNC_POINTS[:1]
 
     def train(self, batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
         """One pass through the script's loop, or through a library's training step within it."""
@@ -182,7 +184,7 @@ class ElasticScript:
         self.length.epochs = self._epochs = self._epochs_of(self._settings)
         self._made = (loader, model, optimizer)
         self.virtual_nodes, self.on_step = virtual_nodes, on_step
-        self._is_looped_by_library = is_looped_by_library
+        self.is_looped_by_library = is_looped_by_library
         for number, each in enumerate(further):
             self._stateful[f"{type(each).__name__}-{number}"] = each
             if hasattr(each, "step"):
@@ -271,6 +273,12 @@ class ElasticScript:
             yield frame
             frame = frame.f_back
 
+    def namespaces(self) -> Iterable[Namespace]:
+        """Variables of the loop. A library counts its steps by itself."""
+        if self.is_looped_by_library or self.is_over:
+            return ()
+        return namespaces_of_frames(each for each in self.script_frames() if is_users_module(_module_of(each)))
+
     def _may_step(self, schedule: ScheduleCheck, *arguments: Any) -> bool:
         """Whether a schedule acts in this pass of the loop."""
         if not self.has_ended:
@@ -300,3 +308,11 @@ class ElasticScript:
 
         optimizer.register_step_post_hook(stepped)
         backward_of_torch, torch.autograd.backward = torch.autograd.backward, backward
+
+
+def _module_of(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")
+
+
+def is_looped_by_library(function: object) -> bool:
+    return isinstance(function, ElasticScript) and function.is_looped_by_library

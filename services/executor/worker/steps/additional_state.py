@@ -1,11 +1,11 @@
 """The additional state of a job: objects beside the model and the optimizer, for example a schedule or an average.
 
 train() changes them once in a step, as on one device, although a worker calls it once for each micro-batch: every call
-begins with the same state, and that of the last one stays. The optimizer's settings, which schedules change, and
-numbers in attributes of the job follow the same rule. A rolled back step restores all of them.
+begins with the same state, and that of the last one stays. The optimizer's settings, which schedules change, and the
+plain state of the user's code follow the same rule. A rolled back step restores all of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -14,34 +14,49 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
+from elasticflow.services.executor.worker.steps.plain_state import Namespace, Plain, PlainState
 from elasticflow.shared.training_interface import Stateful
 
-_SET_BY_WORKER = ("iteration", "is_over")
 OptimizerSettings = Sequence[dict[str, Any]]  # of each parameter group, by name
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """settings: of the optimizer. structure: of the objects' states, by name. numbers: attributes of the job."""
+    """settings: of the optimizer. structure: of the objects' states, by name. plain: of the user's code, by name."""
 
     settings: OptimizerSettings
     structure: Any
     tensors: "tuple[_KeptTensor, ...]"
-    numbers: Mapping[str, float]
+    plain: Mapping[str, Plain]
 
 
 class AdditionalState:
-    """objects: by name. Calls of their methods in train() are calls of the user's own code. job: whose numbers count;
-    None: none do."""
+    """objects: by name. Calls of their methods in train() are calls of the user's own code. namespaces: of its plain
+    state."""
 
     def __init__(
-        self, objects: Mapping[str, Stateful], optimizer: torch.optim.Optimizer, job: object | None = None
+        self,
+        objects: Mapping[str, Stateful],
+        optimizer: torch.optim.Optimizer,
+        namespaces: Callable[[], Iterable[Namespace]] = tuple,
     ) -> None:
         self.objects = objects
-        self._job = job
-        self._first_numbers = self._numbers()
+        self._plain = PlainState(namespaces, known=objects.values())
+        self._first_plain = self._plain.read()
+        self._data = frozenset(self._plain.too_large)
         self._optimizer = optimizer
         self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
+
+    def note_first_plain(self) -> None:
+        """The plain state with which the first step begins in any process, if it is younger than these objects."""
+        self._first_plain = self._plain.read()
+        self._data = frozenset(self._plain.too_large)
+
+    def outgrown(self) -> list[str]:
+        """Names of containers that have become too large for a state, each once."""
+        names = sorted(self._plain.too_large - self._data)
+        self._data |= frozenset(names)
+        return names
 
     def state(self) -> tuple[Any, list[torch.Tensor]]:
         """The structure of the objects' states, by name, and their tensors, which are not copied."""
@@ -70,13 +85,12 @@ class AdditionalState:
             kept if kept is not None and kept.is_current(tensor) else _KeptTensor.of(tensor)
             for tensor, kept in zip(tensors, chain(self._kept, repeat(None)), strict=False)
         )
-        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept, self._numbers())
+        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept, self._plain.read())
 
     def restore(self, snapshot: Snapshot) -> None:
         restore_settings(self._optimizer, snapshot.settings)
-        for name in self._numbers().keys() - snapshot.numbers.keys():  # of the class before train() has set it
-            delattr(self._job, name)
-        self.set_numbers(snapshot.numbers)
+        if self._plain.read() != snapshot.plain:
+            self._plain.write(snapshot.plain, deletes=True)
         if self._is_at(snapshot):
             return
         # an object may adopt what it loads
@@ -84,21 +98,13 @@ class AdditionalState:
         for name, each in self.objects.items():
             each.load_state_dict(state[name])
 
-    def changed_numbers(self) -> dict[str, float]:
-        """Attributes of the job, by name, that have another value than at first."""
-        return {name: value for name, value in self._numbers().items() if value != self._first_numbers.get(name)}
+    def changed_plain(self) -> dict[str, Plain]:
+        """The plain state that differs from what this process began with, or from nothing: what others may lack."""
+        return {name: plain for name, plain in self._plain.read().items() if plain != self._first_plain.get(name, self)}
 
-    def set_numbers(self, numbers: Mapping[str, float]) -> None:
-        if self._job is not None:
-            vars(self._job).update(numbers)
-
-    def _numbers(self) -> dict[str, float]:
-        attributes = {} if self._job is None else vars(self._job)
-        return {
-            name: value
-            for name, value in attributes.items()
-            if type(value) in (int, float, bool) and name not in _SET_BY_WORKER
-        }
+    def set_plain(self, plain: Mapping[str, Plain]) -> None:
+        """As `changed_plain` of another process, or of an earlier step, returned it."""
+        self._plain.write({**self._first_plain, **plain}, deletes=True)
 
     def _is_at(self, snapshot: Snapshot) -> bool:
         structure, tensors = self.state()

@@ -15,11 +15,13 @@ from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottl
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling, with_scalers
+from elasticflow.services.executor.worker.steps.plain_state import namespaces_of
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
 from elasticflow.services.executor.worker.steps.user_code_checks import (
     refuse_later_groups,
+    require_known_parameters,
     require_model,
     require_optimizer,
     require_stateful,
@@ -73,7 +75,8 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
             refuse_gradient_scaling()
         else:
             stateful = with_scalers(stateful, optimizer, device)
-        additional = AdditionalState(stateful, optimizer, job=None if is_script else function)
+        additional = AdditionalState(stateful, optimizer, namespaces_of(function))
+        require_known_parameters(model, optimizer, additional.objects)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)
     return JobObjects(

@@ -57,7 +57,7 @@ class JobState:
             **{name: each.state_dict() for name, each in self.stateful.items()},
             "buffers": volatile_buffers(self.model),
             "gradients": self.carried.state(),
-            "attributes": self.additional.changed_numbers(),
+            "attributes": self.additional.changed_plain(),
             "iteration": self.iteration,
             "epoch": self.dataset.epoch_at(self.iteration, self.spec.global_batch_size),
             "samples": self.dataset.samples_digest,
@@ -81,7 +81,7 @@ class JobState:
                 each.load_state_dict(state[name])
         self.carried.load(state.get("gradients", {}))
         load_volatile_buffers(self.model, state.get("buffers", {}))
-        self.additional.set_numbers(state.get("attributes", {}))
+        self.additional.set_plain(state.get("attributes", {}))
         self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
         if self.dataset.stream is not None:
             self.dataset.stream.resume(state["stream"])

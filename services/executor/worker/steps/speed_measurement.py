@@ -33,7 +33,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
     if run_first_step_twice(trainer, stop=channel.stop_requested):  # also the warm-up
         return None
     trainer.check_state()
-    trainer.read_ahead.require_same_samples()
+    trainer.read_ahead.require_same_samples(trainer.engine.computed)
     step_s = _median_step_s(trainer, channel)
     one_virtual_node_s = _step_s_of_one_virtual_node(trainer, channel) if assignment.measures_step_times else None
     trainer.members.leave()

@@ -26,16 +26,17 @@ from elasticflow.services.executor.worker.steps.summation_tree import tree_sum
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
-_HEAD = 9  # numbers of a worker before those of its virtual nodes
+_HEAD = 10  # numbers of a worker before those of its virtual nodes
 
 
 class Fingerprint(NamedTuple):
     """settings: of the optimizer, and the additional state's numbers. tensors: 0 if they are not compared now. samples:
-    the checksum of a stream."""
+    the checksum of a stream. plain: of the user's plain state."""
 
     settings: int = 0
     tensors: int = 0
     samples: int = 0
+    plain: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class Agreement:
     same: bool  # all have the same fingerprint, as far as they compute the same bits
     differing_digests: tuple[tuple[int, float], ...]  # ranks that compute the same bits, with other gradients
     same_samples: bool  # all read the same stream
+    same_plain: bool  # all have the same plain state of the user's code
     checkpoint: bool  # at least one worker wants one of this step
     compute_s: tuple[float, ...]  # by rank: time before the first wait for peers, per unit of batch weight
     means: tuple[float, ...]  # over the global batch
@@ -116,9 +118,10 @@ class GenerationMembers:
             switch=ready_generation > 0 and all(theirs[2] == ready_generation for theirs in gathered),
             same=self._are_same([Fingerprint(int(theirs[3]), int(theirs[4])) for theirs in gathered]),
             same_samples=len({theirs[5] for theirs in gathered}) == 1,
-            compute_s=tuple(theirs[6] for theirs in gathered),
-            checkpoint=any(theirs[7] for theirs in gathered),
-            differing_digests=self._differing([theirs[8] for theirs in gathered]),
+            same_plain=len({theirs[6] for theirs in gathered}) == 1,
+            compute_s=tuple(theirs[7] for theirs in gathered),
+            checkpoint=any(theirs[8] for theirs in gathered),
+            differing_digests=self._differing([theirs[9] for theirs in gathered]),
             means=self._means([theirs[_HEAD:] for theirs in gathered], width),
         )
 
@@ -182,7 +185,14 @@ class GenerationMembers:
 
     def from_rank_0(self, value: Any) -> Any:
         """A collective: rank 0's value, on all ranks."""
-        return value if self.group is None else self.group.broadcast_object(value, source=0)
+        return self._from(0, value)
+
+    def from_last_virtual_node(self, value: Any) -> Any:
+        """A collective: the value of the worker that has it, on all ranks."""
+        return self._from(max(rank for rank, block in enumerate(self._blocks) if block), value)
+
+    def _from(self, rank: int, value: Any) -> Any:
+        return value if self.group is None else self.group.broadcast_object(value, source=rank)
 
     def all_have(self, mine: bool) -> bool:
         """A collective: whether it is true for all workers."""
@@ -237,7 +247,8 @@ def fingerprint(
     if iteration % COMPARE_TENSORS_EVERY == 0:
         for tensor in (*parameters, *tensors):
             checksum = zlib.crc32(_checksum(tensor.detach()), checksum)
-    return Fingerprint(zlib.crc32(repr((settings, structure)).encode()), checksum)
+    plain = zlib.crc32(repr(sorted(additional.changed_plain().items())).encode(errors="surrogatepass"))
+    return Fingerprint(zlib.crc32(repr((settings, structure)).encode()), checksum, plain=plain)
 
 
 def _checksum(tensor: torch.Tensor) -> bytes:

@@ -40,6 +40,8 @@ class Trainer(TrainingSteps):
         """All workers get the same metrics, so that all meet a condition at the same step."""
         self.settle()
         self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
+        if not self.function.evaluates_in_parts:  # rank 0 alone has run the user's code
+            self.additional.set_plain(self.members.from_rank_0(self.additional.changed_plain()))
         self.cpu_throttle.sleep_off_excess()
         self._is_evaluated = True
 

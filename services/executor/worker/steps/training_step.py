@@ -23,6 +23,8 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps import user_code_checks
 from elasticflow.services.executor.worker.steps.gradient_digest import StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
+from elasticflow.services.executor.worker.steps.model_structure import ModelStructure
+from elasticflow.services.executor.worker.steps.plain_state import MOST_ITEMS
 from elasticflow.services.executor.worker.steps.step_agreement import (
     Agreement,
     Fingerprint,
@@ -60,15 +62,18 @@ class TrainingSteps(JobState):
     _step_metrics: StepMetrics = field(init=False)
     _digests: StepDigests = field(init=False)
     _undeclared: UndeclaredState = field(init=False)
+    _structure: ModelStructure = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
     _has_lost_parts: bool = False  # of the optimizer's state
+    _plain_has_differed: bool = False  # between workers, at the end of a step
 
     def __post_init__(self) -> None:
         self._boundary = StepBoundary(self.optimizer, self.additional, lambda: self.members.check_received())
         self._step_metrics = StepMetrics(self.members)
         self._digests = StepDigests(self.device)
         self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function)
+        self._structure = ModelStructure(self.model)
         self.engine = self.make_engine(self.members)
 
     @property
@@ -94,11 +99,12 @@ class TrainingSteps(JobState):
         self.model.train()
         self._undeclared.begin_step(self.iteration)
         returned = self._compute([partial(self._train, batch) for batch in batches])
+        self._structure.require_unchanged(self.iteration)
         self._undeclared.require_unchanged(self.iteration)
         compute_s = self.stopwatch.seconds() if self.members.group else 0.0  # it waits, and compares peers only
         self.cpu_throttle.sleep_off_excess()
         changed_here = self.engine.changed_buffers()
-        if not any(map(any, changed_here)) and not self.spec.metric_conditions:
+        if not any(map(any, changed_here)) and not self.spec.metric_conditions and not self._plain_has_differed:
             self._boundary.all_changed()
         values = self._step_metrics.begin(returned, self.iteration)
         self.metric_names = self._step_metrics.names
@@ -123,6 +129,14 @@ class TrainingSteps(JobState):
         require_same_samples(agreement.same_samples)
         require_same_gradients(agreement.differing_digests, compared)
         require_same_state(agreement.same, self.iteration, self.engine.model)
+        if not agreement.same_plain and self.function.reproducible == "bitwise":
+            self._share_plain_state()
+        if outgrown := self.additional.outgrown():
+            self.telemetry.warn(
+                f"{', '.join(outgrown)} has more than {MOST_ITEMS:,} items, and is no state of the job any more: "
+                "workers that join and checkpoints do not have it, and it changes once for each part of a batch. Keep "
+                "fewer"
+            )
         self.iteration += 1
         self.is_over = agreement.over
         self._is_evaluated = False
@@ -131,6 +145,11 @@ class TrainingSteps(JobState):
         if self.is_rank_0 and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
             self.telemetry.report_straggler(straggler.rank, straggler.slowdown)
         return agreement
+
+    def _share_plain_state(self) -> None:
+        """It depends on the part of the batch: that of the last part stays, in all processes."""
+        self._plain_has_differed = True
+        self.additional.set_plain(self.members.from_last_virtual_node(self.additional.changed_plain()))
 
     def _batches(self, next_generation: RendezvousSpecification | None) -> list[Any]:
         """One for each micro-batch computed here; reading the next step's continues in the background."""

@@ -3,26 +3,27 @@
 A module that is no part of the job's state, such as a teacher in an attribute, reaches neither workers that join nor
 checkpoints, and changes once for each part of a batch. So do tensors that user code has made before the first step and
 keeps in objects or, in a script, in variables: for example a dict with averages of the weights. Such a job fails with a
-sentence. A tensor that train() makes is no state, and numbers in attributes are part of it (`AdditionalState`).
+sentence. A tensor that train() makes is no state, and plain state is part of it (`PlainState`).
 """
 
 import gc
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from types import FrameType, ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
+from elasticflow.services.executor.worker.process.users_code import is_users_module
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.steps.gradient_digest import COMPARE_TENSORS_EVERY
 from elasticflow.services.executor.worker.steps.parameter_changes import Mark
+from elasticflow.services.executor.worker.steps.plain_state import RunsScript
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 _SEARCHES = 2  # in the first steps: train() may make a module in its first call
@@ -31,15 +32,6 @@ _DEPTH = 4  # of containers and objects in them
 _NO_STATE = (nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset, type, ModuleType)  # or found otherwise
 
 Named = tuple[str, torch.Tensor]
-
-
-@runtime_checkable
-class RunsScript(Protocol):
-    """A script's tensors count if they have the shape of a parameter, as averages have."""
-
-    def script_frames(self) -> Iterable[FrameType]:
-        """The functions in which it is now."""
-        ...
 
 
 class UndeclaredState:
@@ -113,6 +105,7 @@ class UndeclaredState:
         """Tensors that were there before the first step, or are now if it is the first one."""
         if isinstance(self._job, RunsScript):
             roots = _variables_of(self._job.script_frames())
+            # averages have the shape of a parameter; other tensors are made in each pass
             shapes = {parameter.shape for parameter in parameters_of(self._model, self._optimizer)}
         else:
             roots, shapes = {f"self.{name}": value for name, value in vars(self._job).items()}, None
@@ -144,7 +137,7 @@ class UndeclaredState:
 
 def _variables_of(frames: Iterable[FrameType]) -> dict[str, Any]:
     """Of the user's code among them, by name: those of inner functions hide others."""
-    of_user = [frame for frame in frames if _is_users(frame.f_globals.get("__name__", ""))]
+    of_user = [frame for frame in frames if is_users_module(frame.f_globals.get("__name__", ""))]
     found: dict[str, Any] = {}
     for frame in reversed(of_user):
         found |= frame.f_globals | frame.f_locals
@@ -170,17 +163,10 @@ def _items_of(value: Any) -> Iterable[tuple[str, Any]]:
             return ((f"[{key!r}]", item) for key, item in list(islice(value.items(), _MOST_ITEMS)))
         case list() | tuple():
             return ((f"[{index}]", item) for index, item in enumerate(value[:_MOST_ITEMS]))
-        case _ if _is_users(type(value).__module__):
+        case _ if is_users_module(type(value).__module__):
             return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
         case _:
             return []
-
-
-def _is_users(module: str) -> bool:
-    """Not one of Python, of a library or of this project."""
-    root = module.partition(".")[0]
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return root not in sys.stdlib_module_names and root != "elasticflow" and "site-packages" not in file
 
 
 def _is_tensor(value: Any) -> bool:

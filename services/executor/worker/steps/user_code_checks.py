@@ -147,6 +147,21 @@ def require_stateful(made: Any) -> Mapping[str, Stateful]:
     return dict(made)
 
 
+def require_known_parameters(
+    model: nn.Module, optimizer: torch.optim.Optimizer, further: Mapping[str, Stateful]
+) -> None:
+    """Of the optimizer: each is part of the job's state."""
+    modules = [model, *(each for each in further.values() if isinstance(each, nn.Module))]
+    known = {id(parameter) for module in modules for parameter in module.parameters()}
+    unknown = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in known]
+    if unknown:
+        raise TrainingFailed(
+            f"the optimizer has a parameter of shape {tuple(unknown[0].shape)} that is not in the model: workers that "
+            "join and checkpoints would not have it. Make it a part of the model that init_model() returns, or return "
+            "its module from stateful() (a script: pass that to elasticflow.elastic() behind the optimizer)"
+        )
+
+
 def refuse_later_groups(optimizer: torch.optim.Optimizer) -> None:
     """Those that train() adds: a worker that joins later, and one that starts from a checkpoint, would lack them."""
 

@@ -154,12 +154,13 @@ def set_up(
             if name in state:  # a part of a sharded state has arrived by itself
                 each.load_state_dict(state[name])
         load_volatile_buffers(model, state.get("buffers", {}))
-        objects.additional.set_numbers(state.get("attributes", {}))
     if dataset.stream is not None and "stream" in state:
         _come_to(dataset.stream.resume(state["stream"]), read_ahead, telemetry)
     if isinstance(function, ElasticScript):
         with in_users_code("before its first batch"):
             function.enter_loop(state["iteration"], dataset)
+        objects.additional.note_first_plain()
+    objects.additional.set_plain(state.get("attributes", {}))
     if function.reproducible == "bitwise":  # whatever the user's code has set
         choose_repeatable_kernels(device)
     trainer = Trainer(

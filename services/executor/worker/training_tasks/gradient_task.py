@@ -114,6 +114,11 @@ class VirtualNodeTrainer:
         finally:
             steps.roll_back()
             steps.close()
+        if changed := sorted(self._objects.additional.changed_plain()):
+            raise TrainingFailed(
+                f"train() changes {', '.join(changed[:3])} in iteration {iteration}, which a task of a padding load "
+                "does not have from the task before: derive it from self.iteration, or submit the job instead"
+            )
         return contribution
 
     def _train(self, batch: Any) -> dict[str, float]:

@@ -326,11 +326,11 @@ def test_an_unseeded_stream_is_refused_after_the_first_step():
     reading, _ = read_ahead(Unseeded(0))
     reading.take(nodes, 0)
     with pytest.raises(TrainingFailed, match="gave other samples"):
-        reading.require_same_samples()
+        reading.require_same_samples(nodes)
     reading.close()
     seeded, _ = read_ahead(Lines(10, shuffled=True))
     seeded.take(nodes, 0)
-    seeded.require_same_samples()
+    seeded.require_same_samples(nodes)
     seeded.close()
 
 

@@ -41,13 +41,17 @@ class Network(nn.Sequential):
         return super().forward(input)
 
 
+class Sizes(list[int]):
+    """What calls have noted; no plain state of the job."""
+
+
 class Job(ElasticJob):
     """With all kinds of state; counts the graphs that its model compiles."""
 
     def __init__(self) -> None:
         super().__init__()
         self.graphs: list[Any] = []
-        self.sizes: list[int] = []
+        self.sizes = Sizes()
         self.num_calls = 0
 
     def init_model(self) -> nn.Module:
