@@ -311,10 +311,14 @@ def own_counters() -> None:
     global num_steps
     loop, rate = OwnLoop(), 0.05
     for epoch in loop.loader.epochs(1000):
+        num_in_epoch, running = 0, 0.0
         for index, (_, points, targets) in enumerate(loop.loader):
             loop.step(points, targets, rate)
             num_steps += 1
-            rate = 0.05 / (1 + 0.01 * (num_steps + index + epoch))
+            num_in_epoch = num_in_epoch + 1
+            running += loop.best / num_in_epoch
+            rate = 0.05 / (1 + 0.01 * (num_steps + index + epoch + num_in_epoch + running))
+            assert index == num_in_epoch - 1
     assert num_steps == loop.state["steps"] == loop.loader.iteration, "each step counts once"
 
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import io
+import itertools
 import json
 import os
 import signal
@@ -386,7 +387,7 @@ class WithAdditionalState(Stateful):
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.steps_begun = Counter()
-        self.calls = []
+        self.calls = itertools.count(1)  # no plain state
         return optimizer
 
     def stateful(self):
@@ -408,9 +409,8 @@ class WithAdditionalState(Stateful):
             model.teacher.data.mul_(0.9).add_(model.body[0].weight.data, alpha=0.1)
         self.schedule.step()
         self.average.update_parameters(model)
-        self.calls.append(self.iteration)
         if self.hyperparameters.get("grows"):
-            self.steps_begun.count += len(self.calls)
+            self.steps_begun.count += next(self.calls)
         return {"loss": loss, "begun": self.steps_begun.count, "averaged": int(self.average.n_averaged)}
 
 

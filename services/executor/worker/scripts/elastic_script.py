@@ -30,7 +30,7 @@ from elasticflow.services.executor.worker.scripts.script_environment import (
 )
 from elasticflow.services.executor.worker.steps.bitwise import SYNC_POINTS
 from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread, Returned
-from elasticflow.services.executor.worker.steps.plain_state import Namespace, namespaces_of_frames
+from elasticflow.services.executor.worker.steps.plain_state import LoopState, Namespace, namespaces_of_frames
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 from elasticflow.shared.training_interface import OnStep, Stateful
@@ -59,6 +59,7 @@ class ElasticScript:
         self.on_step: OnStep | None = None
         self.global_batch_size = spec.global_batch_size
         self.length = JobLength(spec)
+        self.loop_state = LoopState(self._namespaces)
         self._seed = spec.seed
         self._settings: LoaderSettings | None = None
         self._epochs: Epochs | None = None
@@ -206,6 +207,7 @@ class ElasticScript:
         return bool(self._due)
 
     def take_batch(self) -> Any:
+        self.loop_state.begin_pass(self.iteration)
         return self._due.pop()
 
     @property
@@ -221,6 +223,11 @@ class ElasticScript:
     def epoch_is_over(self) -> bool:
         """With the present iteration."""
         return self._epoch_at(self.position) > self._epoch_at(self.iteration)
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether the step before the present one has ended an epoch."""
+        return self.iteration == 0 or self._epoch_at(self.iteration) > self._epoch_at(self.iteration - 1)
 
     @property
     def step_ends_epoch(self) -> bool:
@@ -273,7 +280,7 @@ class ElasticScript:
             yield frame
             frame = frame.f_back
 
-    def namespaces(self) -> Iterable[Namespace]:
+    def _namespaces(self) -> Iterable[Namespace]:
         """Variables of the loop. A library counts its steps by itself."""
         if self.is_looped_by_library or self.is_over:
             return ()

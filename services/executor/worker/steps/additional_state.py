@@ -5,7 +5,7 @@ begins with the same state, and that of the last one stays. The optimizer's sett
 plain state of the user's code follow the same rule. A rolled back step restores all of them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
-from elasticflow.services.executor.worker.steps.plain_state import Namespace, Plain, PlainState
+from elasticflow.services.executor.worker.steps.plain_state import Plain, PlainState
 from elasticflow.shared.training_interface import Stateful
 
 OptimizerSettings = Sequence[dict[str, Any]]  # of each parameter group, by name
@@ -31,24 +31,24 @@ class Snapshot:
 
 
 class AdditionalState:
-    """objects: by name. Calls of their methods in train() are calls of the user's own code. namespaces: of its plain
-    state."""
+    """objects: by name. Calls of their methods in train() are calls of the user's own code. plain: what else that
+    keeps."""
 
     def __init__(
         self,
         objects: Mapping[str, Stateful],
         optimizer: torch.optim.Optimizer,
-        namespaces: Callable[[], Iterable[Namespace]] = tuple,
+        plain: PlainState | None = None,
     ) -> None:
         self.objects = objects
-        self._plain = PlainState(namespaces, known=objects.values())
+        self._plain = plain or PlainState()
         self._first_plain = self._plain.read()
         self._data = frozenset(self._plain.too_large)
         self._optimizer = optimizer
         self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
 
     def note_first_plain(self) -> None:
-        """The plain state with which the first step begins in any process, if it is younger than these objects."""
+        """That with which the first step begins in any process."""
         self._first_plain = self._plain.read()
         self._data = frozenset(self._plain.too_large)
 
@@ -85,11 +85,11 @@ class AdditionalState:
             kept if kept is not None and kept.is_current(tensor) else _KeptTensor.of(tensor)
             for tensor, kept in zip(tensors, chain(self._kept, repeat(None)), strict=False)
         )
-        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept, self._plain.read())
+        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept, self._plain_before())
 
     def restore(self, snapshot: Snapshot) -> None:
         restore_settings(self._optimizer, snapshot.settings)
-        if self._plain.read() != snapshot.plain:
+        if self._plain_before() != snapshot.plain:
             self._plain.write(snapshot.plain, deletes=True)
         if self._is_at(snapshot):
             return
@@ -97,6 +97,10 @@ class AdditionalState:
         state = unflatten(snapshot.structure, [kept.copy.clone() for kept in snapshot.tensors])
         for name, each in self.objects.items():
             each.load_state_dict(state[name])
+
+    def _plain_before(self) -> dict[str, Plain]:
+        """Any part of a call."""
+        return {} if self._plain.restores_itself else self._plain.read()
 
     def changed_plain(self) -> dict[str, Plain]:
         """The plain state that differs from what this process began with, or from nothing: what others may lack."""

@@ -15,7 +15,7 @@ from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottl
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling, with_scalers
-from elasticflow.services.executor.worker.steps.plain_state import namespaces_of
+from elasticflow.services.executor.worker.steps.plain_state import plain_state_of
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
@@ -75,7 +75,7 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
             refuse_gradient_scaling()
         else:
             stateful = with_scalers(stateful, optimizer, device)
-        additional = AdditionalState(stateful, optimizer, namespaces_of(function))
+        additional = AdditionalState(stateful, optimizer, plain_state_of(function, stateful.values()))
         require_known_parameters(model, optimizer, additional.objects)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)

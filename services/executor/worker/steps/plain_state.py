@@ -44,24 +44,12 @@ class Namespace:
     write_back: Callable[[], None] = lambda: None
 
 
-@runtime_checkable
-class HasNamespaces(Protocol):
-    def namespaces(self) -> Iterable[Namespace]:
-        """Of the user's code that runs now."""
-        ...
-
-
-@runtime_checkable
-class RunsScript(Protocol):
-    def script_frames(self) -> Iterable[FrameType]:
-        """The functions in which it is now, from the innermost one."""
-        ...
-
-
 class PlainState:
     """namespaces: those of now. known: objects whose state is kept otherwise."""
 
-    def __init__(self, namespaces: Callable[[], Iterable[Namespace]], known: Iterable[Any] = ()) -> None:
+    restores_itself = False  # before each call of a step
+
+    def __init__(self, namespaces: Callable[[], Iterable[Namespace]] = tuple, known: Iterable[Any] = ()) -> None:
         self._namespaces = namespaces
         self._known = frozenset(map(id, known))
         self.too_large = set[str]()  # names of containers that are data, because they are so large
@@ -199,18 +187,51 @@ def _merge(there: MutableMapping[Any, Any], state: Mapping[Any, Plain], plain_of
         _assign(there, key, plain, plain_of)
 
 
-def namespaces_of(job: object) -> Callable[[], Iterable[Namespace]]:
-    """Attributes of a job and of its classes, and variables of their modules; or what a script has now."""
-    if isinstance(job, HasNamespaces):
-        return job.namespaces
+class LoopState(PlainState):
+    """Of a script, whose loop goes from pass to pass by itself. What lies between two steps, such as the beginning of
+    an epoch, runs once in each process, so a step begins in the loop."""
+
+    restores_itself = True
+
+    def __init__(self, namespaces: Callable[[], Iterable[Namespace]]) -> None:
+        super().__init__(namespaces)
+        self._iteration = -1  # of the last pass
+        self._before: dict[str, Plain] = {}  # its first pass
+        self._joined: Mapping[str, Plain] | None = None  # of the workers that this one joins, within an epoch
+
+    def join(self, state: Mapping[str, Plain]) -> None:
+        """In the next pass, when this process has begun the epoch, too."""
+        self._joined = state
+
+    def begin_pass(self, iteration: int) -> None:
+        """All passes of a step begin alike, also when it is repeated."""
+        if self._joined is not None:
+            self.write(self._joined)
+            self._joined = None
+        if iteration != self._iteration:
+            self._iteration, self._before = iteration, self.read()
+        else:
+            self.write(self._before)
+
+
+@runtime_checkable
+class HasLoopState(Protocol):
+    @property
+    def loop_state(self) -> LoopState: ...
+
+
+def plain_state_of(job: object, known: Iterable[Any]) -> PlainState:
+    """Attributes of a job and of its classes, and variables of their modules; or those of a script's loop."""
+    if isinstance(job, HasLoopState):
+        return job.loop_state
     classes = [each for each in type(job).__mro__ if is_users_module(each.__module__)]
     modules = dict.fromkeys(each.__module__ for each in classes)
-    always = (
+    namespaces = (
         Namespace("", vars(job), frozenset({"iteration", "is_over"}), may_delete=True),
         *(Namespace(f"{each.__name__}.", _ClassAttributes(each)) for each in classes),
         *(Namespace(f"{name}:", vars(sys.modules[name]), may_delete=True) for name in modules),
     )
-    return lambda: always
+    return PlainState(lambda: namespaces, known)
 
 
 class _ClassAttributes(MutableMapping[str, Any]):

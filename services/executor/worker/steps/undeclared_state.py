@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -23,7 +23,6 @@ from elasticflow.services.executor.worker.steps.additional_state import Addition
 from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.steps.gradient_digest import COMPARE_TENSORS_EVERY
 from elasticflow.services.executor.worker.steps.parameter_changes import Mark
-from elasticflow.services.executor.worker.steps.plain_state import RunsScript
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
 _SEARCHES = 2  # in the first steps: train() may make a module in its first call
@@ -32,6 +31,15 @@ _DEPTH = 4  # of containers and objects in them
 _NO_STATE = (nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset, type, ModuleType)  # or found otherwise
 
 Named = tuple[str, torch.Tensor]
+
+
+@runtime_checkable
+class RunsScript(Protocol):
+    """A script's tensors count if they have the shape of a parameter, as averages have."""
+
+    def script_frames(self) -> Iterable[FrameType]:
+        """The functions in which it is now."""
+        ...
 
 
 class UndeclaredState:
@@ -105,7 +113,6 @@ class UndeclaredState:
         """Tensors that were there before the first step, or are now if it is the first one."""
         if isinstance(self._job, RunsScript):
             roots = _variables_of(self._job.script_frames())
-            # averages have the shape of a parameter; other tensors are made in each pass
             shapes = {parameter.shape for parameter in parameters_of(self._model, self._optimizer)}
         else:
             roots, shapes = {f"self.{name}": value for name, value in vars(self._job).items()}, None

@@ -160,7 +160,11 @@ def set_up(
         with in_users_code("before its first batch"):
             function.enter_loop(state["iteration"], dataset)
         objects.additional.note_first_plain()
-    objects.additional.set_plain(state.get("attributes", {}))
+    plain = state.get("attributes", {})
+    if isinstance(function, ElasticScript) and not function.begins_epoch:
+        function.loop_state.join(plain)
+    else:
+        objects.additional.set_plain(plain)
     if function.reproducible == "bitwise":  # whatever the user's code has set
         choose_repeatable_kernels(device)
     trainer = Trainer(

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from elasticflow.services.executor.worker.steps import plain_state
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
-from elasticflow.services.executor.worker.steps.plain_state import Namespace, PlainState, namespaces_of
+from elasticflow.services.executor.worker.steps.plain_state import LoopState, Namespace, PlainState, plain_state_of
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)
 values = st.recursive(
@@ -63,7 +63,7 @@ def test_a_state_comes_back_whatever_a_call_has_changed(before: dict[str, Any], 
 
 def test_attributes_of_the_job_and_its_objects_its_class_and_variables_of_its_module() -> None:
     job = Job()
-    state = PlainState(namespaces_of(job))
+    state = plain_state_of(job, ())
     before = state.read()
     job.count, job.meter.value, Job.steps = 2, 0.5, 3
     counted["steps"] += 1
@@ -95,7 +95,7 @@ def test_what_a_call_adds_is_not_there_in_the_next_one_unless_it_is_not_plain() 
 def test_large_containers_are_data_and_one_that_has_grown_is_named_once() -> None:
     there = {"few": [0] * plain_state.MOST_ITEMS, "many": [0] * (plain_state.MOST_ITEMS + 1)}
     optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
-    additional = AdditionalState({}, optimizer, lambda: [Namespace("", there)])
+    additional = AdditionalState({}, optimizer, of(there))
     assert (additional.changed_plain(), additional.outgrown()) == ({}, [])
     there["few"].append(0)
     assert (additional.changed_plain(), additional.outgrown(), additional.outgrown()) == ({}, ["few"], [])
@@ -124,3 +124,22 @@ def test_variables_of_a_function_that_runs(changed: int) -> None:
     assert before[f"{__name__}:loop.step"] == 1
     state.write({**before, f"{__name__}:loop.step": changed})
     assert next(running)[0] == changed + 1
+
+
+def test_all_passes_of_a_step_begin_alike_and_a_joining_worker_as_its_peers() -> None:
+    there = {"step": 0, "running": 0.0}
+    state = LoopState(lambda: [Namespace("", there)])
+    for _ in range(3):  # passes, of which the last two repeat the step
+        state.begin_pass(0)
+        there["step"] += 1
+    assert there["step"] == 1
+    there["running"] = 0.0  # a new epoch begins
+    state.begin_pass(1)
+    there["step"] += 1
+    there["running"] += 0.5
+    state.begin_pass(1)
+    assert there == {"step": 1, "running": 0.0}
+    state.join({"step": 7, "running": 2.5})
+    there["running"] = 0.0  # the joining process begins the epoch
+    state.begin_pass(2)
+    assert there == {"step": 7, "running": 2.5}

@@ -16,7 +16,7 @@ from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
-from elasticflow.services.executor.worker.steps.plain_state import namespaces_of
+from elasticflow.services.executor.worker.steps.plain_state import plain_state_of
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.undeclared_state import UndeclaredState
@@ -311,7 +311,7 @@ def test_a_number_of_the_job_changes_once_in_a_step(run: Callable[..., Job]) -> 
         job.temperature *= 0.5
 
     job = Job(step=cool)
-    additional = AdditionalState({}, job.optimizer, namespaces_of(job))
+    additional = AdditionalState({}, job.optimizer, plain_state_of(job, ()))
     run(job, 4, additional=additional)
     assert additional.changed_plain()["temperature"] == 0.5**NUM_STEPS
     assert len(job.seen) == NUM_STEPS, "lists of numbers, too"
