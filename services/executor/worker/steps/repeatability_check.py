@@ -62,9 +62,8 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     again, finally_ = _results(trainer), _hidden(trainer)
     changed = _changed(after, finally_)
     if differing := next((name for name, result in first.items() if again.get(name) != result), ""):
-        _refuse(
-            trainer, differing, changed or [each for each in _changed(before, finally_) if not is_plain(finally_[each])]
-        )
+        once = [name for name in _changed(before, finally_) if not is_plain(finally_[name])]
+        require_repeated(trainer, differing, changed or once)
     elif trainer.function.reproducible == "bitwise" and changed:
         trainer.telemetry.warn(
             f"train() changes {_few(changed)}, which {_IS_NO_STATE}. The first step does not depend on it; if a later "
@@ -84,8 +83,8 @@ _ADVICE = (
 )
 
 
-def _refuse(trainer: Trainer, differing: str, changed: Sequence[str]) -> None:
-    """Raises TrainingFailed, unless an operation may be the cause."""
+def require_repeated(trainer: Trainer, differing: str, changed: Sequence[str]) -> None:
+    """Raises TrainingFailed, unless an operation may be the cause. changed: names of what differs after both steps."""
     again = f"the same step gave another {differing} when it was repeated"
     if changed:
         raise TrainingFailed(
