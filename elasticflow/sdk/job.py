@@ -56,6 +56,10 @@ class ElasticJob:
     job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"] = JobClass.SLO
     seed: int = 0  # of the initial model, the data order and the random numbers in each step
     model_name: str = ""  # jobs with one name, global batch and sharding share one measured throughput profile
+    speed_neutral: Sequence[str] = (
+        "learning_rate",
+        "lr",
+    )  # hyperparameters: jobs that differ in them alone share it too
     share_profile: bool = False  # of that profile: with jobs of other tenants that set this too
     description: str = ""
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
@@ -295,6 +299,7 @@ class ElasticJob:
             requirements=tuple(self.requirements),
             data={name: uri_of(uri) for name, uri in self.data_uris.items()},
             model_name=self.model_name,
+            speed_neutral=tuple(name for name in self.speed_neutral if name in settings),
             share_profile=self.share_profile,
             global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]
             hyperparameters=settings,

@@ -1,4 +1,5 @@
-"""`python -m examples.demo`: exit 0 only if jobs kept their promises, no task is lost, and the ledger replays."""
+"""`python -m examples.demo`: exit 0 only if all promises are made and kept, no task is lost, and the ledger
+replays."""
 
 import asyncio
 import json
@@ -69,7 +70,7 @@ def main(
     terminal.print(f"look at it in a browser: .venv/bin/eflow ui {out}/ledger.eflow", highlight=False, soft_wrap=True)
     broken = [row.job_id for row in results if not row.kept]
     if broken:
-        terminal.print(f"promises broken or jobs failed: {', '.join(broken)}", style="bold red")
+        terminal.print(f"promises broken, or jobs failed or wrongly decided: {', '.join(broken)}", style="bold red")
     raise typer.Exit(1 if broken or not complete or verified.returncode else 0)
 
 

@@ -1,4 +1,7 @@
-"""The jobs of the demo and their times: they arrive while others train, so that jobs shrink and grow again."""
+"""The jobs of the demo and their times: they arrive while others train, so that jobs shrink and grow again.
+
+All times follow from what is measured on this machine, so that a slow or busy one admits the same jobs.
+"""
 
 from dataclasses import dataclass
 
@@ -7,36 +10,34 @@ from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
 
+REJECTED_ON_PURPOSE = "text-at-once"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrance:
-    """One submission. at_s: seconds after the start; counter_offer: submit again with the offered deadline."""
+    """One submission.
 
-    at_s: float
+    after: its moment, in quotes of the first job: 0.5 is half of the time that the idle pool quotes for it.
+    within: its deadline, in quotes of its own at that moment: 1.0 is the earliest deadline; 0.0: it has none.
+    """
+
+    after: float
     job_id: str
     job: ElasticJob
-    counter_offer: bool = False
+    within: float = 0.0
 
 
 def cast() -> tuple[Entrance, ...]:
-    """Eight submissions: SLO, soft and best effort; one cannot be promised and takes the counter-offer."""
+    """Seven submissions: SLO, soft and best effort; one cannot be promised, and takes the counteroffer."""
+    soft = Digits().set_job_class("soft")
     return (
-        Entrance(at_s=0.0, job_id="digits", job=_iterations(Digits(), 500).set_deadline(within=110)),
-        Entrance(at_s=0.0, job_id="text", job=_iterations(Text(), 400).set_deadline(within=130)),
-        Entrance(at_s=1.0, job_id="wine-spare", job=_iterations(Wine(), 300).set_job_class("best_effort")),
-        Entrance(at_s=30.0, job_id="digits-rush", job=_iterations(Digits(), 250).set_deadline(within=55)),
-        Entrance(at_s=38.0, job_id="wine", job=_iterations(Wine(), 150).set_deadline(within=70)),
-        Entrance(
-            at_s=44.0,
-            job_id="text-at-once",
-            job=_iterations(Text(), 100).set_deadline(within=6),
-            counter_offer=True,
-        ),
-        Entrance(
-            at_s=50.0,
-            job_id="digits-soft",
-            job=_iterations(Digits(), 150).set_deadline(within=60).set_job_class("soft"),
-        ),
+        Entrance(after=0.0, job_id="digits", job=_iterations(Digits(), 500), within=2.5),
+        Entrance(after=0.05, job_id="text", job=_iterations(Text(), 400), within=2.5),
+        Entrance(after=0.1, job_id="wine-spare", job=_iterations(Wine(), 300).set_job_class("best_effort")),
+        Entrance(after=0.6, job_id="digits-rush", job=_iterations(Digits(), 250), within=2.0),
+        Entrance(after=0.8, job_id="wine", job=_iterations(Wine(), 150), within=2.5),
+        Entrance(after=0.95, job_id=REJECTED_ON_PURPOSE, job=_iterations(Text(), 100), within=0.4),
+        Entrance(after=1.1, job_id="digits-soft", job=_iterations(soft, 150), within=2.5),
     )
 
 

@@ -1,9 +1,11 @@
-"""Runs the demo: start a pool, submit a padding load and the jobs, record the pool until all have ended."""
+"""Runs the demo: start a pool, measure each kind of job on it, submit a padding load and the jobs, and record the pool
+until all have ended."""
 
 import asyncio
 import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from rich.console import Console
 from rich.live import Live
@@ -16,20 +18,32 @@ from elasticflow.history.load_views import load_views
 from elasticflow.history.pool_views import job_views
 from elasticflow.local.supervisor import Supervisor
 from elasticflow.local.up_plan import UpPlan
-from elasticflow.shared.messages.events import JobRejected
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.sdk.submission import profilable, quotable
+from elasticflow.shared.errors import Stop
+from elasticflow.shared.messages.events import JobProfiled, JobRejected
 from elasticflow.shared.state.pool import PoolState
 from examples.demo.cast import Entrance
 from examples.demo.padding import PaddingLoad
 
 _REDRAW_S = 0.5
-_TAKING_S = 3.0
-_OFFERS = ("counter-offer", "second-offer", "third-offer")  # counter-offers, until one is promised
+_OFFER_TAKEN = 1.5  # of the time that a counteroffer has, since other programs may take cores meanwhile
+_COUNTEROFFER = "text-counteroffer"
+
+
+@dataclass(eq=False)
+class NotPerformed(Stop):
+    """The pool cannot measure or quote a job of the demo."""
+
+    job_id: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "the demonstration cannot go on with {job_id}: {reason}"
 
 
 @dataclass
 class Performance:
-    """What the report needs: the start, the pool after every change, and the results of the padding load."""
+    """What the report needs: the start, the pool after every change, and the results of the padding load. The start is
+    after the measurements."""
 
     began_at_s: float = 0.0
     history: list[tuple[float, PoolState]] = field(default_factory=list)
@@ -52,6 +66,7 @@ async def perform(entrances: tuple[Entrance, ...], plan: UpPlan, console: Consol
             await up  # it failed: report why
         endpoint = Endpoint(nats_url=healthy.result(), pool=plan.pool)
         async with Client.connect(endpoint) as client:
+            await _measure(client, entrances, console)
             performance.began_at_s = client.now_s()
             with contextlib.closing(PaddingLoad(endpoint)) as load:
                 await _play(client, entrances, load, performance, console)
@@ -61,6 +76,17 @@ async def perform(entrances: tuple[Entrance, ...], plan: UpPlan, console: Consol
         with contextlib.suppress(asyncio.CancelledError):
             await up
     return performance
+
+
+async def _measure(client: Client, entrances: tuple[Entrance, ...], console: Console) -> None:
+    """The speed of each kind of job, while the pool does nothing else: all deadlines follow from it."""
+    kinds = {entrance.job.model_name: entrance for entrance in reversed(entrances)}
+    for kind, entrance in reversed(kinds.items()):
+        answer = await client.profile(profilable(entrance.job, None).spec)
+        if not isinstance(answer, JobProfiled) or not answer.iterations_per_s:
+            raise NotPerformed(entrance.job_id, f"it has no measurement ({type(answer).__name__})")
+        speeds = (f"{rate:.1f} on {num_gpus}" for num_gpus, rate in sorted(answer.iterations_per_s.items()))
+        console.print(f"measured {kind}: iterations/s {', '.join(speeds)} slots", highlight=False, soft_wrap=True)
 
 
 async def _play(
@@ -73,7 +99,8 @@ async def _play(
 
     async with asyncio.TaskGroup() as tasks:
         looking = [tasks.create_task(follow()), tasks.create_task(_show(client, performance, console))]
-        entering = [tasks.create_task(_enter(client, entrance)) for entrance in entrances]
+        stage = _Stage(client, await _quoted_s(client, entrances[0]))
+        entering = [tasks.create_task(stage.enter(entrance)) for entrance in entrances]
         job_ids = [job_id for done in await asyncio.gather(*entering) for job_id in done]
         for job_id in job_ids:
             await client.wait(job_id)
@@ -83,26 +110,37 @@ async def _play(
             task.cancel()
 
 
-async def _enter(client: Client, entrance: Entrance) -> list[str]:
-    """Submit on time; a rejected job may take its counter-offer. The ids of the submitted jobs.
-
-    The offer is the earliest deadline at that moment; accepting it takes time, so a little is added. If speeds were
-    profiled meanwhile, it may be rejected again, with another offer.
-    """
-    await asyncio.sleep(entrance.at_s)
-    spec, job_ids = entrance.job.spec(), [entrance.job_id]
-    decision = await client.submit(spec, job_id=entrance.job_id)
-    for offer in _OFFERS if entrance.counter_offer else ():
-        if not (isinstance(decision, JobRejected) and decision.earliest_deadline_s):
-            break
-        job_ids.append(f"{entrance.job_id.removesuffix('-at-once')}-{offer}")
-        taken = _with_deadline(spec, decision.earliest_deadline_s + _TAKING_S)
-        decision = await client.submit(taken, job_id=job_ids[-1])
-    return job_ids
+async def _quoted_s(client: Client, entrance: Entrance) -> float:
+    """Seconds to the earliest deadline that the job would be promised now. Raises NotPerformed."""
+    quoted = await client.quote(quotable(entrance.job).spec())
+    if quoted.earliest_deadline_s is None:
+        raise NotPerformed(entrance.job_id, quoted.explanation)
+    return quoted.earliest_deadline_s - quoted.at_s
 
 
-def _with_deadline(spec: JobSpec, deadline_s: float) -> JobSpec:
-    return replace(spec, deadline_s=deadline_s, deadline_in_s=None)
+class _Stage:
+    """Submits jobs, one at a time, so that a quote holds until its job is submitted. unit_s: that `after` counts."""
+
+    def __init__(self, client: Client, unit_s: float) -> None:
+        self._client, self._unit_s = client, unit_s
+        self._deciding = asyncio.Lock()
+
+    async def enter(self, entrance: Entrance) -> list[str]:
+        """Submit on time; a rejected job takes its counteroffer. The ids of the submitted jobs."""
+        await asyncio.sleep(entrance.after * self._unit_s)
+        async with self._deciding:
+            if not entrance.within:
+                await self._client.submit(entrance.job.spec(), job_id=entrance.job_id)
+                return [entrance.job_id]
+            within_s = entrance.within * await _quoted_s(self._client, entrance)
+            spec = entrance.job.set_deadline(within=within_s).spec()
+            decision = await self._client.submit(spec, job_id=entrance.job_id)
+            if not isinstance(decision, JobRejected) or decision.earliest_deadline_s is None:
+                return [entrance.job_id]
+            offered_s = decision.earliest_deadline_s - decision.at_s
+            taken = replace(spec, deadline_in_s=_OFFER_TAKEN * offered_s)
+            await self._client.submit(taken, job_id=_COUNTEROFFER)
+            return [entrance.job_id, _COUNTEROFFER]
 
 
 async def _show(client: Client, performance: Performance, console: Console) -> None:

@@ -14,6 +14,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.expected_finish import promised_finish_s
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import LoadPhase
+from examples.demo.cast import REJECTED_ON_PURPOSE
 from examples.demo.padding import LOAD_ID, NUM_TASKS
 from examples.demo.performance import Performance
 from examples.pi import estimate
@@ -34,14 +35,15 @@ class Row:
     gpus: tuple[int, ...]
     restarts: int
     metrics: Mapping[str, float]
-    kept: bool  # no promise was broken
+    kept: bool  # no promise was broken, and it was decided as the demo means it
 
 
 def rows(performance: Performance) -> tuple[Row, ...]:
     """One row for each job, in the order of submission."""
     state = performance.last
-    jobs = sorted((*state.ended_jobs.values(), *state.live_jobs.values()), key=lambda job: job.decided_at_s)
-    return tuple(_row(job, performance) for job in sorted(jobs, key=lambda job: _submitted_s(job, performance)))
+    jobs = (job for job in (*state.ended_jobs.values(), *state.live_jobs.values()) if not job.profile_only)
+    in_order = sorted(jobs, key=lambda job: (_submitted_s(job, performance), job.decided_at_s))
+    return tuple(_row(job, performance) for job in in_order)
 
 
 def _row(job: Job, performance: Performance) -> Row:
@@ -64,7 +66,8 @@ def _row(job: Job, performance: Performance) -> Row:
         gpus=_steps(job.job_id, performance),
         restarts=job.restarts,
         metrics={name: round(value, 3) for name, value in job.metrics.items()},
-        kept=job.phase is Phase.REJECTED or (finished and (not slo or (margin_s or -1.0) >= 0)),
+        kept=(job.job_id == REJECTED_ON_PURPOSE) == (job.phase is Phase.REJECTED)
+        and (job.phase is Phase.REJECTED or (finished and (not slo or (margin_s or -1.0) >= 0))),
     )
 
 
@@ -186,7 +189,7 @@ def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> Non
     axes.stackplot(times, *layers, labels=[row.job_id for row in drawn], colors=colours, step="post", alpha=0.85)
     axes.fill_between(times, of_jobs, with_padding, step="post", label="padding load, on idle GPUs", **_HATCHED)
     for colour, row in zip(colours, drawn, strict=False):
-        if row.deadline_s is not None:
+        if row.deadline_s is not None and row.decision == "admitted":
             axes.axvline(row.deadline_s, color=colour, linestyle=":", linewidth=1.5)
     axes.set(
         title="GPUs over time by job (dotted: its deadline)",

@@ -13,7 +13,7 @@ from typing import cast
 from elasticflow.services.admission.commands.change_gpu_type import change_gpu_type, jobs_due, next_due_s
 from elasticflow.services.admission.commands.dispatch import answered
 from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits
-from elasticflow.services.admission.commands.submit import decide_waiting, in_order
+from elasticflow.services.admission.commands.submit import decide_waiting, in_order, without_profiling_run
 from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import (
     Command,
@@ -63,16 +63,19 @@ def decide(
             sessions, together = in_order(sessions, cast(tuple[SubmitJob, ...], together))
         for command in together:
             sessions = answered(sessions, command)
-    for job in cache.last(profiling_jobs, sessions.state.live_jobs):
-        sessions = decide_waiting(sessions, job)
+    live_jobs = sessions.state.live_jobs
+    unmeasured = cache.last(without_profiling_run, live_jobs)
+    for job in cache.last(profiling_jobs, live_jobs):
+        sessions = decide_waiting(sessions, job, is_measured=job.job_id not in unmeasured)
     return sessions.whole.events
 
 
 def wake_at_s(state: PoolState, cache: PlanningCache | None = None) -> float | None:
     """When the deadline of a job that still waits for a decision passes, an operator's GPU limits end, or a job may
     need another GPU type."""
-    waiting = profiling_jobs(state.live_jobs) if cache is None else cache.last(profiling_jobs, state.live_jobs)
-    overdue_s = (job.deadline_s for job in waiting)
+    cache = PlanningCache() if cache is None else cache
+    waiting = cache.last(without_profiling_run, state.live_jobs)
+    overdue_s = (state.live_jobs[job_id].deadline_s for job_id in waiting)
     limits_end_s = (limits.until_s for limits in state.gpu_limits.values())
     return min((at_s for at_s in (*overdue_s, *limits_end_s, next_due_s(state)) if at_s is not None), default=None)
 

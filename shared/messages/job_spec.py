@@ -112,6 +112,7 @@ class JobSpec:
     gpu_memory_bytes: NumBytes = 0  # that each GPU has at least; 0: any
     mixed_gpu_types: bool = False  # other types may join a bitwise job too, with other bits; max_gpus is for each type
     shard_optimizer: bool = False  # each worker holds a part of the optimizer's state only
+    speed_neutral: Annotated[tuple[Name, ...], FewItems] = ()  # hyperparameters that do not change the time of a step
     share_profile: bool = False  # measures and reads one profile with all tenants that share theirs
     # its tenant, whatever its sender wrote: see `commands.owned`; "": an older job. No part of what a user describes
     owner: MaybeToken = field(default="", compare=False)
@@ -169,11 +170,12 @@ class JobSpec:
 
     @property
     def model_key(self) -> str:
-        """Names the model, or code, hyperparameters, environment and data, and the sharding: what else decides the time
-        of a step."""
+        """Names the model, or code, hyperparameters but for neutral ones, environment and data, and the sharding: what
+        else decides the time of a step."""
         name = self.model_name
         if not name:
-            settings = json.dumps(dict(self.hyperparameters), sort_keys=True)
+            deciding = {name: value for name, value in self.hyperparameters.items() if name not in self.speed_neutral}
+            settings = json.dumps(deciding, sort_keys=True)
             if self.environment or self.requirements:
                 settings += json.dumps([sorted(self.environment.items()), self.requirements])
             if self.data:

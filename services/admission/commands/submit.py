@@ -21,6 +21,7 @@ from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.admission.admission_pricing import Submitted, submitted
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, profile_known
 from elasticflow.shared.state.fold.admission import is_resubmission
@@ -28,7 +29,11 @@ from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import accepted_types, large_enough_types, possible_types, spec_on
 from elasticflow.shared.state.idempotent_replies import is_submission_of
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.pool import PoolState, profiling_jobs, spec_of
+
+_MEASURE_IT = (
+    "no GPU was free for that: `eflow profile` waits for one, and `eflow quote` has the earliest deadline then"
+)
 
 
 def in_order(sessions: SessionsByType, commands: Sequence[SubmitJob]) -> tuple[SessionsByType, Sequence[SubmitJob]]:
@@ -107,8 +112,22 @@ def _is_reserved_by_another(whole: AdmissionSession, submission: Submission) -> 
     return quote is not None and quote.tenant != submission.tenant and whole.now_s < quote.until_s
 
 
-def decide_waiting(sessions: SessionsByType, job: Job) -> SessionsByType:
-    """Decide on a job that waits for its profiles, or for GPUs.
+def without_profiling_run(live_jobs: Map[str, Job]) -> frozenset[str]:
+    """The jobs that wait for a profile which no GPU measures now, for them or for another job.
+
+    An SLO job whose profile is measured waits beyond its deadline, so that its rejection has a counteroffer.
+    """
+    waiting = profiling_jobs(live_jobs)
+    measured = {spec_of(job).measured_key for job in waiting if job.num_gpus}
+    return frozenset(
+        job.job_id
+        for job in waiting
+        if spec_of(job).job_class is not JobClass.SLO or spec_of(job).measured_key not in measured
+    )
+
+
+def decide_waiting(sessions: SessionsByType, job: Job, *, is_measured: bool) -> SessionsByType:
+    """Decide on a job that waits for its profiles, or for GPUs. is_measured: not in `without_profiling_run`.
 
     It waits for all types, except for one on which no GPU can be lent to its profiling run now: a later job of the
     profile is measured there. A user who asks for the profile alone waits for that type as well.
@@ -120,7 +139,7 @@ def decide_waiting(sessions: SessionsByType, job: Job) -> SessionsByType:
     profiled = _profiled(sessions, submission, types)
     may_skip = bool(possible) and not submission.profile_only and _lacks_gpus(state, job, profiled)
     if not state.num_gpus or not profiled or not (profiled == types or may_skip):
-        return sessions.after_whole(_reject_late(whole, submission))
+        return sessions if is_measured else sessions.after_whole(_reject_late(whole, submission))
     if problems := size_problems(state, spec_on(state, spec, profiled[0])):
         return sessions.after_whole(rejected(whole, submission, "invalid", "; ".join(problems)))
     if not possible:
@@ -146,10 +165,11 @@ def _lacks_gpus(state: PoolState, job: Job, profiled: list[str]) -> bool:
 
 
 def _reject_late(whole: AdmissionSession, submission: Submission) -> AdmissionSession:
-    """Reject a job that waited until its deadline."""
+    """Reject a job that waited for GPUs until its deadline."""
     state = whole.state
     if submission.deadline_s is not None and submission.deadline_s <= whole.now_s:
         missed = "its speed was measured" if state.num_gpus else "a node joined the pool"
         reason = "deadline" if state.num_gpus else "unrunnable"
-        return rejected(whole, submission, reason, f"its deadline passed before {missed}")
+        advice = f"; {_MEASURE_IT}" if state.num_gpus else ""
+        return rejected(whole, submission, reason, f"its deadline passed before {missed}{advice}")
     return whole

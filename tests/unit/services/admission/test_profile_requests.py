@@ -7,6 +7,7 @@ import pytest
 from elasticflow.history.profile_views import profile_view
 from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY as ADMISSION
+from elasticflow.services.admission.policy import wake_at_s
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
@@ -117,3 +118,48 @@ def test_a_quote_rests_on_the_profile_of_the_tenant_that_asks() -> None:
         return quoted
 
     assert quoted_s("alice") < quoted_s("bob") == quoted_s("mallory")
+
+
+def measured_level(history: History, job_id: str, rate: float, at_s: float) -> None:
+    """One level of a profiling run."""
+    history.decided(ALLOCATOR, now_s=at_s)
+    history.decided(PLACEMENT, now_s=at_s)
+    history.then(throughput(history.state.live_jobs[job_id], rate, at_s, dataset_size=1000))
+
+
+def test_a_deadline_that_passes_while_the_speed_is_measured_is_rejected_with_a_counteroffer() -> None:
+    history = pool(2)
+    two_seconds = {"model_name": "new", "deadline_s": None, "deadline_in_s": 2.0}
+    history.decided(ADMISSION, submit("a", **two_seconds), submit("b", **two_seconds), now_s=NOW_S)
+    assert wake_at_s(history.state) == NOW_S + 2.0
+    history.decided(ALLOCATOR, now_s=NOW_S)
+    assert history.state.live_jobs["a"].num_gpus
+    assert wake_at_s(history.state) is None, "no decision is due before the measurement ends"
+    assert history.decided(ADMISSION, now_s=NOW_S + 2.0) == ()
+    measured_level(history, "a", 1.0, NOW_S + 3.0)
+    measured_level(history, "a", 1.9, NOW_S + 4.0)
+    history.decided(ALLOCATOR, now_s=NOW_S + 4.5)
+    rejected = history.decided(ADMISSION, now_s=NOW_S + 5.0)
+    assert [(event.job_id, event.reason) for event in rejected] == [("a", "deadline"), ("b", "deadline")]
+    for event in rejected:
+        assert event.earliest_deadline_s > NOW_S + 50.0
+        assert event.offers[0].deadline_s == event.earliest_deadline_s
+    taken = submit("c", model_name="new", deadline_s=rejected[0].earliest_deadline_s)
+    (admitted,) = history.decided(ADMISSION, taken, now_s=NOW_S + 5.0)
+    assert isinstance(admitted, events.JobAdmitted)
+
+
+def test_a_deadline_that_passes_before_a_gpu_is_free_to_measure_is_rejected_with_advice() -> None:
+    history = pool(1)
+    history.decided(ADMISSION, submit("a", model_name="new", deadline_s=NOW_S + 2.0), now_s=NOW_S)
+    (rejected,) = history.decided(ADMISSION, now_s=NOW_S + 2.0)
+    assert rejected.explanation.startswith("its deadline passed before its speed was measured; no GPU was free")
+
+
+def test_hyperparameters_that_do_not_change_the_speed_share_one_profile() -> None:
+    def key(*neutral: str, **hyperparameters: float) -> str:
+        return spec(model_name="", hyperparameters=hyperparameters, speed_neutral=neutral).measured_key
+
+    assert key("rate", rate=0.1, width=2) == key("rate", rate=0.2, width=2)
+    assert key("rate", rate=0.1, width=2) != key("rate", rate=0.1, width=4)
+    assert key(rate=0.1, width=2) != key(rate=0.2, width=2)
