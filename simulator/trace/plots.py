@@ -25,7 +25,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise BadSettings(("--out draws with matplotlib: pip install 'elasticflow[plot]'",)) from None
+        raise BadSettings(("--out draws with matplotlib: pip install matplotlib",)) from None
 
 
 def write_plots(result: Result, folder: Path) -> None:

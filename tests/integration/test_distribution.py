@@ -57,7 +57,7 @@ def test_an_sdist_holds_files_in_place_of_links(distributions: tuple[Path, Path]
 
 def test_the_metadata_of_a_wheel(distributions: tuple[Path, Path]) -> None:
     wheel = zipfile.ZipFile(distributions[1])
-    info = f"elasticflow-{__version__}.dist-info"
+    info = f"elasticflow_training-{__version__}.dist-info"
     metadata = message_from_bytes(wheel.read(f"{info}/METADATA"))
     assert wheel.read(f"{info}/top_level.txt").split() == [b"elasticflow"]
     assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
@@ -86,7 +86,7 @@ def test_the_metadata_of_a_wheel(distributions: tuple[Path, Path]) -> None:
 def test_an_installed_wheel_makes_only_elasticflow_importable(distributions: tuple[Path, Path], tmp_path: Path) -> None:
     site = install(distributions[1], tmp_path / "site")
     assert {path.name for path in site.iterdir()} <= {
-        *("bin", "elasticflow", f"elasticflow-{__version__}.dist-info", "__pycache__")
+        *("bin", "elasticflow", f"elasticflow_training-{__version__}.dist-info", "__pycache__")
     }
     code = "import elasticflow, importlib.util as u; print(elasticflow.__file__, *map(u.find_spec, %r))"
     out = python("-P", "-c", code % (FOLDERS[1:],), cwd=tmp_path, PYTHONPATH=str(site))

