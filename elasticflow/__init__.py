@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import InvalidJob as InvalidJob
     from elasticflow.sdk.job_data import data_path as data_path
     from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
+    from elasticflow.sdk.local_run import LocalRun as LocalRun
+    from elasticflow.sdk.local_run import run_locally as run_locally
     from elasticflow.sdk.notebook_results import JobViews as JobViews
     from elasticflow.sdk.notebook_results import Quote as Quote
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
@@ -125,6 +127,7 @@ _NAMES_BY_MODULE = {
     "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
     "sdk.joblib_registration": "register_joblib",
+    "sdk.local_run": "LocalRun run_locally",
     "sdk.notebook_results": "JobViews Quote",
     "sdk.packaging": "PackagingFailed",
     "sdk.padding": "map",

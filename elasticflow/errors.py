@@ -353,7 +353,7 @@ class ResultFileUnusable(PermanentFailure):
 
 @dataclass(eq=False)
 class TrainingRefused(PermanentFailure):
-    """The training as tasks of a padding load cannot continue; the reason tells the user what to change."""
+    """A training that is managed on this machine cannot continue; the reason tells the user what to change."""
 
     reason: str
     manager_traceback: str = ""

@@ -38,6 +38,7 @@ _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function 
     "submit": _Command(_JOBS, "submit", reads_job_file=True),
     "quote": _Command(_JOBS, "quote", reads_job_file=True),
     "profile": _Command(_JOBS, "profile", reads_job_file=True),
+    "run": _Command(_JOBS, "run"),
     "jobs": _Command(_JOBS, "jobs_and_nodes"),
     "logs": _Command(_JOBS, "logs"),
     "explain": _Command(_JOBS, "job_commands"),

@@ -23,6 +23,7 @@ from elasticflow.local.run_file import DATA_DIR, RunFile, holder_of, make_folder
 from elasticflow.local.up_plan import REPLICABLE, UpPlan
 from elasticflow.shared.extras import require_extra, require_one_version
 from elasticflow.shared.runtime.bus.nats.client import masked
+from elasticflow.shared.runtime.process.local_hardware import CPU_SLOTS_PART_OF_CORES, num_cores
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.shared.runtime.process.settings import Settings
 
@@ -231,6 +232,17 @@ def _parse_replicas(text: str) -> tuple[str, int]:
     return service, int(count)
 
 
+def cpu_slots_in_words(num_slots: int, cores_per_slot: float, cores: int) -> tuple[str, ...]:
+    """What a CPU slot is, and how to get faster ones."""
+    if cores_per_slot >= 1.0:
+        return (f"slots {num_slots} CPU slots, each of a whole core (this machine has {cores})",)
+    fewer = max(int(CPU_SLOTS_PART_OF_CORES * cores), 1)
+    return (
+        f"slots {num_slots} CPU slots, each {cores_per_slot:.2g} of a core: a job on one has that part of its speed",
+        f"      faster slots: eflow up --nodes 1 --slots {fewer}",
+    )
+
+
 def show_pool(run: RunFile, as_json: bool, *, detached: bool) -> None:
     if as_json:
         print_json({**plain(run), "nats_url": masked(run.nats_url)})
@@ -242,6 +254,9 @@ def show_pool(run: RunFile, as_json: bool, *, detached: bool) -> None:
     say(table("PROCESS", "PID", "METRICS, HEALTH", right=("PID",), rows=rows))
     say_line("")
     say_line(f"pool {run.pool} is up; NATS at {masked(run.nats_url)}, data and logs in {run.data_dir}", "green")
+    if run.num_cpu_slots:
+        for line in cpu_slots_in_words(run.num_cpu_slots, run.cores_per_cpu_slot, num_cores()):
+            say_line(line)
     where = "" if Path(run.data_dir) == Path(DATA_DIR).absolute() else f" --data-dir {shlex.quote(str(run.data_dir))}"
     tries = (f"eflow submit FILE.py --deadline 10m{where}", f"eflow watch{where}", f"eflow ui{where}")
     say_line(f"try   {'     '.join(tries)}")

@@ -32,7 +32,11 @@ class RunningProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A running pool. healthy: every process has been healthy at least once."""
+    """A running pool. healthy: every process has been healthy at least once.
+
+    num_cpu_slots: of this machine's nodes; 0: they have GPUs. cores_per_cpu_slot: that a worker may use; 1 or more: no
+    limit.
+    """
 
     pid: int  # of the supervisor
     nats_url: str  # with its token
@@ -40,6 +44,8 @@ class RunFile:
     data_dir: str
     started_at_s: float
     healthy: bool = False
+    num_cpu_slots: int = 0
+    cores_per_cpu_slot: float = 0.0
     processes: Mapping[str, RunningProcess] = field(default_factory=dict[str, RunningProcess])
 
     def write(self) -> None:

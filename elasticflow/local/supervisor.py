@@ -96,6 +96,8 @@ class Supervisor:
             pool=self._plan.pool,
             data_dir=str(self._plan.data_dir),
             started_at_s=self._clock.now_s(),
+            num_cpu_slots=sum(int(node["EF_SLOTS"]) for node in own_nodes if "EF_CPU_SHARE" in node),
+            cores_per_cpu_slot=max((float(node.get("EF_CPU_SHARE", 0)) for node in own_nodes), default=0.0),
         )
         try:
             async with asyncio.TaskGroup() as tasks:

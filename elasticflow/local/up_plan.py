@@ -95,7 +95,8 @@ def node_environments(
 ) -> tuple[dict[str, str], ...]:
     """The environment of each node's executor. None: depends on the machine.
 
-    Raises BadSettings if there are GPUs, but fewer than nodes, or if a node's slots are no equal parts of its GPUs.
+    Raises BadSettings if there are GPUs, but fewer than nodes, if a node's slots are no equal parts of its GPUs, or if
+    EF_CPU_SHARE is no number.
     """
     environment = os.environ if environment is None else environment
     if gpus:
@@ -103,10 +104,12 @@ def node_environments(
     num_nodes = CPU_NODES if num_nodes is None else num_nodes
     slots = slots_per_node or CPU_SLOTS
     share = CPU_SLOTS_PART_OF_CORES * num_cores() / max(1, num_nodes * slots)
-    own = {
-        "EF_SLOTS": str(slots),
-        "EF_CPU_SHARE": environment.get("EF_CPU_SHARE") or f"{min(1.0, share):.4g}",
-    }
+    given = environment.get("EF_CPU_SHARE") or f"{min(1.0, share):.4g}"
+    try:
+        float(given)
+    except ValueError:
+        raise BadSettings((f"EF_CPU_SHARE={given}: must be a number of cores, such as 0.2",)) from None
+    own = {"EF_SLOTS": str(slots), "EF_CPU_SHARE": given}
     return tuple({"EF_NODE_ID": f"node-{index}", **own} for index in range(num_nodes))
 
 

@@ -1,10 +1,13 @@
 """The same bits at any number of workers, through resizes and crashes: weights, optimizer, buffers and metrics."""
 
+import os
 import signal
 
 import pytest
 import pytest_asyncio
+import torch
 
+from elasticflow import run_locally
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     Failed,
     Finished,
@@ -14,18 +17,19 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
-from tests.support.trained_jobs import Trained, end_of, stateful, train
-from tests.support.user_code.training_functions import NUM_SAMPLES
+from tests.support.trained_jobs import UNEVEN, Trained, checkpoint_of, end_of, stateful, train
+from tests.support.user_code.training_functions import NUM_SAMPLES, Stateful
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LAST = 40  # iterations
+UNDISTURBED = "undisturbed"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def one_worker(node, spec_of) -> Trained:
     """The result of one undisturbed worker."""
-    return await train(node, stateful(spec_of))
+    return await train(node, stateful(spec_of), job_id=UNDISTURBED)
 
 
 async def test_workers_that_share_the_evaluation_get_the_metrics_of_one_worker(node, spec_of):
@@ -34,6 +38,19 @@ async def test_workers_that_share_the_evaluation_get_the_metrics_of_one_worker(n
     assert all(metrics == alone for metrics in together)
     assert alone["samples"] == NUM_SAMPLES
     assert 0 < alone["error"] < 10
+
+
+async def test_a_local_run_ends_with_the_bits_of_a_pool(node, one_worker, tmp_path):
+    environment, steps = dict(os.environ), []
+    job = Stateful().set_hyperparameter(global_batch_size=UNEVEN).term_condition(max_iterations=LAST)
+    ended = run_locally(job, out=tmp_path, device="cpu", on_progress=lambda iteration, _: steps.append(iteration))
+    in_the_pool = checkpoint_of(node, UNDISTURBED)["model"]
+    model = torch.load(tmp_path / "model.pt")
+    assert model.keys() == in_the_pool.keys() == ended.model.state_dict().keys()
+    assert all(torch.equal(model[name], value) for name, value in in_the_pool.items())
+    assert (ended.iteration, ended.condition, ended.metrics) == (LAST, "max_iterations", one_worker.metrics)
+    assert steps == list(range(1, LAST + 1))
+    assert dict(os.environ) == environment
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 8])

@@ -42,6 +42,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         training_loop.py        from the assignment to the end of the job
         worker_setup.py         from the assignment to a worker that can train
         restored_state.py       the state with which all workers start, from a checkpoint
+        local_training.py       a job in its user's process: no executor, no peers
         trainer.py              steps, evaluations, and the way from generation to generation
         training_step.py        one step: compute, agree
         step_metrics.py         what train() returned, agreed on one step late

@@ -32,7 +32,7 @@ from elasticflow.services.executor.worker.elastic.rendezvous_store import (
     connect_store,
     listening_store,
 )
-from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
@@ -125,7 +125,7 @@ def switch_specification(specification: RendezvousSpecification, command: Prepar
     )
 
 
-def open_rendezvous(specification: RendezvousSpecification, channel: Channel) -> dist.TCPStore | None:
+def open_rendezvous(specification: RendezvousSpecification, channel: ExecutorLink) -> dist.TCPStore | None:
     """Open the store on rendezvous rank 0, early: forwarding its address takes time. None on other ranks."""
     if specification.rendezvous_rank > 0 or specification.size == 1:
         return None
@@ -137,7 +137,7 @@ def open_rendezvous(specification: RendezvousSpecification, channel: Channel) ->
 def join_rendezvous(
     specification: RendezvousSpecification,
     digest: CompatibilityDigest,
-    channel: Channel,
+    channel: ExecutorLink,
     store: dist.Store | None,
     *,
     transfer_state: bool,
@@ -186,7 +186,7 @@ def join_rendezvous(
     return RendezvousResult(training_group=training_group, transfer_group=transfer_group, switch_iteration=iteration)
 
 
-def connect(specification: RendezvousSpecification, channel: Channel, aborted: threading.Event) -> dist.TCPStore:
+def connect(specification: RendezvousSpecification, channel: ExecutorLink, aborted: threading.Event) -> dist.TCPStore:
     """To the store of rendezvous rank 0, which listens before its address is known."""
     address = specification.rendezvous or _address(specification, channel, aborted)
     host, _, port = address.rpartition(":")
@@ -199,7 +199,7 @@ def connect(specification: RendezvousSpecification, channel: Channel, aborted: t
     )
 
 
-def _address(specification: RendezvousSpecification, channel: Channel, aborted: threading.Event) -> str:
+def _address(specification: RendezvousSpecification, channel: ExecutorLink, aborted: threading.Event) -> str:
     deadline_s = time.monotonic() + specification.wait_s
     while time.monotonic() < deadline_s:
         with suppress(queue.Empty):

@@ -14,7 +14,7 @@ import socket
 import threading
 from collections import defaultdict
 from pathlib import Path
-from typing import get_args
+from typing import Protocol, get_args
 
 import structlog
 
@@ -41,6 +41,13 @@ from elasticflow.shared.runtime.process.isolation.isolated_process import Worker
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
 
 log = structlog.get_logger()
+
+
+class ExecutorLink(Protocol):
+    """What a worker needs to meet others and to report; a training without an executor has another one."""
+
+    def send(self, message: FromWorker | FromManager) -> None: ...
+    def receive_rendezvous_address(self, generation: int, timeout_s: float) -> str: ...
 
 
 class Channel:

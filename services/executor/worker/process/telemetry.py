@@ -12,7 +12,7 @@ from types import TracebackType
 
 import structlog
 
-from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed, Warned
 
 log = structlog.get_logger()
@@ -22,7 +22,7 @@ _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a cha
 
 
 class Telemetry:
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ExecutorLink) -> None:
         self._channel = channel
         self._lock = threading.Lock()
         self._step_ends: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW)  # (iteration, monotonic s)

@@ -93,6 +93,11 @@ def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
     job_class = getattr(module, class_name, None)
     if job_class is None:
         raise TrainingFailed(f"module {module_name} has no class {class_name}: correct the training function's name")
+    return training_function_of(job_class, spec)
+
+
+def training_function_of(job_class: Any, spec: JobSpec) -> TrainingFunction:
+    """An instance of the class, with the job's hyperparameters. Raises TrainingFailed if it lacks methods."""
     missing = [name for name in _METHODS if not callable(getattr(job_class, name, None))]
     if missing:
         raise TrainingFailed(f"{spec.training_function} lacks {', '.join(missing)}: let it subclass ElasticJob")

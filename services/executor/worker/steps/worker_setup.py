@@ -24,7 +24,7 @@ from elasticflow.services.executor.worker.elastic.state_transfer import (
     model_tensors,
     transfer_state,
 )
-from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import (
     Stopwatch,
@@ -53,6 +53,7 @@ from elasticflow.services.executor.worker.steps.step_engine import StepEngine
 from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.training_function import (
     TrainingFailed,
+    TrainingFunction,
     in_users_code,
     load_training_function,
     virtual_nodes_of,
@@ -79,11 +80,16 @@ class MakeEngine(Protocol):
 
 
 def set_up(
-    assignment: Assignment, channel: Channel, telemetry: Telemetry, make_engine: MakeEngine
+    assignment: Assignment,
+    channel: ExecutorLink,
+    telemetry: Telemetry,
+    make_engine: MakeEngine,
+    function: TrainingFunction | None = None,
 ) -> tuple[Trainer, StateTransfer | None]:
     """Build model, data and optimizer, join the rendezvous, and load the state of the job.
 
-    The state comes from training workers if this worker joins some, else from the checkpoint.
+    The state comes from training workers if this worker joins some, else from the checkpoint. function: None: imported
+    by its name.
     """
     spec = assignment.spec
     device = claim(assignment.device, assignment.gpu_index)
@@ -92,9 +98,10 @@ def set_up(
     cpu_throttle, stopwatch = CpuThrottle(assignment.cpu_share), Stopwatch(device)
     specification = rendezvous_specification(assignment, device)
     store = open_rendezvous(specification, channel)
-    function = (
-        ElasticScript(spec, device) if spec.entry == SCRIPT else load_training_function(spec, assignment.code_path)
-    )
+    if function is None:
+        function = (
+            ElasticScript(spec, device) if spec.entry == SCRIPT else load_training_function(spec, assignment.code_path)
+        )
     objects = make_job_objects(function, spec, device)
     model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset
     stateful: Mapping[str, Stateful] = {

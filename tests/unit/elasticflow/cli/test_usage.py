@@ -14,7 +14,7 @@ from elasticflow.cli import main
 from elasticflow.cli.app import app
 from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.cli.option_values import parse_data, read_secret
-from elasticflow.cli.up import show_pool
+from elasticflow.cli.up import cpu_slots_in_words, show_pool
 from elasticflow.client.configure_pool import configure, read_config
 from elasticflow.local.run_file import RunFile
 from elasticflow.sdk.submission import load
@@ -35,6 +35,7 @@ COMMANDS = (
     ("submit",),
     ("quote",),
     ("profile",),
+    ("run",),
     ("jobs",),
     ("cancel",),
     ("amend",),
@@ -392,6 +393,20 @@ def test_a_pool_in_another_folder_is_stopped_by_its_folder(
     run = RunFile(pid=1, nats_url="nats://t@127.0.0.1:4222", pool="default", data_dir=data_dir, started_at_s=0.0)
     show_pool(run, as_json=False, detached=True)
     assert capsys.readouterr().out.splitlines()[-1] == f"stop  eflow down{where.format(data_dir)}"
+
+
+@pytest.mark.parametrize(
+    ("slots", "cores", "said"),
+    [
+        ((8, 0.2), 2, ["slots 8 CPU slots, each 0.2 of a core: a job on one has that part of its speed", "slots 1"]),
+        ((8, 0.8), 8, ["slots 8 CPU slots, each 0.8 of a core: a job on one has that part of its speed", "slots 6"]),
+        ((1, 1.0), 2, ["slots 1 CPU slots, each of a whole core (this machine has 2)"]),
+    ],
+)
+def test_a_pool_says_what_its_cpu_slots_are(slots: tuple[int, float], cores: int, said: list[str]) -> None:
+    lines = cpu_slots_in_words(*slots, cores)
+    assert all(line.endswith(end) for line, end in zip(lines, said, strict=True)), lines
+    assert all(len(line) <= 80 for line in lines)
 
 
 def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,115 @@
+"""`eflow run`: a job in this process, without a pool."""
+
+import os
+import pdb
+import time
+import traceback
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import elasticflow
+from elasticflow.cli.command_options import Json, NumIterations, SubmissionOptions
+from elasticflow.cli.job_options import Batch, Data, Environment, Settings, Workdir
+from elasticflow.cli.terminal_output import note, print_json, say_line
+from elasticflow.errors import TrainingRefused
+from elasticflow.sdk.local_run import run_locally
+from elasticflow.sdk.submission import load
+from elasticflow.shared.errors import ElasticFlowError
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as workers have it: the same bits
+_OURS = Path(elasticflow.__file__).parent
+
+
+class Device(StrEnum):
+    """Devices as a command line spells them."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def run(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="FILE[:CLASS]|MODULE:CLASS", help="Your subclass of ElasticJob.", show_default=False),
+    ],
+    batch: Batch = None,
+    iterations: NumIterations = None,
+    setting: Settings = None,
+    env: Environment = None,
+    data: Data = None,
+    workdir: Workdir = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", show_default=False, help="Write model.pt and the job's files there."),
+    ] = None,
+    device: Annotated[Device, typer.Option("--device", help="auto: a GPU if torch finds one.")] = Device.AUTO,
+    debug: Annotated[
+        bool, typer.Option("--pdb", help="Enter the debugger where the job's code raises an error.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a job in this process, without a pool, one step after another.
+
+    It ends with the same bits as in a pool. breakpoint() in your code works;
+    each part of the batch is a call of train(). Ctrl-C ends it after the
+    present step. Exit code 1 if the job fails.
+
+    \b
+    Examples:
+      eflow run train.py --iterations 10
+      eflow run train.py:Digits --set learning_rate=0.05 --out digits
+      eflow run train.py --pdb
+      python -m pdb -m elasticflow run train.py
+    """
+    os.environ.update(_ONE_THREAD)  # before the job's module is imported
+    options = SubmissionOptions(
+        target=target,
+        batch=batch,
+        iterations=iterations,
+        settings=tuple(setting or ()),
+        environment=tuple(env or ()),
+        data=tuple(data or ()),
+    )
+    job = options.apply(load(target, workdir=workdir)[0])
+    began_s = time.monotonic()
+    try:
+        ended = run_locally(job, out=out, device=device.value, show_progress=not as_json)
+    except TrainingRefused as error:
+        note(f"eflow: the job fails: {error}")
+        raise typer.Exit(1) from None
+    except (ElasticFlowError, elasticflow.InvalidJob):
+        raise
+    except Exception as error:
+        note(_of_users_code(error), end="")
+        if debug:
+            pdb.post_mortem(error.__traceback__)
+        raise typer.Exit(1) from None
+    if as_json:
+        print_json(
+            {
+                "iteration": ended.iteration,
+                "condition": ended.condition,
+                "metrics": dict(ended.metrics),
+                "folder": ended.folder,
+            }
+        )
+        return
+    metrics = "".join(f"; {name} {value:.4g}" for name, value in ended.metrics.items())
+    say_line(f"trained {ended.iteration} iterations in {time.monotonic() - began_s:.1f} s{metrics}", "green")
+    if ended.folder is not None:
+        say_line(f"model  {ended.folder / 'model.pt'}")
+
+
+def _of_users_code(error: Exception) -> str:
+    """The traceback without the frames of the engine."""
+    told = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = told
+    while part is not None:
+        users = [frame for frame in part.stack if not Path(frame.filename).is_relative_to(_OURS)]
+        part.stack = traceback.StackSummary.from_list(users or part.stack)
+        part = part.__cause__
+    return "".join(told.format())
