@@ -1,6 +1,7 @@
 """The jobs of the demo and their times: they arrive while others train, so that jobs shrink and grow again.
 
-All times follow from what is measured on this machine, so that a slow or busy one admits the same jobs.
+Arrivals follow from progress, and deadlines from what is measured on this machine: a slow or busy one admits the same
+jobs.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ REJECTED_ON_PURPOSE = "text-at-once"
 class Entrance:
     """One submission.
 
-    after: its moment, in quotes of the first job: 0.5 is half of the time that the idle pool quotes for it.
+    after: its moment, by the progress of the first job: 0.5 is when that has trained half of its iterations.
     within: its deadline, in quotes of its own at that moment: 1.0 is the earliest deadline; 0.0: it has none.
     """
 
@@ -32,12 +33,12 @@ def cast() -> tuple[Entrance, ...]:
     soft = Digits().set_job_class("soft")
     return (
         Entrance(after=0.0, job_id="digits", job=_iterations(Digits(), 500), within=2.5),
-        Entrance(after=0.05, job_id="text", job=_iterations(Text(), 400), within=2.5),
-        Entrance(after=0.1, job_id="wine-spare", job=_iterations(Wine(), 300).set_job_class("best_effort")),
-        Entrance(after=0.6, job_id="digits-rush", job=_iterations(Digits(), 250), within=2.0),
-        Entrance(after=0.8, job_id="wine", job=_iterations(Wine(), 150), within=2.5),
-        Entrance(after=0.95, job_id=REJECTED_ON_PURPOSE, job=_iterations(Text(), 100), within=0.4),
-        Entrance(after=1.1, job_id="digits-soft", job=_iterations(soft, 150), within=2.5),
+        Entrance(after=0.02, job_id="text", job=_iterations(Text(), 400), within=2.5),
+        Entrance(after=0.05, job_id="wine-spare", job=_iterations(Wine(), 300).set_job_class("best_effort")),
+        Entrance(after=0.35, job_id="digits-rush", job=_iterations(Digits(), 250), within=2.0),
+        Entrance(after=0.5, job_id="wine", job=_iterations(Wine(), 150), within=2.5),
+        Entrance(after=0.6, job_id=REJECTED_ON_PURPOSE, job=_iterations(Text(), 100), within=0.4),
+        Entrance(after=0.7, job_id="digits-soft", job=_iterations(soft, 150), within=2.5),
     )
 
 

@@ -99,7 +99,7 @@ async def _play(
 
     async with asyncio.TaskGroup() as tasks:
         looking = [tasks.create_task(follow()), tasks.create_task(_show(client, performance, console))]
-        stage = _Stage(client, await _quoted_s(client, entrances[0]))
+        stage = _Stage(client, first=entrances[0])
         entering = [tasks.create_task(stage.enter(entrance)) for entrance in entrances]
         job_ids = [job_id for done in await asyncio.gather(*entering) for job_id in done]
         for job_id in job_ids:
@@ -119,15 +119,15 @@ async def _quoted_s(client: Client, entrance: Entrance) -> float:
 
 
 class _Stage:
-    """Submits jobs, one at a time, so that a quote holds until its job is submitted. unit_s: that `after` counts."""
+    """Submits jobs, one at a time, so that a quote holds until its job is submitted. first: `after` is its progress."""
 
-    def __init__(self, client: Client, unit_s: float) -> None:
-        self._client, self._unit_s = client, unit_s
+    def __init__(self, client: Client, *, first: Entrance) -> None:
+        self._client, self._first = client, first
         self._deciding = asyncio.Lock()
 
     async def enter(self, entrance: Entrance) -> list[str]:
         """Submit on time; a rejected job takes its counteroffer. The ids of the submitted jobs."""
-        await asyncio.sleep(entrance.after * self._unit_s)
+        await self._progressed(entrance.after)
         async with self._deciding:
             if not entrance.within:
                 await self._client.submit(entrance.job.spec(), job_id=entrance.job_id)
@@ -141,6 +141,18 @@ class _Stage:
             taken = replace(spec, deadline_in_s=_OFFER_TAKEN * offered_s)
             await self._client.submit(taken, job_id=_COUNTEROFFER)
             return [entrance.job_id, _COUNTEROFFER]
+
+    async def _progressed(self, part: float) -> None:
+        """Wait until the first job has trained this part of its iterations, or has ended."""
+        if not part:
+            return
+        async with contextlib.aclosing(self._client.states()) as states:
+            async for state in states:
+                job = state.job(self._first.job_id)
+                if job is not None and (
+                    job.ended_at_s or job.iteration >= part * (self._first.job.max_iterations or 0)
+                ):
+                    return
 
 
 async def _show(client: Client, performance: Performance, console: Console) -> None:

@@ -179,7 +179,7 @@ def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> Non
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    drawn = [row for row in all_rows if row.gpus]
+    drawn = [row for row in all_rows if row.gpus and row.decision == "admitted"]
     times = [at_s - performance.began_at_s for at_s, _ in performance.history]
     layers: list[list[int]] = [[n for _, n in gpus_over_time(row.job_id, performance)] for row in drawn]
     of_jobs = [sum(layer) for layer in zip(*layers, strict=True)]
@@ -189,7 +189,7 @@ def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> Non
     axes.stackplot(times, *layers, labels=[row.job_id for row in drawn], colors=colours, step="post", alpha=0.85)
     axes.fill_between(times, of_jobs, with_padding, step="post", label="padding load, on idle GPUs", **_HATCHED)
     for colour, row in zip(colours, drawn, strict=False):
-        if row.deadline_s is not None and row.decision == "admitted":
+        if row.deadline_s is not None:
             axes.axvline(row.deadline_s, color=colour, linestyle=":", linewidth=1.5)
     axes.set(
         title="GPUs over time by job (dotted: its deadline)",

@@ -1,11 +1,13 @@
 """What the demo says of its padding load follows from the folded pool and the results of the tasks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
+from examples.demo.cast import REJECTED_ON_PURPOSE
 from examples.demo.padding import LOAD_ID, NUM_TASKS
 from examples.demo.performance import Performance
 from examples.demo.report import (
@@ -18,8 +20,8 @@ from examples.demo.report import (
     rows,
 )
 from examples.pi import estimate, points_in_circle
-from tests.support.histories import NOW_S, pool
-from tests.support.worker_events import admitted, finished, placed
+from tests.support.histories import NOW_S, pool, spec
+from tests.support.worker_events import admitted, finished, placed, profile_requested
 
 OPENED = events.LoadOpened(
     load_id=LOAD_ID, tenant="lab", spec=LoadSpec(task_function="pi:points", task_s=0.03), at_s=NOW_S
@@ -77,6 +79,25 @@ def test_a_result_that_the_ledger_does_not_count_makes_the_demo_fail() -> None:
 def test_the_picture_names_the_padding_load(performance: Performance, tmp_path: Path) -> None:
     draw(performance, rows(performance), tmp_path / "gpus.svg")
     assert "padding load" in (tmp_path / "gpus.svg").read_text()
+
+
+def test_only_the_job_that_asks_too_much_may_be_rejected_and_measurements_are_no_jobs() -> None:
+    def rejected(job_id: str) -> events.JobRejected:
+        return events.JobRejected(
+            job_id=job_id,
+            tenant="lab",
+            spec=spec(),
+            reason="deadline",
+            explanation="",
+            deadline_s=NOW_S + 9.0,
+            at_s=NOW_S,
+        )
+
+    measured = replace(profile_requested("profile-1"), profile_only=True)
+    shown = rows(performed(measured, rejected(REJECTED_ON_PURPOSE), rejected("text"), results=[]))
+    assert {row.job_id: row.kept for row in shown} == {REJECTED_ON_PURPOSE: True, "text": False}
+    admitted_instead = rows(performed(admitted(REJECTED_ON_PURPOSE), placed(1, "node-0:0"), finished(1), results=[]))
+    assert {row.job_id: row.kept for row in shown + admitted_instead}[REJECTED_ON_PURPOSE] is False
 
 
 def test_the_tasks_estimate_pi_and_a_repeated_one_returns_the_same() -> None:
