@@ -169,6 +169,7 @@ def padding_gpus_over_time(performance: Performance) -> list[int]:
     return [len(padding_gpus(state)) for _, state in performance.history]
 
 
+_WIDTH = 1.25  # of the picture, in lengths of the demo: a far deadline must not squeeze the jobs
 _HATCHED: dict[str, Any] = {"facecolor": "0.95", "edgecolor": "0.7", "hatch": "///", "linewidth": 0.0}
 
 
@@ -192,12 +193,12 @@ def draw(performance: Performance, all_rows: tuple[Row, ...], file: Path) -> Non
         if row.deadline_s is not None:
             axes.axvline(row.deadline_s, color=colour, linestyle=":", linewidth=1.5)
     axes.set(
-        title="GPUs over time by job (dotted: its deadline)",
+        title="GPUs over time by job (dotted: its deadline, if it is near)",
         xlabel="seconds after the start",
         ylabel="GPUs",
         ylim=(0, performance.last.num_gpus or max(with_padding, default=1)),
     )
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, _WIDTH * max(times[-1], 1.0))
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
