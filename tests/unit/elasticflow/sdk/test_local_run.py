@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from elasticflow import ElasticJob, InvalidJob, Scalar, Script, TrainingRefused, run_locally
 from elasticflow.cli.app import app
+from elasticflow.shared.runtime.process.logs import configure_logs
 
 RUN = ("run", f"{__name__}:Line", "--iterations", "3", "--device", "cpu")
 
@@ -58,6 +59,7 @@ class NoLoss(Line):
 
 
 def eflow(*arguments: str) -> tuple[int, str, str]:
+    assert callable(configure_logs), "imported before the runner replaces stderr, to which it writes"
     ran = CliRunner().invoke(app, list(arguments), prog_name="eflow")
     assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
     return ran.exit_code, ran.stdout, ran.stderr
