@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,7 +133,7 @@ def _warn(warning: str) -> None:
 
 
 @contextmanager
-def _interrupts() -> Iterator[threading.Event]:
+def _interrupts() -> Generator[threading.Event]:
     """An event that Ctrl-C sets; a second Ctrl-C raises KeyboardInterrupt. Only the main thread gets signals."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -154,7 +154,7 @@ def _interrupts() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _progress(total: int, *, show: bool) -> Iterator[OnProgress]:
+def _progress(total: int, *, show: bool) -> Generator[OnProgress]:
     """A bar on stderr, if that is a terminal and no debugger runs. It ends at a breakpoint."""
     terminal = Console(stderr=True)
     if not (show and terminal.is_terminal and sys.gettrace() is None):
