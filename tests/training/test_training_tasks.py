@@ -158,4 +158,4 @@ async def test_hidden_state_is_found_by_a_second_first_step(node, runners, spec_
     async with training(spec_of("HiddenState"), tmp_path) as made:
         failed = await result_of(made, runners, 1)
     assert isinstance(failed, Failed)
-    assert "the same step gave another loss when it was repeated: the model keeps 0.running" in failed.error
+    assert "the same step gave another loss when it was repeated: the job keeps model.0.running" in failed.error
