@@ -23,6 +23,7 @@ from elasticflow.services.executor.worker.process.device import (
     use_one_heap,
     warm_up,
 )
+from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
@@ -82,6 +83,8 @@ def _limited(assignment: Assignment) -> Assignment:
 def _end_with(work: Callable[[], None], channel: Channel) -> NoReturn:
     """The process ends after the work, in whichever thread it runs."""
     code = _exit_code_of(work, channel)
+    if code is ExitCode.DONE:
+        EXIT_HANDLERS.run(ON_THE_WAY_S)
     log.info("worker_ended", exit_code=code.name)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -105,7 +108,9 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         return ExitCode.SUPERSEDED
     except TrainingFailed as error:
         log.error("training_failed", reason=without_own_secrets(str(error)))
-        channel.send(_failed(str(error), _cause_of(error)))
+        cause = _cause_of(error)
+        EXIT_HANDLERS.run(ON_THE_WAY_S)
+        channel.send(_failed(str(error), cause))
         return ExitCode.FAILED
     except BaseException as error:  # any error of the user's code, including SystemExit
         text = traceback.format_exc()
@@ -114,6 +119,7 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
         if is_out_of_memory(error) and (advice := job_memory_advice()):
             notes += f"; {advice}"
+        EXIT_HANDLERS.run(ON_THE_WAY_S)
         channel.send(_failed(message, text, notes))
         return ExitCode.FAILED
     return ExitCode.DONE
