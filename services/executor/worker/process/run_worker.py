@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import structlog
@@ -110,7 +111,7 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         log.error("training_failed", reason=without_own_secrets(str(error)))
         cause = _cause_of(error)
         EXIT_HANDLERS.run(ON_THE_WAY_S)
-        channel.send(_failed(str(error), cause))
+        channel.send(_failed(str(error), cause, _missing_file_advice(error.__cause__)))
         return ExitCode.FAILED
     except BaseException as error:  # any error of the user's code, including SystemExit
         text = traceback.format_exc()
@@ -119,10 +120,21 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
         if is_out_of_memory(error) and (advice := job_memory_advice()):
             notes += f"; {advice}"
+        notes += _missing_file_advice(error)
         EXIT_HANDLERS.run(ON_THE_WAY_S)
         channel.send(_failed(message, text, notes))
         return ExitCode.FAILED
     return ExitCode.DONE
+
+
+def _missing_file_advice(error: BaseException | None) -> str:
+    """What to do about a file that the user's machine has, and this one has not; "" for any other error."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
+        return ""
+    if Path(error.filename).absolute().is_relative_to(Path.cwd()):
+        sent = "the job works in a copy of what was sent with it: send its folder with --workdir DIR"
+        return f"; {sent}, or name the data with --data NAME=PATH"
+    return "; its node has no such path, or does not show it to jobs: name the data with --data NAME=PATH"
 
 
 def _failed(error: str, traceback: str, notes: str = "") -> Failed:
