@@ -30,6 +30,7 @@ from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_VARIABLE
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 
@@ -131,7 +132,11 @@ def _missing_file_advice(error: BaseException | None) -> str:
     """What to do about a file that the user's machine has, and this one has not; "" for any other error."""
     if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
         return ""
-    if Path(error.filename).absolute().is_relative_to(Path.cwd()):
+    file, home = (
+        Path(error.filename),
+        Path(os.environ.get(ARTIFACT_VARIABLE, "")).parent,
+    )  # that of a profile is deleted
+    if not file.is_absolute() or file.is_relative_to(home):
         sent = "the job works in a copy of what was sent with it: send its folder with --workdir DIR"
         return f"; {sent}, or name the data with --data NAME=PATH"
     return "; its node has no such path, or does not show it to jobs: name the data with --data NAME=PATH"
