@@ -40,8 +40,8 @@ def fetch(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch the model of a job and the files that it wrote into its artifact
-    folder. No storage is shared with the nodes.
+    """Fetch the model of a job and the files that it wrote into its working
+    folder and its artifact folder. No storage is shared with the nodes.
 
     Of a job that trains, the model as it is now: its workers write a checkpoint
     first. Exit code 1 if nothing is stored.
@@ -79,7 +79,8 @@ def _show(fetched: Fetched) -> None:
     for file in fetched.files:
         say_line(f"file   {file}: {bytes_in_words(file.stat().st_size)}")
     if fetched.model is None and not fetched.files:
-        say_line(f"nothing is stored of {fetched.job_id}: it wrote no model and no files", "yellow")
+        why = "nothing of what it wrote can be stored" if fetched.num_unstored else "it wrote no model and no files"
+        say_line(f"nothing is stored of {fetched.job_id}: {why}", "yellow")
     for file in fetched.unstored:
         note(f"eflow: not stored: {file.path}: {file.reason}")
     if (more := fetched.num_unstored - len(fetched.unstored)) > 0:

@@ -29,7 +29,7 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected, ProfileRequested
-from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
+from elasticflow.shared.messages.job_spec import SCRIPT, SCRIPT_SUFFIX, TORCHRUN, JobSpec
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
@@ -153,7 +153,8 @@ def fresh_job_id(spec: JobSpec) -> str:
     """The name of the class or script with a fresh suffix: "digits-cnn-3f9a1c"."""
     module, _, name = spec.training_function.rpartition(":")
     if name in (SCRIPT, TORCHRUN):
-        name = module.rpartition(".")[2]
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", "-", name).lower()
-    words = re.sub(r"[^a-z0-9-]+", "", words).strip("-")
+        is_file = module.endswith(SCRIPT_SUFFIX)
+        name = module.removesuffix(SCRIPT_SUFFIX) if is_file else module.rpartition(".")[2]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
+    words = re.sub(r"[^a-z0-9]+", "-", words).strip("-")
     return f"{words[:50] or 'job'}-{fresh_id()[:6]}"

@@ -64,7 +64,8 @@ def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
 def artifacts_in_words(event: events.ArtifactsStored) -> str:
     """What `eflow fetch` gets, and what it does not."""
     model = "" if event.model is None else f"the model of iteration {event.iteration}"
-    files = f"{len(event.files)} file{'' if len(event.files) == 1 else 's'}" if event.files else ""
+    num_files = len(event.files) + len(event.outputs)
+    files = f"{num_files} file{'' if num_files == 1 else 's'}" if num_files else ""
     stored = " and ".join(filter(None, (model, files)))
     kept = f"stored for `eflow fetch`: {stored}, {bytes_in_words(event.num_bytes)}" if stored else ""
     if not event.num_unstored:

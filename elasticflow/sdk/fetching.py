@@ -14,6 +14,7 @@ from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.times import Duration
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.events import UnstoredFile
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, WORKING_FOLDER
 
 ModelFormat = Literal["torch", "safetensors"]
 _MODEL_NAMES = {"torch": "model.pt", "safetensors": "model.safetensors"}
@@ -21,7 +22,8 @@ _MODEL_NAMES = {"torch": "model.pt", "safetensors": "model.safetensors"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """model: None if none is stored. iteration: of the model. unstored: files that stay on their node, of
+    """model: None if none is stored. iteration: of the model. files: those of the job's artifact folder are in
+    `artifacts`, those that it wrote into its working folder in `files`. unstored: files that stay on their node, of
     num_unstored in all."""
 
     job_id: str
@@ -71,7 +73,7 @@ def fetch(
     pool: str = "",
     data_dir: Path | None = None,
 ) -> Fetched:
-    """Write a job's model and the files of its artifact folder into `to`, by default a folder named as the job.
+    """Write a job's model and the files that it wrote into `to`, by default a folder named as the job.
 
     Raises as `load` does, except NoModel; and NotConvertible, OutsideOfFolder.
     """
@@ -96,7 +98,7 @@ async def fetch_with(
         require_extra("safetensors", "a model as safetensors")
     artifacts = await client.artifacts(job_id, timeout=timeout)
     stored = artifacts.stored
-    total = sum(file.num_bytes for file in (*stored.files, *((stored.model,) if stored.model else ())))
+    total = stored.num_bytes
     done = 0
 
     def on_written(num_bytes: int) -> None:
@@ -111,8 +113,9 @@ async def fetch_with(
             await _save_safetensors(client, artifacts, model, on_written)
         else:
             await _save_model(client, artifacts, model, on_written)
-    targets = [_below(folder / "artifacts", file.path) for file in stored.files]
-    for file, target in zip(stored.files, targets, strict=True):
+    targets = {_below(folder / ARTIFACT_FOLDER, file.path): file for file in stored.files}
+    targets |= {_below(folder / WORKING_FOLDER, file.path): file for file in stored.outputs}
+    for target, file in targets.items():
         await client.save(artifacts, file, target, on_written)
     return Fetched(
         job_id=job_id,

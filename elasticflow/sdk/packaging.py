@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elasticflow.sdk.packaging_failed import PackagingFailed
-from elasticflow.shared.messages.job_spec import SCRIPT
+from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 
 _OURS = "elasticflow"
 _ATTACH = ("elastic", "elastic_trainer")  # what a script calls, directly or in an adapter
+_SCRIPTS = (SCRIPT, TORCHRUN)
+_LOADED = sys.stdlib_module_names | {"numpy", "torch"}  # in each worker
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
 
 class Package(NamedTuple):
-    training_function: str  # "package.module:Class", or "module:__main__" for a script
+    training_function: str  # "package.module:Class"; for a script "module:__main__", or "my-train.py:__main__"
     code_digest: str  # SHA-256 of the archive
     archive: bytes  # zip
     import_folder: str = ""  # in the archive, of the module
@@ -37,12 +39,16 @@ def package(source: type | str | Path, workdir: str | Path | None = None) -> Pac
     """
     file, class_name = _located(source)
     root = _import_root(file)
-    module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-    if not module.replace(".", "_").isidentifier():
-        raise PackagingFailed(f"{file.name} cannot be imported: {module} is no module name")
+    parts = file.relative_to(root).with_suffix("").parts
+    module = ".".join(parts).removesuffix(".__init__")
+    if not all(part.isidentifier() for part in parts):
+        _require_script(file, class_name)
+        root, module = file.parent, file.name  # it runs as `python train.v2.py` runs it
     _refuse_hidden_elasticflow(root, module)
+    imported = _with_local_imports(root, file, module)
+    _refuse_hidden_modules(root, imported, file if class_name in _SCRIPTS else None)
     if workdir is None:
-        folder, files = root, sorted(_with_local_imports(root, module.partition(".")[0]))
+        folder, files = root, sorted(imported)
     else:
         folder = Path(workdir).resolve()
         files = _all_files(folder, file, root)
@@ -50,6 +56,16 @@ def package(source: type | str | Path, workdir: str | Path | None = None) -> Pac
     archive = _archive(folder, files)
     import_folder = root.relative_to(folder).as_posix().removeprefix(".")
     return Package(f"{module}:{class_name}", hashlib.sha256(archive).hexdigest(), archive, import_folder)
+
+
+def _require_script(file: Path, class_name: str) -> None:
+    """Of a file that has no module's name. Raises PackagingFailed."""
+    if class_name not in _SCRIPTS:
+        raise PackagingFailed(
+            f"{file.name} cannot be imported: {file.stem} or a package above it is no module name; rename it"
+        )
+    if any(char in ":\\" or not char.isprintable() for char in file.name):
+        raise PackagingFailed(f"{file.name!a} cannot be run: give it a name without :, \\ and control characters")
 
 
 def _all_files(workdir: Path, file: Path, root: Path) -> list[Path]:
@@ -60,7 +76,7 @@ def _all_files(workdir: Path, file: Path, root: Path) -> list[Path]:
         raise PackagingFailed(f"the workdir {workdir} is no folder")
     if not root.is_relative_to(workdir):
         raise PackagingFailed(f"{file} is imported from {root}, which is not within the workdir {workdir}; name {root}")
-    files = [workdir / name for name in files_of_workdir(workdir)]
+    files = [workdir / name for name in files_of_workdir(workdir)]  # and folders
     if file not in files:
         raise PackagingFailed(f"{file} is left out of the workdir by {workdir / IGNORE_FILE} or a default pattern")
     return files
@@ -164,9 +180,19 @@ def _refuse_hidden_elasticflow(root: Path, module: str) -> None:
         raise PackagingFailed(f"{found or root} hides the installed package elasticflow; rename it")
 
 
-def _with_local_imports(root: Path, name: str) -> set[Path]:
-    """The files of a top-level module, and of the modules beside it that it imports, directly or indirectly."""
-    names, done, files = [name], {_OURS}, set[Path]()
+def _refuse_hidden_modules(root: Path, imported: set[Path], script: Path | None) -> None:
+    """A worker has loaded other modules of these names, so it would not import the user's. The script itself is run."""
+    for file in sorted(imported):
+        name = file.relative_to(root).parts[0].removesuffix(".py")
+        if name in _LOADED and file != script:
+            raise PackagingFailed(f"{file} has the name of another module, which jobs import instead: rename {name}")
+
+
+def _with_local_imports(root: Path, file: Path, module: str) -> set[Path]:
+    """The files of the module, and of the modules beside it that it imports, directly or indirectly."""
+    names, done, files = [module.partition(".")[0]], {_OURS}, set[Path]()
+    if module == file.name:  # a script that no module imports
+        names, files = [*_imports_of(file)], {file}
     while names:
         if (name := names.pop()) not in done:
             done.add(name)
@@ -218,11 +244,15 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def _archive(root: Path, files: list[Path]) -> bytes:
-    names = [file.relative_to(root).as_posix() for file in files]
+    names = [file.relative_to(root).as_posix() + ("/" if file.is_dir() else "") for file in files]
     for name in names:
         if name != name.encode(errors="replace").decode():
             raise PackagingFailed(f"the name of {name!a} in {root} is no text in UTF-8; give the file another one")
-    num_bytes = sum(file.stat().st_size for file in files) + sum(76 + 2 * len(name.encode()) for name in names) + 22
+    num_bytes = (
+        sum(file.stat().st_size for file in files if file.is_file())
+        + sum(76 + 2 * len(name.encode()) for name in names)
+        + 22
+    )
     if num_bytes > MAX_ARCHIVE_BYTES:  # with the headers of each file and of the archive
         raise PackagingFailed(
             f"the code in {root} is {num_bytes:,} bytes, at most {MAX_ARCHIVE_BYTES:,} can be sent; keep data elsewhere"
@@ -233,5 +263,5 @@ def _archive(root: Path, files: list[Path]) -> bytes:
             entry = zipfile.ZipInfo(name, _TIMESTAMP)
             entry.create_system = 3  # Unix, whatever this is
             entry.external_attr = 0o644 << 16
-            archive.writestr(entry, file.read_bytes())
+            archive.writestr(entry, b"" if entry.is_dir() else file.read_bytes())
     return buffer.getvalue()

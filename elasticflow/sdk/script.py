@@ -6,12 +6,14 @@ Importing this imports no torch.
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.shared.messages.job_environment import SCRIPT_PROCESS_VARIABLE
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.training_interface import OnStep
 
@@ -84,7 +86,12 @@ def elastic(
 
 
 def running_worker() -> Any:
-    """The worker that runs this script; None outside a job."""
+    """The worker that runs this script; None outside a job. Raises RuntimeError in a child process of the script."""
+    if os.environ.get(SCRIPT_PROCESS_VARIABLE, own := str(os.getpid())) != own:
+        raise RuntimeError(
+            "elastic() was called in a process that the script has started, e.g. by torch.multiprocessing.spawn: call "
+            "it in the script's own process, as main(rank=0, world_size=1), since the job adds workers by itself"
+        )
     return getattr(sys.modules["__main__"], _WORKER, None)
 
 

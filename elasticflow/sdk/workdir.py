@@ -18,30 +18,38 @@ DEFAULT_PATTERNS = (
     *("__pycache__/", "*.py[cod]", "*.egg-info/", ".mypy_cache/", ".pytest_cache/", ".ruff_cache/"),
     *(".ipynb_checkpoints/", ".idea/", ".vscode/", ".DS_Store", ".env"),
 )
+_DEFAULTS = GitIgnoreSpec.from_lines(DEFAULT_PATTERNS)
 _NAMED_PATHS = 5  # in an error
 
 
 class FileOfWorkdir(NamedTuple):
-    """name: relative to the folder, with "/". num_bytes: its size."""
+    """name: relative to the folder, with "/"; a folder that is sent empty ends with it. num_bytes: its size."""
 
     name: str
     num_bytes: int
 
 
 def files_of_workdir(folder: Path) -> list[str]:
-    """The names of all files to send, relative to the folder, in order.
+    """The names of all files to send, relative to the folder, in order; and of folders that are sent empty.
 
     Raises PackagingFailed for a link that leaves the folder, and if the files are more than can be sent.
     """
-    files = list(_files(folder, _ignored(folder)))
+    found = sorted(_files(folder, _ignored(folder)))
+    following = [file.name for file in found[1:]] + [""]
+    files = [file for file, after in zip(found, following, strict=True) if not _holds(file.name, after)]
     num_bytes = sum(file.num_bytes for file in files)
     if num_bytes > MAX_ARCHIVE_BYTES or len(files) > MAX_ARCHIVE_FILES:
         raise PackagingFailed(
             f"the workdir {folder} has {len(files):,} files of {num_bytes:,} bytes, and at most {MAX_ARCHIVE_FILES:,} "
             f"of {MAX_ARCHIVE_BYTES:,} can be sent. The largest: {_largest(files)}. Name what the job does not need in "
-            f"{folder / IGNORE_FILE}, and keep data on storage that the nodes read"
+            f"{folder / IGNORE_FILE}, and pass data by --data NAME=PATH, from storage that the nodes read"
         )
-    return sorted(file.name for file in files)
+    return [file.name for file in files]
+
+
+def _holds(folder: str, name: str) -> bool:
+    """Whether this is a folder that comes with a file in it."""
+    return folder.endswith("/") and name.startswith(folder)
 
 
 def _ignored(folder: Path) -> GitIgnoreSpec:
@@ -59,6 +67,9 @@ def _files(folder: Path, ignored: GitIgnoreSpec) -> Iterator[FileOfWorkdir]:
         kept = [name for name in names if not ignored.match_file(f"{(inside / name).as_posix()}/")]
         for name in kept:
             _refuse_link(folder, inside / name, is_folder=True)
+        for path in (f"{(inside / name).as_posix()}/" for name in names):
+            if not _DEFAULTS.match_file(path) or not ignored.match_file(path):
+                yield FileOfWorkdir(path, 0)  # a script that writes into it would not make it
         names[:] = sorted(kept)  # os.walk visits these only
         for name in files:
             path = inside / name

@@ -15,7 +15,7 @@ from elasticflow.history.usage_report import Prices, price_of
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages.events import DeadlineQuoted
-from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobClass, JobSpec
+from elasticflow.shared.messages.job_spec import SCRIPT, SCRIPT_SUFFIX, TORCHRUN, JobClass, JobSpec
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import parts_with_gpus
 from elasticflow.web.reading import as_json, known_job, number, page_of
@@ -60,7 +60,8 @@ def submission_words(spec: JobSpec) -> dict[str, str]:
     if not spec.code_digest:
         target = [spec.training_function]
     else:
-        file = str(PurePosixPath(spec.import_folder, *module.split(".")).with_suffix(".py"))
+        path = module if module.endswith(SCRIPT_SUFFIX) else f"{module.replace('.', '/')}{SCRIPT_SUFFIX}"
+        file = str(PurePosixPath(spec.import_folder, path))
         target = {SCRIPT: [file], TORCHRUN: [file, "--torchrun"]}.get(entry, [f"{file}:{entry}"])
     arguments = spec.arguments if entry in (SCRIPT, TORCHRUN) else ()
     return {"target": shlex.join(target), "arguments": shlex.join(arguments)}

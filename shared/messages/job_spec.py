@@ -51,6 +51,8 @@ def _in_one_sentence(value: Any, validated: ValidatorFunctionWrapHandler) -> Any
 SCRIPT = "__main__"  # instead of a class: a script whose loop is elastic
 TORCHRUN = "__torchrun__"  # or an unchanged script, started as under torchrun; each resize restarts it
 
+SCRIPT_SUFFIX = ".py"  # of a script's file, which stands for its module if its name is none
+
 SHARED = "*"  # owns the profiles that tenants share; no tenant can have this name
 
 Scalar = Annotated[bool | Integer | Finite | Annotated[str, FewItems], WrapValidator(_in_one_sentence)]
@@ -88,7 +90,8 @@ class MetricCondition:
 class JobSpec:
     """One training job, as its user describes it (ElasticFlow, Table 1)."""
 
-    training_function: FunctionPath  # "package.module:Class", or SCRIPT or TORCHRUN instead of a class
+    # "package.module:Class"; SCRIPT or TORCHRUN instead of a class; "my-train.py" for a script's file that is no module
+    training_function: FunctionPath
     code_digest: Digest = ""  # SHA-256 of the code archive in the object store; "": importable on the nodes
     import_folder: Folder = ""  # in the archive, of the training function's module; "": the archive itself
     environment: Variables = field(default_factory=dict[str, str])  # of its workers, beside those that the pool sets

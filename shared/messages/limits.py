@@ -37,8 +37,9 @@ _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
 # below a folder, and never out of it: no part is empty, "." or ".."; no control characters
 _PART = r"([^./\\\x00-\x1f\x7f-\x9f]|\.[^./\\\x00-\x1f\x7f-\x9f]|\.\.[^/\\\x00-\x1f\x7f-\x9f])[^/\\\x00-\x1f\x7f-\x9f]*"
 FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
-_FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # as in entry points
-_FOLDER_PATTERN = r"^([\w.+-]+(/[\w.+-]+)*)?$"
+# as in entry points; or a script's file, whatever its name
+_FUNCTION_PATTERN = rf"^([^\W\d][\w.]*:[^\W\d]\w*|{_PART}\.py:__(main|torchrun)__)$"
+_FOLDER_PATTERN = rf"^({_PART}(/{_PART})*)?$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 URI_PATTERN = r"^[A-Za-z][A-Za-z0-9+.-]*://[^\x00-\x1f]+$"
 _MAYBE_URI_PATTERN = rf"{URI_PATTERN[:-1]}$|^$"
@@ -54,7 +55,7 @@ PATTERNS_IN_WORDS = {
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
     _CHAIN_PATTERN: "must be 32 hexadecimal digits",
     _FUNCTION_PATTERN: "must be like package.module:Class",
-    _FOLDER_PATTERN: "must be a folder like src/jobs, of letters, digits, ., _, + and -",
+    _FOLDER_PATTERN: "must be a folder like src/jobs, below another one",
     _VARIABLE_PATTERN: "must be a name of letters, digits and _",
     URI_PATTERN: "must be a URI like s3://bucket/folder or file:///data/set",
     _MAYBE_URI_PATTERN: "must be a URI like s3://bucket/folder",

@@ -54,6 +54,13 @@ def test_the_path_is_preferred_unless_it_is_too_old(tmp_path: Path, monkeypatch:
         find_server()
 
 
+def test_a_store_may_have_any_name(tmp_path: Path) -> None:
+    name = os.fsdecode("josé \"'\\ #$HOME; {日本}\t\n".encode() + b"\xff")
+    with EmbeddedServer(tmp_path / name / "nats") as server:
+        assert server.port
+    assert (tmp_path / name / "nats" / "jetstream").is_dir()
+
+
 def test_a_store_has_one_server(nats_server: EmbeddedServer) -> None:
     with pytest.raises(StoreTaken) as taken:
         EmbeddedServer(nats_server.store_dir).start()

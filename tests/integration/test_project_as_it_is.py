@@ -42,6 +42,7 @@ class Own(elasticflow.ElasticJob):
 
     def init_model(self):
         words = (HERE / "words.txt").read_text()
+        assert words == open("src/words.txt").read()
         token = os.environ["TOKEN"]
         print("token", hashlib.sha256(token.encode()).hexdigest())
         if settings.DEPTH > 3:
@@ -85,12 +86,14 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 data = torch.utils.data.TensorDataset(torch.ones(64, 4), torch.zeros(64, 1))
 loader = elasticflow.elastic(torch.utils.data.DataLoader(data, batch_size=8), model, optimizer)
-print("saw", os.environ["COLOUR"], settings.DEPTH, ef_tiny.VERSION)
+print("saw", os.environ["COLOUR"], settings.DEPTH, ef_tiny.VERSION, open("src/words.txt").read())
 for epoch in loader.epochs(5):
     for x, y in loader:
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
+open("runs/by_path.txt", "w").write("written")
+(Path(__file__).parent / "by_file.txt").write_text("written")
 """
 
 
@@ -119,6 +122,7 @@ class Project:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
+        (folder / "runs").mkdir()
 
     async def submit(self, *arguments: str) -> dict:
         """The end of the job; the decision if it did not begin."""
@@ -187,7 +191,10 @@ async def test_a_project_with_variables_and_a_requirement_trains(
         script = ("src/script.py", *options, "--class", "best-effort", "--batch", "8", "--iterations", "20")
         by_script = await project.submit(*script, "--name", "by-script")
         assert by_script["activity"] == "finished", by_script
-        assert "saw blue 3 1.5" in project.log("by-script")
+        assert "saw blue 3 1.5 some-words" in project.log("by-script")
+        fetched = await project.eflow("fetch", "by-script")
+        assert sorted(fetched["files"]) == ["by-script/files/runs/by_path.txt", "by-script/files/src/by_file.txt"]
+        shutil.rmtree(project.folder / "by-script")
         assert list((pool.data_dir / "packages" / "lab").iterdir()) == [packages], "installed once"
         await pool.ended(["by-class", "by-file", "by-script"])
         profiled = await project.eflow("profile", "src/train.py", *options, "--batch", "16", "--gpus", "1")

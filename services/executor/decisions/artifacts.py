@@ -39,6 +39,7 @@ def artifacts(state: State, job: Job, now_s: float) -> list[StoreArtifacts | Art
         iteration=known.iteration,
         model=known.model,
         files=known.files,
+        outputs=known.outputs,
         unstored=known.unstored,
         num_unstored=known.num_unstored,
         uri=known.uri,

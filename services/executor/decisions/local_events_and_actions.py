@@ -70,6 +70,7 @@ class ArtifactsUploaded:
     iteration: int = 0
     model: StoredFile | None = None
     files: tuple[StoredFile, ...] = ()
+    outputs: tuple[StoredFile, ...] = ()
     unstored: tuple[UnstoredFile, ...] = ()
     num_unstored: int = 0
     uri: str = ""

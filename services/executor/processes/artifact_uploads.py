@@ -14,12 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import ArtifactsUploaded, StoreArtifacts
-from elasticflow.services.executor.processes.job_files import artifact_paths, newest_model, open_below, printable
+from elasticflow.services.executor.processes.job_files import (
+    artifact_paths,
+    newest_model,
+    open_below,
+    output_paths,
+    printable,
+)
 from elasticflow.shared.errors import ElasticFlowError, NotFound, Retry, StorageFull
 from elasticflow.shared.messages.events import StoredFile, UnstoredFile
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, MODEL_FOLDER, WORKING_FOLDER
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
@@ -85,38 +91,42 @@ class ArtifactUploads:
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def upload(self, order: StoreArtifacts) -> ArtifactsUploaded:
-        """The model first, then files by name, as far as the bound permits."""
+        """The model first, then artifacts by name, then the newest outputs, as far as the bound permits."""
         folder = self._checkpoints / order.job_id
         found = await asyncio.to_thread(newest_model, folder)
-        paths, unstored = await asyncio.to_thread(artifact_paths, folder)
-        model: StoredFile | None = None
-        files: list[StoredFile] = []
-        left_bytes = order.max_bytes
+        artifacts, unstored = await asyncio.to_thread(artifact_paths, folder)
+        outputs, unsuitable = await asyncio.to_thread(output_paths, folder)
+        unstored += unsuitable
+        stored: dict[str, list[StoredFile]] = {MODEL_FOLDER: [], ARTIFACT_FOLDER: [], WORKING_FOLDER: []}
         wanted = [] if found is None else [found.path]
-        for path in (*wanted, *(f"{ARTIFACT_FOLDER}/{path}" for path in paths)):
-            is_model = found is not None and path == found.path
+        wanted += [f"{ARTIFACT_FOLDER}/{path}" for path in artifacts]
+        wanted += [f"{WORKING_FOLDER}/{path}" for path in outputs]
+        left_bytes = order.max_bytes
+        for path in wanted:
             try:
-                if len(files) == MAX_FEW_ITEMS and not is_model:
+                if len(stored[ARTIFACT_FOLDER]) + len(stored[WORKING_FOLDER]) == MAX_FEW_ITEMS:
                     raise NotStored(f"a job may store {MAX_FEW_ITEMS} files")
-                stored = await self._store(order, folder, path, left_bytes)
+                file = await self._store(order, folder, path, left_bytes)
             except NotStored as error:
                 unstored.append(UnstoredFile(path=printable(folder / path), reason=str(error)))
                 continue
-            left_bytes -= stored.num_bytes
-            if is_model:
-                model = stored
-            else:
-                files.append(stored)
+            left_bytes -= file.num_bytes
+            stored[path.partition("/")[0]].append(file)
+        files = stored[ARTIFACT_FOLDER]
+        newest = sorted(stored[WORKING_FOLDER], key=lambda file: file.path)
         named = tuple(unstored[:MAX_NAMED])
         if named:
             await asyncio.to_thread(self._write_to_log, order, named, len(unstored))
-        self._log.info("ArtifactsUploaded", job_id=order.job_id, num_files=len(files), num_unstored=len(unstored))
+        self._log.info(
+            "ArtifactsUploaded", job_id=order.job_id, num_files=len(files) + len(newest), num_unstored=len(unstored)
+        )
         return ArtifactsUploaded(
             job_id=order.job_id,
             due=order.due,
             iteration=found.iteration if found is not None else 0,
-            model=model,
+            model=next(iter(stored[MODEL_FOLDER]), None),
             files=tuple(files),
+            outputs=tuple(newest),
             unstored=named,
             num_unstored=len(unstored),
             uri=self._uri,

@@ -6,6 +6,8 @@ from elasticflow.shared.messages.limits import MAX_ITERATIONS
 
 ARTIFACT_FOLDER = "artifacts"  # files of the job that are stored for its user
 ARTIFACT_VARIABLE = "EF_ARTIFACTS"  # its path, for users' code
+WORKING_FOLDER = "files"  # in which its processes work: a copy of what was sent, and what they write there
+INPUTS_FILE = "inputs.json"  # names what was copied: {"code_digest": ..., "files": {path: [bytes, changed_at_ns]}}
 MODEL_FOLDER = "model"
 _MODEL_FILE = re.compile(r"i([0-9]{14})\.pt")
 

@@ -13,14 +13,10 @@ _secret_values: list[str] = []  # of this process, which serves one job
 
 
 def enter_environment(assignment: Assignment) -> Assignment:
-    """Set the job's variables, and import from its packages before those of the node, and from its code before both.
-
-    Returns the assignment without its secrets, and with the folder of the training function's module as code_path.
-    Called before users' code is imported, so that no module of the node is imported in place of one of the job. Raises
-    TrainingFailed if data is not there.
+    """Set the job's variables, and import from its packages before those of the node. Returns the assignment without
+    its secrets. Called before users' code is imported. Raises TrainingFailed if data is not there.
     """
-    spec = assignment.spec
-    os.environ.update(spec.environment)
+    os.environ.update(assignment.spec.environment)
     os.environ.update(assignment.secrets)
     for name, path in assignment.data_paths.items():
         if not os.access(path, os.R_OK):
@@ -32,12 +28,17 @@ def enter_environment(assignment: Assignment) -> Assignment:
     _secret_values.extend(assignment.secrets.values())
     if assignment.packages_path:
         sys.path.insert(0, assignment.packages_path)
-    if assignment.secrets:
-        assignment = replace(assignment, secrets={})
-    if not spec.import_folder:
+    return replace(assignment, secrets={}) if assignment.secrets else assignment
+
+
+def enter_code(assignment: Assignment) -> Assignment:
+    """Import from the job's code before all else. Returns the assignment with the folder of the training function's
+    module as code_path."""
+    folder = assignment.spec.import_folder
+    if not folder:
         return assignment
     sys.path.insert(0, assignment.code_path)  # of a workdir: what lies at its top
-    return replace(assignment, code_path=str(Path(assignment.code_path) / spec.import_folder))
+    return replace(assignment, code_path=str(Path(assignment.code_path) / folder))
 
 
 def without_own_secrets(text: str) -> str:

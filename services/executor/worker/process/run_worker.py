@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import structlog
@@ -23,11 +24,13 @@ from elasticflow.services.executor.worker.process.device import (
     use_one_heap,
     warm_up,
 )
+from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_VARIABLE
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 
@@ -82,6 +85,8 @@ def _limited(assignment: Assignment) -> Assignment:
 def _end_with(work: Callable[[], None], channel: Channel) -> NoReturn:
     """The process ends after the work, in whichever thread it runs."""
     code = _exit_code_of(work, channel)
+    if code is ExitCode.DONE:
+        EXIT_HANDLERS.run(ON_THE_WAY_S)
     log.info("worker_ended", exit_code=code.name)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -105,7 +110,9 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         return ExitCode.SUPERSEDED
     except TrainingFailed as error:
         log.error("training_failed", reason=without_own_secrets(str(error)))
-        channel.send(_failed(str(error), _cause_of(error)))
+        cause = _cause_of(error)
+        EXIT_HANDLERS.run(ON_THE_WAY_S)
+        channel.send(_failed(str(error), cause, _missing_file_advice(error.__cause__)))
         return ExitCode.FAILED
     except BaseException as error:  # any error of the user's code, including SystemExit
         text = traceback.format_exc()
@@ -114,9 +121,25 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
         if is_out_of_memory(error) and (advice := job_memory_advice()):
             notes += f"; {advice}"
+        notes += _missing_file_advice(error)
+        EXIT_HANDLERS.run(ON_THE_WAY_S)
         channel.send(_failed(message, text, notes))
         return ExitCode.FAILED
     return ExitCode.DONE
+
+
+def _missing_file_advice(error: BaseException | None) -> str:
+    """What to do about a file that the user's machine has, and this one has not; "" for any other error."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
+        return ""
+    file, home = (
+        Path(error.filename),
+        Path(os.environ.get(ARTIFACT_VARIABLE, "")).parent,
+    )  # that of a profile is deleted
+    if not file.is_absolute() or file.is_relative_to(home):
+        sent = "the job works in a copy of what was sent with it: send its folder with --workdir DIR"
+        return f"; {sent}, or name the data with --data NAME=PATH"
+    return "; its node has no such path, or does not show it to jobs: name the data with --data NAME=PATH"
 
 
 def _failed(error: str, traceback: str, notes: str = "") -> Failed:

@@ -5,6 +5,7 @@ receives the state of the job. Then one pass through its loop is one call of tra
 the evaluation at the job's end. It sees a world of one process, in which calls of torch.distributed have no effect.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from elasticflow.services.executor.worker.data.loader_settings import DataSetAtt
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
+from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS
 from elasticflow.services.executor.worker.process.users_code import is_users_module
 from elasticflow.services.executor.worker.scripts.batches import Batches, Steps, enumerate_steps
 from elasticflow.services.executor.worker.scripts.schedules import JobLength, ScheduleCheck, step_only_if
@@ -32,6 +34,7 @@ from elasticflow.services.executor.worker.steps.bitwise import SYNC_POINTS
 from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread, Returned
 from elasticflow.services.executor.worker.steps.plain_state import LoopState, Namespace, namespaces_of_frames
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.shared.messages.job_environment import SCRIPT_PROCESS_VARIABLE
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 from elasticflow.shared.training_interface import OnStep, Stateful
 
@@ -50,7 +53,7 @@ class ElasticScript:
     reproducible = "bitwise"
     find_unused_parameters = False
 
-    def __init__(self, spec: JobSpec, device: torch.device) -> None:
+    def __init__(self, spec: JobSpec, code_path: str, device: torch.device) -> None:
         self.hyperparameters: Mapping[str, Scalar] = spec.hyperparameters
         self.iteration = 0
         self.is_over = False
@@ -66,8 +69,11 @@ class ElasticScript:
         self._schedules: list[ScheduleCheck] = []
         self._attributes: DataSetAttributes | None = None
         self._module = module_of(spec)
-        self._run = partial(run_script, spec, SINGLE_PROCESS_ENVIRONMENT, **{_HOOK: self, "enumerate": enumerate_steps})
+        environment = {**SINGLE_PROCESS_ENVIRONMENT, SCRIPT_PROCESS_VARIABLE: str(os.getpid())}
+        main_module = {_HOOK: self, "enumerate": enumerate_steps}
+        self._run = partial(run_script, spec, code_path, environment, **main_module)
         self._thread = CooperativeThread("script")
+        EXIT_HANDLERS.before(self._thread.abandon)  # its finally blocks run
         self._thread.resume(partial(prepare_thread, device))
         self._thread.resume(partial(choose_repeatable_kernels, device))
         self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer

@@ -1,58 +1,20 @@
-"""The environment of a script: its folder, its arguments, and the variables that torchrun would set."""
+"""The environment of a script: its main module, its arguments, and the variables that torchrun would set."""
 
+import importlib.util
 import os
-import runpy
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from elasticflow.services.executor.worker.process.device import visible_devices
 from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobSpec
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, ARTIFACT_VARIABLE
+from elasticflow.shared.messages.job_spec import SCRIPT_SUFFIX, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
-
-
-@contextmanager
-def in_job_folder(assignment: Assignment) -> Iterator[None]:
-    """A script works in the folder of its job. All jobs find their artifact folder in a variable. The files of a
-    profiling run are deleted."""
-    is_script = assignment.spec.entry in (SCRIPT, TORCHRUN)
-    with _home_of(assignment) as home:
-        artifacts = home / ARTIFACT_FOLDER
-        with suppress(OSError):  # of a full disk; a job that writes no file does not need it
-            artifacts.mkdir(parents=True, exist_ok=True)
-        os.environ[ARTIFACT_VARIABLE] = str(artifacts)
-        if is_script:
-            folder = home / "files" if assignment.purpose == "train" else home
-            folder.mkdir(parents=True, exist_ok=True)
-            sys.path.insert(0, assignment.code_path or os.getcwd())
-            os.chdir(folder)
-        yield
-
-
-@contextmanager
-def _home_of(assignment: Assignment) -> Iterator[Path]:
-    """The folder of the job, or one of this profiling run."""
-    home = Path(assignment.checkpoint_dir)
-    profiling_runs = home / "profiling-run"
-    if assignment.purpose == "train":
-        shutil.rmtree(profiling_runs, ignore_errors=True)  # of killed workers
-        yield home
-        return
-    folder = profiling_runs / str(assignment.rank)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # other workers still use it
-            profiling_runs.rmdir()
-            home.rmdir()
-
 
 SINGLE_PROCESS_ENVIRONMENT: Mapping[str, str] = {  # of a script that sees neither its peers nor their GPUs
     "RANK": "0",
@@ -64,17 +26,20 @@ SINGLE_PROCESS_ENVIRONMENT: Mapping[str, str] = {  # of a script that sees neith
 }
 
 
-def run_script(spec: JobSpec, environment: Mapping[str, str], **main_module: Any) -> None:
-    """As `python -m` does, with the job's arguments. main_module: names that the script finds in its main module.
+def run_script(spec: JobSpec, code_path: str, environment: Mapping[str, str], **main_module: Any) -> None:
+    """As `python train.py` does, or `python -m` for a module of a package, with the job's arguments.
 
-    If the script exits with a bare number, its last line of output explains it, e.g. argparse's message.
+    code_path: folder that the script is imported from. main_module: names that it finds in its main module, which stays
+    for what runs at the end of the process. If the script exits with a bare number, its last line of output explains
+    it, e.g. argparse's message.
     """
     before = size_of_output()
-    name = module_of(spec)
     os.environ.update(environment)
-    sys.argv = [name, *spec.arguments]
     try:
-        runpy.run_module(name, init_globals=main_module, run_name="__main__", alter_sys=True)
+        module, code = _main_module(spec, code_path)
+        vars(module).update(main_module)
+        sys.modules["__main__"], sys.argv = module, [str(module.__file__), *spec.arguments]
+        exec(code, vars(module))
     except SystemExit as ended:
         if ended.code:
             if isinstance(ended.code, int) and (said := last_line_since(before)):
@@ -82,7 +47,46 @@ def run_script(spec: JobSpec, environment: Mapping[str, str], **main_module: Any
             raise
 
 
+def _main_module(spec: JobSpec, code_path: str) -> tuple[ModuleType, CodeType]:
+    """The script's module and its code. Python looks for modules in its folder."""
+    name, module = module_of(spec), ModuleType("__main__")
+    file = Path(code_path) / (name if name.endswith(SCRIPT_SUFFIX) else f"{name}{SCRIPT_SUFFIX}")
+    if file.is_file():
+        _keep_namesake(file.stem)
+        sys.path.insert(0, str(file.parent))
+    else:  # of a package, or known to the node
+        sys.path.insert(0, code_path)
+        module.__spec__ = found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise ModuleNotFoundError(f"there is no module {name}", name=name)
+        file, module.__package__ = Path(found.origin), found.parent
+        sys.path.append(str(file.parent))  # `python src/train.py` imports from src, even if that is a package
+    module.__file__ = str(file)
+    module.__loader__ = SourceFileLoader("__main__", str(file))
+    return module, compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+
+
+def _keep_namesake(name: str) -> None:
+    """Let other code import the installed module that is named as the script, such as `profile`, and not the script."""
+    if not name.isidentifier() or name == "__main__":
+        return
+    installed = importlib.util.find_spec(name)
+    if installed is not None and not str(installed.origin).startswith(os.getcwd()):
+        sys.meta_path.insert(0, _Namesake(name, installed))
+
+
+class _Namesake(MetaPathFinder):
+    """Finds this one module."""
+
+    def __init__(self, name: str, installed: ModuleSpec) -> None:
+        self._name, self._installed = name, installed
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        return self._installed if fullname == self._name else None
+
+
 def module_of(spec: JobSpec) -> str:
+    """A module, or the name of a script's file that is no name of a module."""
     return spec.training_function.partition(":")[0]
 
 

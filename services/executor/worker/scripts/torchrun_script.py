@@ -34,6 +34,7 @@ from elasticflow.services.executor.worker.elastic.rendezvous_store import Rendez
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import claim
+from elasticflow.services.executor.worker.process.exit_handlers import AT_END_S, EXIT_HANDLERS
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts.script_environment import (
     GpuSlot,
@@ -67,8 +68,9 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     threading.Thread(target=_end_when_asked, args=(channel, progress), name="end", daemon=True).start()
     try:
         with in_users_code("in the script"):
-            run_script(assignment.spec, world.environment)
+            run_script(assignment.spec, assignment.code_path, world.environment)
         if not channel.stop_requested:
+            EXIT_HANDLERS.run(AT_END_S)
             world.wait_for_all(assignment.rank, assignment.timeouts.collective_timeout_s)
             progress.finish()
     except ProfilingCompleted as measured:

@@ -36,6 +36,8 @@ class CooperativeThread(threading.Thread):
     """Runs one call after another, each from pause to pause, with the context variables of the thread that made it:
     among them are the settings of torch's compiler."""
 
+    ends_with_process = True  # see `exit_handlers`
+
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.enter_context()
@@ -56,6 +58,7 @@ class CooperativeThread(threading.Thread):
         return self._is_within_call
 
     def run(self) -> None:
+        self._daemonic = False  # threads that users' code starts here inherit it, as from the main thread
         while (call := self._resumptions.get()) is not None:
             try:
                 outcome = Returned(self._context.run(call))

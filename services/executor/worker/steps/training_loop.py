@@ -19,10 +19,11 @@ from elasticflow.services.executor.worker.elastic.state_transfer import StateTra
 from elasticflow.services.executor.worker.elastic.switch import GenerationSwitcher
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import MemoryExceeded, prepare_thread
+from elasticflow.services.executor.worker.process.exit_handlers import AT_END_S, EXIT_HANDLERS
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.process.working_folder import in_job_folder
 from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
-from elasticflow.services.executor.worker.scripts.script_environment import in_job_folder
 from elasticflow.services.executor.worker.steps.metric_feed import MetricFeed
 from elasticflow.services.executor.worker.steps.repeatability_check import (
     needs_repeatability_check,
@@ -47,7 +48,9 @@ def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThr
 
     Raises TrainingFailed, PeerLost, Superseded or any error of the user's code.
     """
-    with in_job_folder(assignment), Telemetry(channel) as telemetry:
+    if assignment.purpose == "train":
+        EXIT_HANDLERS.begin()
+    with in_job_folder(assignment) as assignment, Telemetry(channel) as telemetry:
         if assignment.spec.entry == TORCHRUN:
             speed = torchrun_script.run(assignment, channel, telemetry)
         elif assignment.purpose == "profile":
@@ -246,5 +249,6 @@ def _finish(
         return
     metrics = trainer.finite_metrics()
     feed.feed(trainer.iteration, metrics)
+    EXIT_HANDLERS.run(AT_END_S)
     channel.send(Finished(iteration=trainer.iteration, condition=condition, metrics=metrics))
     log.info("training_finished", iteration=trainer.iteration, condition=condition, **metrics)

@@ -99,8 +99,9 @@ def set_up(
     specification = rendezvous_specification(assignment, device)
     store = open_rendezvous(specification, channel)
     if function is None:
+        code_path = assignment.code_path
         function = (
-            ElasticScript(spec, device) if spec.entry == SCRIPT else load_training_function(spec, assignment.code_path)
+            ElasticScript(spec, code_path, device) if spec.entry == SCRIPT else load_training_function(spec, code_path)
         )
     objects = make_job_objects(function, spec, device)
     model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset

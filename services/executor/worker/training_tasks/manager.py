@@ -18,6 +18,7 @@ from elasticflow.services.executor.worker.elastic.compatibility_digest import co
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, prepare_thread
+from elasticflow.services.executor.worker.process.job_environment import enter_code
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects
@@ -41,7 +42,7 @@ def run_manager(assignment: Assignment, channel: Channel, run_in_new_thread: Run
     A generation of its own supersedes a manager that still writes to the same folder.
     """
     newest = CheckpointStore(Path(assignment.checkpoint_dir), generation=0).newest_generation()
-    assignment = replace(assignment, generation=newest + 1)
+    assignment = replace(enter_code(assignment), generation=newest + 1)
     with Telemetry(channel) as telemetry:
         train(
             assignment,

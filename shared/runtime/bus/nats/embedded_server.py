@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import socket
+import string
 import subprocess
 import sys
 import time
@@ -77,6 +78,12 @@ def _storage_bound(store_dir: Path) -> int:
     used = sum(file.stat().st_size for file in store_dir.rglob("*") if file.is_file())
     spare = max(0, shutil.disk_usage(store_dir).free - LOW_DISK_BYTES)
     return used + int(_SHARE_OF_FREE_DISK * spare)
+
+
+def _quoted(text: str) -> str:
+    """A string of the server's configuration, which knows the escape of a byte, and none of other characters."""
+    plain = set(string.ascii_letters + string.digits + "/._-:, ")
+    return '"' + "".join(chr(b) if chr(b) in plain else f"\\x{b:02x}" for b in os.fsencode(text)) + '"'
 
 
 class EmbeddedServer:
@@ -209,7 +216,7 @@ class EmbeddedServer:
         return process
 
     def _config(self) -> str:
-        quoted = json.dumps  # a NATS string is a JSON string
+        quoted = _quoted
         lines = [
             f"host: {quoted(self.host)}",
             f"port: {self.port or -1}",

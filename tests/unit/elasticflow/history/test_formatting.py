@@ -115,6 +115,7 @@ def test_a_batch_size_may_also_be_set_by_its_name() -> None:
         ("lab.nets:DigitsCNN", "digits-cnn"),
         ("lab.train_text:__main__", "train-text"),
         ("old:__torchrun__", "old"),
+        ("train.v2 (1).py:__main__", "train-v2-1"),
         ("ünïcode:Ü", "job"),
     ],
 )

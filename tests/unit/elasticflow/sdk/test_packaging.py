@@ -11,6 +11,7 @@ import pytest
 from elasticflow.errors import NotLoadable
 from elasticflow.sdk import packaging
 from elasticflow.sdk.packaging import PackagingFailed, package
+from elasticflow.sdk.script import Script
 from elasticflow.sdk.submission import load
 
 SOURCE = """
@@ -217,3 +218,55 @@ def test_a_class_within_a_function_is_rejected():
 
     with pytest.raises(PackagingFailed, match="at the top of a source file"):
         package(Local)
+
+
+ELASTIC = "import elasticflow\nelasticflow.elastic(loader, model, optimizer)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("my-train.py", "my-train.py:__main__"),
+        ("01_train.py", "01_train.py:__main__"),
+        ("train.v2.py", "train.v2.py:__main__"),
+        ("my train.py", "my train.py:__main__"),
+        ("días.py", "días:__main__"),
+        ("über.py", "über:__main__"),
+        ("random.py", "random:__main__"),
+        ("torch.py", "torch:__main__"),
+    ],
+)
+def test_a_script_is_sent_whatever_its_name(tmp_path, name, function):
+    (tmp_path / name).write_text(f"import helper\n{ELASTIC}")
+    (tmp_path / "helper.py").write_text("import random")
+    packed = package(tmp_path / name)
+    assert packed.training_function == function
+    assert sorted(names_in(packed.archive)) == sorted(["helper.py", name])
+    job = Script(tmp_path / name).term_condition(max_iterations=1).set_job_class("best_effort")
+    assert job.set_hyperparameter(global_batch_size=1).spec(training_function=function).entry == "__main__"
+
+
+def test_a_script_of_a_package_that_is_no_module_runs_as_python_runs_it(tmp_path):
+    folder = tmp_path / "my scripts"
+    folder.mkdir()
+    for name in ("__init__.py", "helper.py"):
+        (folder / name).touch()
+    (folder / "01-train.py").write_text(f"import helper\n{ELASTIC}")
+    packed = package(folder / "01-train.py", tmp_path)
+    assert (packed.training_function, packed.import_folder) == ("01-train.py:__main__", "my scripts")
+
+
+@pytest.mark.parametrize("name", ["train.v2.py", "my-job.py", "random.py", "torch.py"])
+def test_a_class_whose_module_cannot_be_imported_is_refused(tmp_path, name):
+    (tmp_path / name).write_text(SOURCE)
+    with pytest.raises(PackagingFailed, match="rename"):
+        package(f"{tmp_path / name}:Mine")
+
+
+def test_a_module_that_hides_another_is_refused(tmp_path):
+    """A worker has loaded Python's `queue`, so the script would get that one without a word."""
+    (tmp_path / "train.py").write_text(f"import queue\n{ELASTIC}")
+    (tmp_path / "queue.py").touch()
+    for workdir in (None, tmp_path):
+        with pytest.raises(PackagingFailed, match=r"queue.py has the name of another module.*rename queue"):
+            package(tmp_path / "train.py", workdir)

@@ -48,6 +48,17 @@ def test_all_files_of_the_folder_are_sent(project: Path) -> None:
     assert names_in(package(project / "train.py").archive) == ["train.py"], "only what it imports, without a workdir"
 
 
+def test_a_folder_of_which_no_file_is_sent_is_sent_empty(project: Path) -> None:
+    """A script that writes `runs/1.csv` at home does not make the folder."""
+    (project / "empty" / "deep").mkdir(parents=True)
+    write(project, {"runs/old.pt": "x", "data/old.csv": "x", ".eflowignore": "runs/\n/data/*\n", ".git/config": "x"})
+    archive = package(project / "train.py", project).archive
+    assert [name for name in names_in(archive) if name.endswith("/")] == ["data/", "empty/deep/", "runs/"]
+    with zipfile.ZipFile(io.BytesIO(archive)) as unpacked:
+        unpacked.extractall(project / "copy")
+    assert {path.name for path in (project / "copy").iterdir() if path.is_dir()} == {"data", "empty", "helpers", "runs"}
+
+
 def test_caches_versions_environments_and_keys_are_left_out(project: Path) -> None:
     unwanted = (
         *(".git/config", ".venv/bin/python", "helpers/__pycache__/net.pyc", "node_modules/a.js", ".env"),

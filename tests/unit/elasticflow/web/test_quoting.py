@@ -69,8 +69,9 @@ def test_without_prices_there_is_no_cost() -> None:
             "--note 'a b; rm'",
         ),
         ({"training_function": "train:__torchrun__", "code_digest": "0" * 64}, "train.py --torchrun", ""),
+        ({"training_function": "my train.v2.py:__main__", "code_digest": "0" * 64}, "'my train.v2.py'", ""),
     ],
-    ids=["a module", "a file", "a file in a folder", "a script", "a torchrun script"],
+    ids=["a module", "a file", "a file in a folder", "a script", "a torchrun script", "a script with an odd name"],
 )
 def test_a_submission_names_the_code_as_its_user_did(changes: dict[str, Any], target: str, arguments: str) -> None:
     assert submission_words(spec(**changes)) == {"target": target, "arguments": arguments}

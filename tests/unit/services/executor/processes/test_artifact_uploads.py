@@ -13,6 +13,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import Art
 from elasticflow.services.executor.processes import artifact_uploads, job_files
 from elasticflow.services.executor.processes.artifact_uploads import MAX_NAMED, ArtifactUploads
 from elasticflow.services.executor.processes.job_files import open_below
+from elasticflow.services.executor.worker.process.working_folder import copy_inputs
 from elasticflow.shared.errors import DamagedObject, StorageFull, Unavailable
 from elasticflow.shared.messages.events import ArtifactsStored, StoredFile
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
@@ -74,6 +75,48 @@ async def test_the_newest_model_and_all_files_are_stored_in_pieces(tmp_path: Pat
     assert [(file.path, file.num_bytes) for file in found.files] == [("empty", 0), ("plots/large", len(large))]
     assert await stored_bytes(bus, found.files[1]) == large
     assert found.unstored == ()
+
+
+async def test_what_a_job_wrote_in_its_working_folder_is_stored_and_what_was_copied_there_is_not(
+    tmp_path: Path,
+) -> None:
+    folder, bus = folder_of(tmp_path), MemoryBus()
+    (folder / "artifacts" / "kept").write_text("kept")
+    code = tmp_path / "code"
+    for name in ("train.py", "data/changed.txt", "data/same.txt", "__pycache__/train.pyc"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text("old")
+    (folder / "files").mkdir()
+    copy_inputs(code, folder, "digest")
+    (folder / "files" / "data" / "changed.txt").write_text("new")
+    (folder / "files" / "gpt.pt").write_text("weights")
+    (folder / "files" / "__pycache__").mkdir(exist_ok=True)
+    (folder / "files" / "__pycache__" / "train.pyc").touch()
+    found = await uploaded(tmp_path, bus=bus)
+    assert [file.path for file in found.files] == ["kept"]
+    assert [file.path for file in found.outputs] == ["data/changed.txt", "gpt.pt"]
+    assert await stored_bytes(bus, found.outputs[0]) == b"new"
+    assert found.unstored == ()
+
+
+async def test_the_newest_outputs_are_stored_if_not_all_can_be(tmp_path: Path) -> None:
+    files = folder_of(tmp_path) / "files"
+    files.mkdir()
+    for number, name in enumerate(("step-10.pt", "step-9.pt", "final.pt")):
+        (files / name).write_bytes(b"1234")
+        os.utime(files / name, (number, number))
+    found = await uploaded(tmp_path, max_bytes=8)
+    assert [file.path for file in found.outputs] == ["final.pt", "step-9.pt"]
+    assert list(reasons(found, tmp_path)) == ["files/step-10.pt"]
+
+
+@pytest.mark.parametrize("written", ["{", "[]", '{"files": []}', '{"files": {"a": 1}}', "[" * 100_000, "\0"])
+async def test_a_job_that_damages_the_list_of_its_inputs_gets_all_files(tmp_path: Path, written: str) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "files").mkdir()
+    (folder / "files" / "a").touch()
+    (folder / "inputs.json").write_text(written)
+    assert [file.path for file in (await uploaded(tmp_path)).outputs] == ["a"]
 
 
 @pytest.mark.parametrize("digits", ["9" * 14, "\N{ARABIC-INDIC DIGIT ONE}" * 14])

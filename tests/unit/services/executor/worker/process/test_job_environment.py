@@ -9,7 +9,11 @@ from dataclasses import replace
 import pytest
 
 from elasticflow.services.executor.worker.process import job_environment
-from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
+from elasticflow.services.executor.worker.process.job_environment import (
+    enter_code,
+    enter_environment,
+    without_own_secrets,
+)
 from elasticflow.services.executor.worker.process.users_module import import_users_module
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -43,7 +47,8 @@ def test_code_comes_before_packages_and_packages_before_the_node(tmp_path):
     (tmp_path / "code" / "ef_top.py").write_text("FOLDER = 'code'")
     (tmp_path / "packages" / "ef_required.py").write_text("FOLDER = 'packages'")
     before = [*sys.path]
-    entered = enter_environment(assignment(str(tmp_path / "code"), str(tmp_path / "packages"), import_folder="jobs"))
+    job = assignment(str(tmp_path / "code"), str(tmp_path / "packages"), import_folder="jobs")
+    entered = enter_code(enter_environment(job))
     assert entered.code_path == str(tmp_path / "code" / "jobs")
     found = [import_users_module(name, entered.code_path).FOLDER for name in ("ef_where", "ef_top", "ef_required")]
     assert found == ["code/jobs", "code", "packages"]
@@ -55,7 +60,7 @@ def test_code_comes_before_packages_and_packages_before_the_node(tmp_path):
 def test_a_job_without_an_environment_changes_nothing():
     path, variables = [*sys.path], {**os.environ}
     plain = assignment("/code")
-    assert enter_environment(plain) is plain
+    assert enter_code(enter_environment(plain)) is plain
     assert (sys.path, {**os.environ}) == (path, variables)
 
 
