@@ -130,16 +130,26 @@ def _lent(
     """The promises beside a profiling run, if they can spare its GPUs; None if they cannot.
 
     The most GPUs that the whole run may need are set aside at once, so that other jobs shrink once and not at each
-    level.
+    level. Jobs that would start over keep their GPUs, unless no level is measured: then one of them gives way.
     without: the promises on all GPUs less so many. num_held: GPUs of other profiling runs.
     """
-    aside = _largest_level(state, spec_of(job)) if level else -1
-    while aside >= max(level, 1):
-        pool = without(num_held + aside)
-        if pool is not None:
-            return pool
-        aside //= 2
+    most = _largest_level(state, spec_of(job)) if level else -1
+    is_first = level == spec_of(job).gpu_range.least
+    for num_kept in (_num_unsaved(state), 0) if is_first else (_num_unsaved(state),):
+        aside = most
+        while aside >= max(level, 1):
+            fits = num_held + aside + num_kept <= state.num_gpus or not num_kept
+            pool = without(num_held + aside) if fits else None
+            if pool is not None:
+                return pool
+            aside //= 2
     return None
+
+
+def _num_unsaved(state: PoolState) -> int:
+    """GPUs of jobs without a promise that would lose all their work."""
+    jobs = state.live_jobs.values()
+    return sum(len(job.gpus) for job in jobs if job.starts_over and job.unsaved_iterations and not job.promised)
 
 
 def _set_aside(

@@ -107,5 +107,6 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         schedules.py            schedules step once a step, and are built for the job's steps
         torchrun_script.py      an unchanged torchrun script, restarted at each resize
         torchrun_progress.py    its progress, observed from outside
+        own_rendezvous.py       where process groups of users' code meet
         script_environment.py   folder, arguments and environment variables
 """
