@@ -24,6 +24,7 @@ from elasticflow.services.executor.worker.process.device import (
     warm_up,
 )
 from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
+from elasticflow.services.executor.worker.process.process_title import set_process_title
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
@@ -69,6 +70,7 @@ def _assigned(channel: Channel) -> Assignment:
     while isinstance(order, WarmUp):
         warm_up(order.device, order.gpu_index)
         order = channel.receive_command()
+    set_process_title(f"eflow worker of {order.job_id}, rank {order.rank}", f"eflow {order.job_id}")
     return order
 
 
