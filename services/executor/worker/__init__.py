@@ -53,6 +53,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         job_objects.py          the model, data and optimizer that it makes
         user_code_checks.py     what user code must return and do
         repeatability_check.py  whether a step depends on declared state only
+        memory_growth.py        whether the memory grew step by step: a leak
         stragglers.py           which worker is persistently slow (pure)
         virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
         random_seeds.py         seeds by phase, iteration and virtual node
