@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-_FIRST_STEPS = 16  # are all measured; later ones at most so often:
-_EVERY_S = 0.25
 _SETTLING_STEPS = 2  # in which optimizers make their state, and libraries their workspaces
 _MOST_SAMPLES = 64
 _FEWEST_SAMPLES = 5
@@ -26,28 +23,25 @@ class _Sample(NamedTuple):
 class MemoryGrowth:
     """used_bytes: of this process now, which keeps nothing of a step but what users' code holds."""
 
-    def __init__(self, used_bytes: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._used_bytes, self._clock = used_bytes, clock
+    def __init__(self, used_bytes: Callable[[], int]) -> None:
+        self._used_bytes = used_bytes
         self._samples: list[_Sample] = []
-        self._num_steps, self._due_s = 0, 0.0
+        self._num_steps, self._every = 0, 1  # steps between two samples
 
     def step_ended(self, iteration: int) -> None:
         """iteration: steps done."""
         self._num_steps += 1
-        if (self._num_steps > _FIRST_STEPS and self._clock() < self._due_s) or self._num_steps <= _SETTLING_STEPS:
+        if self._num_steps <= _SETTLING_STEPS or self._num_steps % self._every:
             return
-        self._due_s = self._clock() + _EVERY_S
         if len(self._samples) == _MOST_SAMPLES:
-            self._samples = self._samples[::2]
+            self._samples, self._every = self._samples[::2], 2 * self._every
         self._samples.append(_Sample(iteration, self._used_bytes()))
 
     def in_words(self) -> str:
         """From when to when it grew; "" if it did not, or not in each half of the steps."""
         if len(self._samples) < _FEWEST_SAMPLES:
             return ""
-        first, last = self._samples[0], self._samples[-1]
-        middle = (first.iteration + last.iteration) / 2
-        half = min(self._samples, key=lambda sample: abs(sample.iteration - middle))
+        first, half, last = self._samples[0], self._samples[len(self._samples) // 2], self._samples[-1]
         grown = last.num_bytes - first.num_bytes
         halves = half.num_bytes - first.num_bytes, last.num_bytes - half.num_bytes
         if grown < _LEAST_PART * last.num_bytes or min(halves) < _LEAST_PART * grown:

@@ -13,9 +13,9 @@ from elasticflow.services.executor.worker.steps.user_code_checks import refuse_l
 MB = 10**6
 
 
-def grown(megabytes_after: Callable[[int], float], num_steps: int, step_s: float = 0.1) -> MemoryGrowth:
+def grown(megabytes_after: Callable[[int], float], num_steps: int) -> MemoryGrowth:
     iteration = 0
-    growth = MemoryGrowth(lambda: int(megabytes_after(iteration) * MB), clock=lambda: iteration * step_s)
+    growth = MemoryGrowth(lambda: int(megabytes_after(iteration) * MB))
     for iteration in range(1, num_steps + 1):
         growth.step_ended(iteration)
     return growth
