@@ -17,6 +17,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         device_numbers.py       numbers that a device computes, on their way to the host
         numa_binding.py         the cores next to its GPU
         compiled_models.py      what torch.compile must do for equal bits
+        traceback_text.py       tracebacks without the engine's frames
         process_title.py        the job's name in `ps`
         cpu_throttle.py         limits a CPU slot to a share of a core
         telemetry.py            reports progress, speed and lack of progress

@@ -25,6 +25,7 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.process.process_title import set_process_title
+from elasticflow.services.executor.worker.process.traceback_text import folded
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
@@ -110,7 +111,7 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         channel.send(_failed(str(error), _cause_of(error)))
         return ExitCode.FAILED
     except BaseException as error:  # any error of the user's code, including SystemExit
-        text = traceback.format_exc()
+        text = folded(traceback.format_exc())
         print(without_own_secrets(text), file=sys.stderr)
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
@@ -132,6 +133,6 @@ def _failed(error: str, traceback: str, notes: str = "") -> Failed:
 def _cause_of(error: BaseException) -> str:
     if error.__cause__ is None:
         return ""
-    text = "".join(traceback.format_exception(error.__cause__))
+    text = folded("".join(traceback.format_exception(error.__cause__)))
     print(without_own_secrets(text), file=sys.stderr)
     return text

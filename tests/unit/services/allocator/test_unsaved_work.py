@@ -84,9 +84,12 @@ def test_a_promise_to_a_script_has_one_number_of_gpus() -> None:
 
 
 def test_a_profiling_run_takes_what_the_script_leaves_beyond_its_first_level() -> None:
-    history = trains(iteration=60, **WITHOUT_PROMISE)
+    history = trains(iteration=60, max_iterations=1000, **WITHOUT_PROMISE)
     history.decided(ADMISSION, submit("new", model_name="new", deadline_s=NOW_S + 900.0), now_s=NOW_S + 20.0)
     assert planned(history, NOW_S + 20.0)["new"] == 1, "else it would never be decided"
+    history = trains(iteration=60, **WITHOUT_PROMISE)
+    history.decided(ADMISSION, submit("new", model_name="new", deadline_s=NOW_S + 900.0), now_s=NOW_S + 20.0)
+    assert planned(history, NOW_S + 20.0) == {"script": 4}, "it ends in ten seconds"
     history = trains(iteration=60, **WITHOUT_PROMISE)
     history.nodes(4, 1, at_s=NOW_S + 20.0)
     history.decided(ADMISSION, submit("new", model_name="new", deadline_s=NOW_S + 900.0), now_s=NOW_S + 20.0)
