@@ -85,8 +85,8 @@ def memory_exceeded(micro_batch_size: int, reason: str, iteration: int) -> Memor
         return MemoryExceeded(micro_batch_size, reason)
     return TrainingFailed(
         f"a single sample exceeds the memory in iteration {iteration}: {reason}; use a smaller model, "
-        "recompute activations (torch.utils.checkpoint), or use GPUs with more memory. If earlier steps did fit, the code "
-        "keeps memory from one step to the next: a leak"
+        "recompute activations (torch.utils.checkpoint), or use GPUs with more memory. If earlier steps did fit, the "
+        "code keeps memory from one step to the next: a leak"
     )
 
 

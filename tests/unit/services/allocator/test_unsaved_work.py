@@ -74,13 +74,15 @@ def test_a_promise_budgets_the_loss_so_that_the_script_keeps_its_gpus_beside_a_n
     assert planned(history, NOW_S + 20.0) == {"script": 4}
 
 
-def test_a_promise_to_a_script_has_one_number_of_gpus() -> None:
-    """Another job would be planned on two GPUs first, and on more when the first one is done."""
+@pytest.mark.parametrize(("function", "num_segments"), [("train:Digits", 2), (SCRIPT, 1)])
+def test_a_promise_to_a_script_has_one_number_of_gpus(function: str, num_segments: int) -> None:
+    """Another job trains on two GPUs, and on four when the first job is done."""
     history = pool(4)
-    history.decided(ADMISSION, submit("first", deadline_s=NOW_S + 60.0, max_iterations=110))
-    (answer,) = history.decided(ADMISSION, submit("script", training_function=SCRIPT, deadline_s=NOW_S + 102.0))
+    history.decided(ADMISSION, submit("first", deadline_s=NOW_S + 33.0, max_iterations=60))
+    second = submit("second", training_function=function, deadline_s=NOW_S + 75.0, max_iterations=150)
+    (answer,) = history.decided(ADMISSION, second)
     assert isinstance(answer, events.JobAdmitted)
-    assert len(answer.minimum_satisfactory_share) == 3, "one segment"
+    assert len(answer.minimum_satisfactory_share) == 3 * num_segments
 
 
 def test_a_profiling_run_takes_what_the_script_leaves_beyond_its_first_level() -> None:
