@@ -23,9 +23,9 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps import user_code_checks
 from elasticflow.services.executor.worker.steps.gradient_digest import StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
+from elasticflow.services.executor.worker.steps.memory_growth import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.steps.model_structure import ModelStructure
 from elasticflow.services.executor.worker.steps.plain_state import MOST_ITEMS
-from elasticflow.services.executor.worker.steps.memory_growth import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.steps.step_agreement import (
     Agreement,
     Fingerprint,
