@@ -3,6 +3,8 @@
 Scripts set MASTER_PORT or an address in `init_process_group` for one job on a machine. Here several workers share it,
 and its ports. A number of processes or a rank that is not the job's is refused.
 """
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# (torch.distributed documents its stores, but does not export all of them)
 
 import os
 from collections.abc import Iterator, Mapping
@@ -10,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import _rendezvous_handlers  # pyright: ignore[reportPrivateUsage]
+from torch.distributed.rendezvous import _rendezvous_handlers
 
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 

@@ -1,4 +1,5 @@
 """Process groups of users' code meet at the job's rendezvous; another number of processes is refused."""
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
 import os
 import socket
