@@ -26,13 +26,15 @@ _COMPLETE_S = 15.0  # after the end of a job, its nodes publish its last lines
 def logs(
     job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.jobs)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Show only this worker.")] = None,
+    rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="Show this worker.")] = 0,
+    all_workers: Annotated[bool, typer.Option("--all-workers", help="Show all workers.")] = False,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show the logs of a job's workers, each line with its generation and rank.
+    """Show the log of a job's first worker, each line with its generation and rank;
+    of a progress bar its last state.
 
     The lines are in the pool's data folder. If that is on another machine, they
     come through NATS: the newest 2 MB of the job on each node. With --json
@@ -42,11 +44,13 @@ def logs(
     Examples:
       eflow logs digits-3f9a1c
       eflow logs -f digits-3f9a1c
-      eflow logs digits-3f9a1c --rank 0 | grep loss
+      eflow logs digits-3f9a1c --all-workers | grep loss
+      eflow logs digits-3f9a1c --rank 3
     """
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     folder = endpoint.data_dir / "logs" / job_id if endpoint.data_dir else None
-    reader = LogReader(folder, rank)
+    only_rank = None if all_workers else rank
+    reader = LogReader(folder, only_rank)
     collected: list[str] = []
     show: Callable[[str], None] = say_line
     if as_json:
@@ -54,7 +58,7 @@ def logs(
 
     async def printing(client: Client) -> tuple[Job, bool]:
         job = await client.job(job_id)
-        lines = FileLogs(reader, job_id, follow=follow) if reader.has_files else client.stored_logs(job, rank)
+        lines = FileLogs(reader, job_id, follow=follow) if reader.has_files else client.stored_logs(job, only_rank)
         return await _print(client, lines, job, show, follow=follow), lines.silent
 
     job, is_silent = run_at(endpoint, printing)
@@ -63,6 +67,9 @@ def logs(
         return
     if is_silent:
         _explain_silence(job, folder)
+    num_others = len(LogReader(folder, None).ranks - {rank})
+    if num_others and not all_workers:
+        note(f"eflow: {num_others} other worker{'s' if num_others > 1 else ''} wrote a log, too: --all-workers")
     if job.explanation:  # the logs do not say that a job stalled or was cancelled
         note(f"eflow: job {job_id} {job.phase.value}: {job.explanation}")
 

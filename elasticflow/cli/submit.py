@@ -53,6 +53,7 @@ from elasticflow.errors import NotEnded
 from elasticflow.history.formatting import undecided_in_words
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.job_validation import problems_of_names
+from elasticflow.sdk.script import TorchrunScript
 from elasticflow.sdk.submission import load, with_code
 from elasticflow.shared.messages.events import JobAdmitted, ProfileRequested
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -175,6 +176,8 @@ def submit(
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     job, code = load(options.entry, options.arguments, workdir)
     job = options.apply(job)
+    if isinstance(job, TorchrunScript) and (warning := job.warning()):
+        note(f"warning: {warning}")
     seal_secrets(job, secret or (), **where)
     if sweep:
         if quote_id:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from elasticflow.client.worker_logs import last_state
 from elasticflow.shared.errors import UnknownStream
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.log_chunk import NEWEST, NUM_SLOTS, LogChunk, decode_chunk, decode_number, slot
@@ -61,9 +62,9 @@ class StoredLogs:
         for node_id, place in self._places.items():
             async for text in self._new_texts(node_id, place):
                 for line in text.split("\n")[:-1]:
-                    worker, of_a_worker, _ = line.partition(" | ")
+                    worker, of_a_worker, said = line.partition(" | ")
                     if self._rank is None or not of_a_worker or worker.endswith(f"-r{self._rank}"):
-                        yield line
+                        yield f"{worker}{of_a_worker}{last_state(said)}"
 
     async def _find(self, node_ids: list[str]) -> None:
         for start in range(0, len(node_ids), _AT_ONCE):

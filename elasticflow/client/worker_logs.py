@@ -18,6 +18,11 @@ _PART_BYTES = 1 << 16
 _BATCH = 1_000  # lines that are read at once
 
 
+def last_state(line: str) -> str:
+    """What a terminal would show in the end of a line that a progress bar writes again and again."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
 class LogReader:
     """All logs of one job; each call continues where the last one stopped. folder: None or missing means no logs.
 
@@ -32,6 +37,11 @@ class LogReader:
     def has_files(self) -> bool:
         """Whether there is a log file now."""
         return bool(self._files())
+
+    @property
+    def ranks(self) -> set[int]:
+        """Of the workers with a log file now."""
+        return {rank for _, rank, _ in self._named()}
 
     @property
     def silent(self) -> bool:
@@ -52,7 +62,8 @@ class LogReader:
     def _lines_of(self, path: Path, *, to_the_end: bool) -> Iterator[str]:
         with contextlib.suppress(NotRegularFile, FileNotFoundError), open_regular_file(path) as file:
             for part in self._new_parts(path, file, to_the_end=to_the_end):
-                yield from part.decode(errors="replace").splitlines()
+                if part:
+                    yield from map(last_state, part.decode(errors="replace").removesuffix("\n").split("\n"))
 
     def _new_parts(self, path: Path, file: int, *, to_the_end: bool) -> Iterator[bytes]:
         """Whole lines; parts of those that are longer than _PART_BYTES, so that no file fills the memory.
@@ -79,12 +90,16 @@ class LogReader:
             yield read[begins_at:]
 
     def _files(self) -> list[Path]:
+        return [path for _, _, path in self._named()]
+
+    def _named(self) -> list[tuple[int, int, Path]]:
+        """By generation and rank."""
         found: list[tuple[int, int, Path]] = []
         for path in self._folder.glob("*.log") if self._folder and self._folder.is_dir() else ():
             named = _NAME.fullmatch(path.name)
             if named and self._rank in (None, int(named[2])):
                 found.append((int(named[1]), int(named[2]), path))
-        return [path for _, _, path in sorted(found)]
+        return sorted(found)
 
 
 class FileLogs:

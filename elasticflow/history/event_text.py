@@ -74,9 +74,9 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return f"the requested checkpoint could not be written: {event.explanation}"
         case events.WorkersStopped():
             kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
-            return f"generation {event.generation} has stopped on {event.node_id}{kept}"
+            return f"generation {event.generation} has stopped on {event.node_id}{kept}{_lost(old, new)}"
         case events.GenerationStarted():
-            return _started(event, new)
+            return _started(event, old, new)
         case events.JobProgressed():
             return _progressed(event, new)
         case events.WorkerCrashed():
@@ -180,12 +180,21 @@ def _rejected(event: events.JobRejected) -> str:
     return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
 
 
-def _started(event: events.GenerationStarted, new: Job) -> str:
+def _lost(old: Job | None, new: Job) -> str:
+    """Progress that the job had reported, and repeats."""
+    num_lost = 0 if old is None else old.iteration - new.iteration
+    if num_lost <= 0:
+        return ""
+    why = "nothing was saved" if not new.checkpoint_iteration else "nothing newer was saved"
+    return f"; {num_lost} iteration{'s are' if num_lost > 1 else ' is'} lost: {why}"
+
+
+def _started(event: events.GenerationStarted, old: Job | None, new: Job) -> str:
     after = f", {duration_in_words(event.at_s - new.placed_at_s)} after its placement" if new.placed_at_s else ""
     timeline = "" if event.resize is None else f": {_timeline_in_words(event.resize)}"
     return (
         f"generation {event.generation} trains on {gpus_counted(event.num_gpus)} "
-        f"from iteration {event.iteration}{after}{timeline}"
+        f"from iteration {event.iteration}{after}{timeline}{_lost(old, new)}"
     )
 
 
@@ -208,7 +217,7 @@ def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: Pool
     if old is None or old.broken or not new.broken:
         return ""  # the first crash of a generation breaks it; its peers end as a consequence
     progress = (
-        f"the job falls back to iteration {new.checkpoint_iteration}"
+        f"the job falls back to iteration {new.checkpoint_iteration}{_lost(old, new)}"
         if new.previous_generation is None
         else "the other workers keep the progress"
     )

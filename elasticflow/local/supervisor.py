@@ -62,6 +62,11 @@ class Supervisor:
                         "admission promises no deadline before more nodes join: the reserve of "
                         f"{config.reserve_nodes} holds back all {len(own_nodes)} of this machine"
                     )
+                if limits := {int(node.get("EF_JOB_MEMORY_BYTES", 0)) for node in own_nodes} - {0}:
+                    self._report(
+                        f"each process of a job on a CPU slot may allocate {min(limits) / 2**30:.1f} GiB: set "
+                        "EF_JOB_MEMORY_BYTES for another limit, 0 for none"
+                    )
                 await self._supervise(url, own_nodes, on_healthy)
         finally:
             remove_run_file(self._plan.data_dir)

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 from elasticflow.client.pool_endpoint import DEFAULT_POOL
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.runtime.process.local_hardware import CPU_SLOTS_PART_OF_CORES, num_cores, visible_gpus
+from elasticflow.shared.runtime.process.local_hardware import (
+    CPU_SLOTS_PART_OF_CORES,
+    memory_bytes,
+    num_cores,
+    slot_memory_bytes,
+    visible_gpus,
+)
 from elasticflow.shared.runtime.process.workers_secret import FILE_NAME
 
 DECIDERS = ("admission", "allocator", "placement")
@@ -109,7 +115,12 @@ def node_environments(
         float(given)
     except ValueError:
         raise BadSettings((f"EF_CPU_SHARE={given}: must be a number of cores, such as 0.2",)) from None
-    own = {"EF_SLOTS": str(slots), "EF_CPU_SHARE": given}
+    own = {
+        "EF_SLOTS": str(slots),
+        "EF_CPU_SHARE": given,
+        "EF_JOB_MEMORY_BYTES": environment.get("EF_JOB_MEMORY_BYTES")
+        or str(slot_memory_bytes(memory_bytes(), max(1, num_nodes * slots))),
+    }
     return tuple({"EF_NODE_ID": f"node-{index}", **own} for index in range(num_nodes))
 
 

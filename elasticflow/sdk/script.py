@@ -157,3 +157,13 @@ class TorchrunScript(Script):
 
     def __init__(self, target: str | Path, *arguments: str) -> None:
         super().__init__(f"{str(target).removesuffix(f':{TORCHRUN}')}:{TORCHRUN}", *arguments)
+
+    def warning(self) -> str:
+        """About a file that saves no snapshot by its own words; "" for others, whose modules may save some."""
+        file = Path(self.target.removesuffix(f":{TORCHRUN}"))
+        if file.suffix != ".py" or not file.is_file() or b"save" in file.read_bytes():
+            return ""
+        return (
+            f"{file.name} saves no snapshot: a change of its GPUs, or a crash, starts it from the beginning. "
+            "Save with torch.save and load at the start, or fix its number of GPUs with --gpus N"
+        )

@@ -25,6 +25,7 @@ from elasticflow.shared.state.gpu_types import parts, possible_types, profiling_
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, largest_level, profiling_jobs, spec_of
 
+_SHORT_WAIT_S = 60.0  # of a job that is not measured, for the end of one that would start over
 UNDISTURBED_S = 15.0  # some dozens of steps on one number of GPUs; then the next profiling run may begin
 
 
@@ -130,16 +131,32 @@ def _lent(
     """The promises beside a profiling run, if they can spare its GPUs; None if they cannot.
 
     The most GPUs that the whole run may need are set aside at once, so that other jobs shrink once and not at each
-    level.
+    level. Jobs that would start over keep their GPUs. Before any level is measured, only those do that end soon.
     without: the promises on all GPUs less so many. num_held: GPUs of other profiling runs.
     """
-    aside = _largest_level(state, spec_of(job)) if level else -1
-    while aside >= max(level, 1):
-        pool = without(num_held + aside)
-        if pool is not None:
-            return pool
-        aside //= 2
+    most = _largest_level(state, spec_of(job)) if level else -1
+    is_first = level == spec_of(job).gpu_range.least
+    unsaved = _num_unsaved(state)
+    for num_kept in (unsaved, _num_unsaved(state, ends_within_s=_SHORT_WAIT_S)) if is_first else (unsaved,):
+        aside = most
+        while aside >= max(level, 1):
+            fits = num_held + aside + num_kept <= state.num_gpus or not num_kept
+            pool = without(num_held + aside) if fits else None
+            if pool is not None:
+                return pool
+            aside //= 2
     return None
+
+
+def _num_unsaved(state: PoolState, *, ends_within_s: float = math.inf) -> int:
+    """GPUs of jobs that would lose all their work; only those that end soon at their reported speed."""
+    jobs = (job for job in state.live_jobs.values() if job.starts_over and job.unsaved_iterations)
+    return sum(len(job.gpus) for job in jobs if _ends_within(job, ends_within_s))
+
+
+def _ends_within(job: Job, seconds: float) -> bool:
+    left = max(spec_of(job).max_iterations - job.iteration, 0)
+    return seconds == math.inf or left <= (job.iterations_per_s or 0.0) * seconds
 
 
 def _set_aside(

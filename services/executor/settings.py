@@ -23,6 +23,7 @@ from elasticflow.shared.runtime.process.local_hardware import (
     memory_bytes,
     num_cores,
     part_of_type,
+    slot_memory_bytes,
     visible_gpus,
 )
 from elasticflow.shared.runtime.process.private_file import file_named
@@ -112,7 +113,8 @@ class ExecutorSettings:
     stop_grace_s: float  # EF_STOP_GRACE_S: from the request to stop at a step boundary to the kill
     # EF_JOB_MEMORY_BYTES: that each process of a job on a CPU slot may allocate beyond the preloaded libraries, and
     # with control groups each worker, on GPUs too, with all its processes; also bounds the files of an isolated worker
-    # in /tmp and /dev/shm together; 0: no limit
+    # in /tmp and /dev/shm together; 0: no limit; default: of a CPU slot its share of the machine, at least 1 GiB; of a
+    # GPU no limit
     job_memory_bytes: int
     # EF_CGROUP: folder of cgroup v2 in which this user may make control groups of workers; default: its own group
     cgroup: Path | None
@@ -168,6 +170,7 @@ class ExecutorSettings:
             read.reject(_two_executors(node_id, used))
         gpu_type = part_of_type(used[0].gpu_type, parts) if used else cpu_slot_type(cpu_share)
         memory = min(gpu.memory_bytes for gpu in used) // parts if used else discovered_memory() // num_gpus
+        slot_memory = 0 if used else slot_memory_bytes(discovered_memory(), num_gpus)
         data_interface = given.get("EF_DATA_INTERFACE", "")
         if data_interface and data_interface not in (interfaces := discovered_interfaces()):
             read.reject(
@@ -193,7 +196,7 @@ class ExecutorSettings:
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
             data_interface=data_interface,
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),
-            job_memory_bytes=read.integer("EF_JOB_MEMORY_BYTES", 0, low=0, high=2**53),
+            job_memory_bytes=read.integer("EF_JOB_MEMORY_BYTES", slot_memory, low=0, high=2**53),
             cgroup=file_named(given, "EF_CGROUP"),
             warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),

@@ -186,6 +186,8 @@ def _migration_benefit(
     curves = curves_of(spec_of(job).measured_key)
     stay_s = _stay_s(job, curves, now_s)
     stop_s = max(resize_cost(state).seconds(job.num_gpus), state.start_cost_s)
+    if job.unsaved_iterations:
+        stop_s += job.unsaved_iterations / max(curves.throughput(job.num_gpus, CLUSTER), 1e-9)
     if job.deadline_s is not None and now_s + stay_s <= job.deadline_s < now_s + stay_s + stop_s:
         stop_s = inf  # a move would miss a soft deadline
     return MigrationBenefit(curves=curves, num_gpus=job.num_gpus, stay_s=min(stay_s, LONGEST_STAY_S), stop_s=stop_s)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import log
 
 from elasticflow.shared.messages.events import RejectionReason
-from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 
@@ -212,6 +212,21 @@ class Job:
     def promised(self) -> bool:
         """Its deadline is guaranteed."""
         return self.phase is Phase.ADMITTED and self.spec is not None and self.spec.job_class is JobClass.SLO
+
+    @property
+    def restarts_to_resize(self) -> bool:
+        """Its workers cannot switch: each change of its GPUs loses what its script has not saved."""
+        return self.spec is not None and self.spec.entry == TORCHRUN
+
+    @property
+    def starts_over(self) -> bool:
+        """Each change of its GPUs loses all iterations: its script has saved none so far."""
+        return self.restarts_to_resize and not self.checkpoint_iteration
+
+    @property
+    def unsaved_iterations(self) -> int:
+        """As reported: those that a change of its GPUs loses."""
+        return max(self.iteration - self.checkpoint_iteration, 0) if self.restarts_to_resize else 0
 
     @property
     def rank_0_node(self) -> str:

@@ -133,7 +133,10 @@ async def test_logs_come_from_the_files_or_else_from_the_ledger(cli: CommandLine
     folder.mkdir(parents=True)
     (folder / "g1-r0.log").write_text("started\nTraceback (most recent call last)\n")
     (folder / "g1-r1.log").write_text("other")  # the worker died before the end of the line
-    whole = await cli.eflow("logs", "j1")
+    first = await cli.eflow("logs", "j1")
+    assert [line for line in first.out.splitlines() if "g1-r1" in line] == []
+    assert "1 other worker wrote a log, too: --all-workers" in first.err
+    whole = await cli.eflow("logs", "j1", "--all-workers")
     assert whole.out.splitlines() == [
         "g1-r0 | started",
         "g1-r0 | Traceback (most recent call last)",

@@ -41,6 +41,8 @@ def rows_of(pool: LiveJobTable) -> dict[str, tuple[Any, ...]]:
             table.jobs.held_J,
             table.jobs.stalled_until_J,
             table.jobs.deadline_J,
+            table.jobs.unsaved_J,
+            table.jobs.starts_over_J,
         )
         found[job_id] = (
             *(tuple(array[row, :levels].tolist()) for array in by_level),
@@ -69,6 +71,8 @@ def assert_describes(pool: LiveJobTable, state: PoolState, now_s: float) -> None
         assert tuple(jobs.costs_JL[row, :count]) == tuple(map(cost.seconds, curve.levels))
         assert jobs.held_J[row] == held_num_gpus(job)
         assert jobs.stalled_until_J[row] == stalled_until_s(job, cost)
+        assert jobs.starts_over_J[row] == job.starts_over
+        assert (jobs.unsaved_J[row] >= job.unsaved_iterations) if job.restarts_to_resize else not jobs.unsaved_J[row]
         left = spec_of(job).max_iterations - iteration_at(job, curve, now_s, state.config.progress_timeout_s)
         overdue = max(1.0, OVERDUE_S * progress_rate(job, curve))
         assert math.isclose(jobs.remaining_J[row], left if left > 0 else overdue, abs_tol=1e-9)

@@ -31,6 +31,12 @@ ROOT = Path(__file__).parents[2]
 LONG = {"max_iterations": 1_000_000, "hyperparameters": {"step_s": 0.005}}
 
 
+def children_in(log: str) -> list[int]:
+    pids = [int(pid) for pid in re.findall(r"child=(\d+)", log)]
+    assert len(pids) == 3, "as `StartsProcesses` says"
+    return pids
+
+
 async def until_gone(*pids: int) -> None:
     await asyncio.to_thread(wait_until_gone, pids, timeout_s=30)
 
@@ -84,10 +90,17 @@ async def test_older_generation_yields_to_a_newer_checkpoint(node, spec_of):
 
 async def test_processes_that_a_worker_started_end_with_it(node, spec_of):
     job_id = node.new_job_id()
+    another = await node.launch(spec_of("StartsProcesses", **LONG), job_id=(other_id := node.new_job_id()))
+    await another.first(Started)
     workers = await node.launch(spec_of("StartsProcesses"), job_id=job_id)
     await workers.ended()
-    child = node.log_of(job_id).partition("child=")[2].split()[0]
-    wait_until_gone([int(child)], timeout_s=0.0)  # soon after its end, since it may hold GPU memory
+    wait_until_gone(children_in(node.log_of(job_id)), timeout_s=0.0)  # soon after its end: they may hold GPU memory
+    others = children_in(node.log_of(other_id))
+    assert all(map(psutil.pid_exists, others)), "those of another worker go on"
+    assert f"eflow worker of {other_id}, rank 0" in psutil.Process(another.workers[0].pid).cmdline()[0]
+    another.workers[0].kill()
+    await another.ended()
+    wait_until_gone(others, timeout_s=0.0)
 
 
 async def test_a_worker_ends_itself_and_its_processes_when_its_lease_expires(node, spec_of):
@@ -98,7 +111,7 @@ async def test_a_worker_ends_itself_and_its_processes_when_its_lease_expires(nod
     assert (await workers.ended())[0].signal == signal.SIGKILL
     log = node.log_of(job_id)
     assert "the lease has expired without an extension" in log
-    await until_gone(int(log.partition("child=")[2].split()[0]))
+    await until_gone(*children_in(log))
 
 
 async def test_a_worker_whose_first_lease_is_never_extended_ends(node, spec_of):
@@ -133,13 +146,15 @@ async def test_a_worker_that_cannot_decode_a_message_logs_it_and_ends(node, spec
 
 
 async def test_dead_fork_server_is_replaced_and_its_workers_are_reported(node, spec_of):
-    spec = spec_of("Points", **LONG)
-    workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
+    spec, job_id = spec_of("StartsProcesses", **LONG), node.new_job_id()
+    workers = await node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Started)
     server = psutil.Process(workers.workers[0].pid).ppid()
+    own, in_own_session, daemon = children_in(node.log_of(job_id))
     os.kill(server, signal.SIGKILL)
     assert {exit_.signal for exit_ in (await workers.ended()).values()} == {signal.SIGKILL}
-    await until_gone(*(worker.pid for worker in workers.workers.values()))
+    await until_gone(*(worker.pid for worker in workers.workers.values()), own, in_own_session)
+    os.kill(daemon, signal.SIGKILL)  # its parents are gone, and it has no mark
     again = None
     while again is None:
         with contextlib.suppress(LaunchFailed):  # while it loads its libraries, which takes long on a busy machine
@@ -205,13 +220,17 @@ async def test_no_worker_and_no_process_of_one_outlives_a_killed_executor(tmp_pa
     marks = {"EF_WORKER": "1", "EF_NODE_ID": "doomed", "EF_DATA_DIR": str(tmp_path)}
     workers = {process.pid: process for process in marked_processes(marks)}
     assert {warm, *pids} < set(workers)
-    assert sum(process.name() == "sleep" for process in workers.values()) == 2
+    assert sum(process.name() == "sleep" for process in workers.values()) == 4
+    server = psutil.Process(pids[0]).parent()
+    assert server is not None
+    descendants = [process.pid for process in server.children(recursive=True)]
+    assert len(set(descendants) - set(workers)) == 2, "the daemons without a mark"
     assert "NATS_URL" not in workers[pids[0]].environ()  # it may hold a token
     for pid in pids:  # a stopped process does not notice the end of its channel, so others kill it and its children
         os.kill(pid, signal.SIGSTOP)
     executor.kill()
     await executor.wait()
-    await until_gone(*workers)
+    await until_gone(*workers, *descendants)
 
 
 async def test_start_ends_leftover_processes_and_close_leaves_none(tmp_path, spec_of):

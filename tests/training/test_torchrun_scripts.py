@@ -79,6 +79,13 @@ async def test_peers_of_a_killed_worker_end_and_the_snapshot_remains(node, spec_
     assert (files_of(node, job_id) / "snapshot.pt").is_file()
 
 
+async def test_workers_of_a_script_that_names_a_port_meet_all_the_same(node, spec_of):
+    spec = script(spec_of, "names_a_port", entry="__torchrun__")
+    workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
+    assert (await workers.first(Finished)).iteration == 5
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+
+
 WRONG_ARGUMENT = "train: error: unrecognized arguments: --widht 8"  # from argparse
 
 

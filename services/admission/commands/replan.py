@@ -119,4 +119,6 @@ def _on_present_terms(session: AdmissionSession, others: PlannedPool, job: Job) 
         stalled_until_s=float(jobs.stalled_until_J[row]),
         reserve_nodes=state.config.reserve_nodes,
         notice_s=state.config.heartbeat_timeout_s,
+        unsaved_iterations=float(jobs.unsaved_J[row]),
+        starts_over=bool(jobs.starts_over_J[row]),
     )

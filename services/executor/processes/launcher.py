@@ -1,10 +1,10 @@
 """Starts, signals and follows the worker processes of one node. Asynchronous; never imports torch.
 
 A fork server (`python -m elasticflow.services.executor.worker`) has the libraries loaded. Each worker is a fork of it
-with its own channel to the launcher; so are the runners of padding loads (`task_runner.py`). Three mechanisms end a
-worker and its descendants with its executor: the end of file on the fork server's socket, the end of file on the
-worker's channel, and at the next start the marks in the environment. If the fork server is killed, the kernel's parent
-death signal ends its workers.
+with its own channel to the launcher; so are the runners of padding loads (`task_runner.py`). The fork server ends what
+a worker leaves, in any session. Three mechanisms end a worker and its descendants with its executor: the end of file on
+the fork server's socket, the end of file on the worker's channel, and at the next start the marks in the environment.
+If the fork server is killed, the kernel's parent death signal ends its workers, and the marks find what they started.
 """
 
 import asyncio
@@ -198,6 +198,8 @@ class Launcher:
                 log.error("fork_server_died", log_file=str(self._server_log))
                 await self._server.end()
                 self._server = None
+                # what its workers started in sessions of their own
+                await asyncio.to_thread(kill_marked, self._marks)
             try:
                 await self._start_server()
                 retry_s = _FIRST_RETRY_S

@@ -17,6 +17,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         device_numbers.py       numbers that a device computes, on their way to the host
         numa_binding.py         the cores next to its GPU
         compiled_models.py      what torch.compile must do for equal bits
+        traceback_text.py       tracebacks without the engine's frames
+        process_title.py        the job's name in `ps`
         cpu_throttle.py         limits a CPU slot to a share of a core
         telemetry.py            reports progress, speed and lack of progress
     elastic/      workers that find, lose and join each other
@@ -53,6 +55,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         job_objects.py          the model, data and optimizer that it makes
         user_code_checks.py     what user code must return and do
         repeatability_check.py  whether a step depends on declared state only
+        memory_growth.py        whether the memory grew step by step: a leak
         stragglers.py           which worker is persistently slow (pure)
         virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
         random_seeds.py         seeds by phase, iteration and virtual node
@@ -108,5 +111,6 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         schedules.py            schedules step once a step, and are built for the job's steps
         torchrun_script.py      an unchanged torchrun script, restarted at each resize
         torchrun_progress.py    its progress, observed from outside
+        own_rendezvous.py       where process groups of users' code meet
         script_environment.py   folder, arguments and environment variables
 """

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from elasticflow.shared.messages.limits import MAX_GPU_TYPE_LENGTH
 from elasticflow.shared.state.gpu_types import CPU_SLOTS
 
+LEAST_SLOT_MEMORY_BYTES = 2**30  # of a CPU slot, if the machine has it: libraries alone may take hundreds of megabytes
 CPU_SLOTS_PART_OF_CORES = 0.8  # all CPU slots of a machine together; the rest is for NATS and the services
 
 
@@ -35,6 +36,11 @@ def memory_bytes() -> int:
     """Memory that this process and its children may use: the machine's, or less by a limit of its cgroup."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(machine, cgroup_limit_bytes() or machine)
+
+
+def slot_memory_bytes(machine_bytes: int, num_slots: int) -> int:
+    """What each process of a job on a CPU slot may allocate, unless it is set: its share of the machine."""
+    return max(machine_bytes // num_slots, min(LEAST_SLOT_MEMORY_BYTES, machine_bytes))
 
 
 def cgroup_limit_bytes(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:

@@ -15,6 +15,7 @@ from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.allocation.marginal_return import (
     allocate_by_marginal_return,
     bring_changes_forward,
+    keep_unsaved_work,
     start_waiting_jobs,
 )
 from elasticflow.shared.scheduling.availability.availability_profile import Schedules, change
@@ -50,6 +51,7 @@ def allocate(
     hysteresis_s: a resize beyond the plan must end the job at least this much earlier.
     num_lent: GPUs beside those of the plan that are reserved for failures; only opportunistic jobs may use them.
     padding: rows that get what no other row can use, in the same way.
+    Opportunistic jobs that would start over at a change keep their GPUs before others start (docs/adr/0090).
     No promise is touched: a schedule is only replaced by one that ends no later and fits around all others.
     Opportunistic jobs use GPUs that no promise holds, for as long as none does, and those of a node that leaves as if
     it stayed: they wait when it is drained, if they must.
@@ -68,6 +70,7 @@ def allocate(
     )
     bring_changes_forward(availability, schedules, plan.promised, changed, IMMINENT_S)
     fill_or_report_late(availability, schedules, jobs, planned, changed, work)
+    keep_unsaved_work(availability, schedules, jobs, _without_schedule(schedules, rows), work)
     start_waiting_jobs(availability, schedules, jobs, _without_schedule(schedules, rows), work)
     allocate_by_marginal_return(availability, schedules, jobs, all_rows, changed, hysteresis_s, work)
     if num_lent or plan.drops:

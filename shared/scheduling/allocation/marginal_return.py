@@ -24,6 +24,24 @@ from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Intege
 
 
 @compiled
+def keep_unsaved_work(
+    availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, jobs_K: Integers, work: ScratchArrays
+) -> None:
+    """Leave jobs that would start over on their GPUs, where that ends them sooner than any change."""
+    now_s = availability.start_B[0]
+    for job in jobs_K:
+        held = jobs.held_J[job]
+        if not jobs.starts_over_J[job] or jobs.unsaved_J[job] <= 0.0 or not 0 < held <= availability.free_B[0]:
+            continue
+        for level in range(jobs.num_levels_J[job]):
+            if jobs.levels_JL[job, level] == held:
+                count = fill(availability, jobs, job, level, np.inf, work.found, work.memory)
+                if count > 0 and work.found.start_M[0] <= now_s and work.found.num_gpus_M[0] == held:
+                    write_segments(schedules, job, work.found, count)
+                    reserve(availability, schedules, job)
+
+
+@compiled
 def start_waiting_jobs(
     availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, jobs_K: Integers, work: ScratchArrays
 ) -> None:

@@ -2,6 +2,7 @@
 
 Up to a cap, the job may hold any of its levels that is free; each change of level, also from zero, stops it for the
 resize cost of the new level. Among all ways to change levels at breakpoints, `fill` finds one with the earliest end.
+A job that starts over at each change holds one level from its last change to its end.
 For one level, the work done since a change is a straight line over time. Only the highest line of each level can be
 part of an optimal schedule, so that one pass over the pieces is sufficient.
 Axes: J = jobs; L = levels of a job, ascending and faster; M = segments.
@@ -15,7 +16,7 @@ import numpy as np
 
 from elasticflow.shared.scheduling.availability.availability_profile import MAX_SEGMENTS, AvailabilityProfile
 from elasticflow.shared.scheduling.availability.scratch_arrays import MAX_CHANGES, Scratch, Segments
-from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
+from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Integers, compiled
 
 SLACK_S = 1e-3
 """A new schedule has this many seconds of spare work at the highest throughput. It covers the rounding of
@@ -46,6 +47,8 @@ class Jobs(NamedTuple):
     deadline_J: Floats  # the planned end; inf: none
     lost_JL: Floats  # iterations that k failures cost at most while it holds up to this level
     moved_JL: Floats  # iterations that one move to other GPUs costs at most while it holds up to this level
+    unsaved_J: Floats  # iterations that its next change of GPUs loses (docs/adr/0090)
+    starts_over_J: Flags  # whether any change loses all iterations: nothing is saved
     moves_s: Floats  # ascending: when nodes leave, so that each job may have to move once (docs/adr/0072)
 
 
@@ -107,13 +110,15 @@ def fill(
             ready_s = start_s + costs[level]
             if unmoved:
                 ready_s = max(jobs.stalled_until_J[job] - now_s, 0.0)
-            begun = work - rates[level] * ready_s
+            begun, after = work - rates[level] * ready_s, last
+            if not unmoved and (last < 0 or jobs.starts_over_J[job]):
+                begun, after = -jobs.unsaved_J[job] - rates[level] * ready_s, -1
             if line_change[level] < 0 or begun > line[level]:
                 if num_changes == MAX_CHANGES:
                     return TOO_MANY
                 memory.change_s[num_changes] = begins_s  # the value itself: a sum would round
                 memory.change_level[num_changes] = level
-                memory.change_after[num_changes] = last
+                memory.change_after[num_changes] = after
                 memory.after_end_s[num_changes] = last_end_s
                 line[level], line_change[level] = begun, num_changes
                 num_changes += 1

@@ -179,6 +179,7 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, covers_mo
         schedules.count_J[job] = 0
         return now_s
     left += 0.5 * SLACK_S * jobs.rates_JL[job, jobs.num_levels_J[job] - 1]
+    all_left = left + jobs.unsaved_J[job]
     highest = highest_level(schedules, jobs, job)
     lost, moved = jobs.lost_JL[job, highest], jobs.moved_JL[job, highest]
     done, needed_until_s = False, np.inf
@@ -190,6 +191,8 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, covers_mo
             return np.inf  # the curve no longer has this level
         if num_gpus[segment] != held or starts[segment] > previous_end_s:
             ready_s = starts[segment] + jobs.costs_JL[job, level]
+            if segment == 0 or jobs.starts_over_J[job]:
+                left = all_left
         working_s = max(starts[segment], ready_s)
         rate = jobs.rates_JL[job, level]
         enough = left + lost * (1.0 + (working_s - now_s) / OUTAGE_S)

@@ -39,6 +39,8 @@ class SchedulableJob:
     stalled_until_s: float = -math.inf  # no progress before: a resize is in progress
     reserve_nodes: int = 0  # its schedule allows for failures of this many nodes at once, repeatedly
     notice_s: float = 0.0  # from a failure until the job restarts
+    unsaved_iterations: float = 0.0  # that its next change of GPUs loses
+    starts_over: bool = False  # each change of GPUs loses all iterations
 
     def asks_no_less_than(self, other: "SchedulableJob") -> bool:
         """Whether it has the curve of the other, no less work, and is due no later."""
@@ -89,6 +91,8 @@ class JobTable:
         self.jobs.held_J[row] = job.current_num_gpus
         self.jobs.stalled_until_J[row] = job.stalled_until_s
         self.jobs.deadline_J[row] = job.deadline_s
+        self.jobs.unsaved_J[row] = job.unsaved_iterations
+        self.jobs.starts_over_J[row] = job.starts_over
         self.schedules.count_J[row] = 0
         self.job_ids.append(job.job_id)
         self.num_jobs += 1
@@ -152,6 +156,8 @@ def empty_jobs(num_rows: int, num_levels: int) -> Jobs:
         np.full(num_rows, np.inf),
         np.empty(shape),
         np.empty(shape),
+        np.zeros(num_rows),
+        np.zeros(num_rows, np.bool_),
         np.empty(0),
     )
 
@@ -184,6 +190,8 @@ def copy_rows(jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedule
         jobs.held_J[new] = other_jobs.held_J[old]
         jobs.stalled_until_J[new] = other_jobs.stalled_until_J[old]
         jobs.deadline_J[new] = other_jobs.deadline_J[old]
+        jobs.unsaved_J[new] = other_jobs.unsaved_J[old]
+        jobs.starts_over_J[new] = other_jobs.starts_over_J[old]
         copy_schedule(schedules, new, other_schedules, old)
 
 

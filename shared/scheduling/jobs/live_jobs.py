@@ -120,6 +120,8 @@ class LiveJobRows:
         for slot, job in zip(slots, jobs, strict=True):
             self._replace(slot, job)
         rows = np.array(slots, np.int64)
+        self._arrays.unsaved_J[rows] = np.array([job.unsaved_iterations for job in jobs])
+        self._arrays.starts_over_J[rows] = np.array([job.starts_over for job in jobs])
         self._left[rows] = self._iterations[rows] - np.array([job.iteration for job in jobs])
         self._progressed_at[rows] = np.array([job.progressed_at_s for job in jobs])
         reported = [inf if (rate := job.iterations_per_s) is None else rate for job in jobs]
@@ -144,6 +146,7 @@ class LiveJobRows:
         rounding = _ROUNDING * self._iterations[slots]
         # a job that should have ended by now and did not: some more, and not planned anew for each iteration
         overdue = np.maximum(1.0, OVERDUE_S * self._rates[slots])
+        jobs.unsaved_J[:num_rows] += np.where(self._restarts[slots], self._rates[slots] * since_s, 0.0)
         jobs.remaining_J[:num_rows] = np.where(left > -rounding, np.maximum(left, rounding), overdue)
         promised: Flags = self._promised[slots]
         rows: list[int] = slots.tolist()
@@ -181,6 +184,8 @@ class LiveJobRows:
         self._curve_rates[slot] = curve.throughput(len(job.own_gpus)) if job.training else 0.0
         self._rates[slot] = progress_rate(job, curve)
         self._progressed_at[slot] = job.progressed_at_s
+        arrays.unsaved_J[slot], arrays.starts_over_J[slot] = job.unsaved_iterations, job.starts_over
+        self._restarts[slot] = job.restarts_to_resize
         arrays.held_J[slot] = held_num_gpus(job)
         arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)
         promised = self._promised[slot] = job.promised
@@ -232,7 +237,7 @@ class LiveJobRows:
         self._left, self._iterations = np.zeros(64), np.zeros(64)
         self._rates, self._curve_rates, self._progressed_at = np.zeros(64), np.zeros(64), np.zeros(64)
         self._ties, self._promised = np.zeros(64, np.int64), np.zeros(64, np.bool_)
-        self._counts = np.zeros(64, np.bool_)
+        self._counts, self._restarts = np.zeros(64, np.bool_), np.zeros(64, np.bool_)
 
     def _forget_measured(self, curves: Map[str, MeasuredCurve]) -> None:
         """Write the rows of jobs whose curve was measured again."""
@@ -248,6 +253,6 @@ class LiveJobRows:
         self._arrays = with_room(self._arrays, num_rows, self._arrays.levels_JL.shape[1])
         self._schedules = with_rows(self._schedules, num_rows)
         single = ("_left", "_iterations", "_rates", "_curve_rates", "_progressed_at")
-        for name in (*single, "_ties", "_promised", "_counts"):
+        for name in (*single, "_ties", "_promised", "_counts", "_restarts"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))

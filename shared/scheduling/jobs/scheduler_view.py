@@ -8,7 +8,7 @@ made for: `deadline_slack_s` earlier, so that the last evaluation and the last r
 import math
 from typing import NewType
 
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.scheduling.jobs.confidence import confidence_factor
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
@@ -122,6 +122,7 @@ def arriving_job(
         resize_cost=resize_cost(state),
         reserve_nodes=state.config.reserve_nodes,
         notice_s=state.config.heartbeat_timeout_s,
+        starts_over=spec.entry == TORCHRUN,
     )
 
 

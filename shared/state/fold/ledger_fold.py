@@ -54,7 +54,7 @@ from elasticflow.shared.state.job import Phase, has_workers_on
 from elasticflow.shared.state.node_speeds import with_speed_on_node
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 29  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 30  # raise it when the same messages fold to another state: older snapshots are then not read
 
 _BY_SERVICES = (  # executors report the others, each on the jobs that have workers on its node
     *(events.JobCancelled, events.JobProfiled, events.JobAmended, events.JobProgressed, events.JobAtRisk),
@@ -245,6 +245,8 @@ def _of_a_job(
                 return state
             state = with_speed_on_node(with_job(state, after), after, event)
             state = with_speed_ratio(state, after, event, sequence)
+            if job.starts_over and not after.starts_over:  # its first snapshot: it may now give GPUs to other jobs
+                state = scheduling_event(state, sequence)
             return with_slower_mix(with_measured_mix(state, after, event), after, event, sequence)
         case events.JobAtRisk():
             if job.at_risk or job.phase is Phase.PROFILING or event.generation != job.generation:

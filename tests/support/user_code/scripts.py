@@ -254,6 +254,20 @@ def breaks() -> None:
         break
 
 
+def names_a_port() -> None:
+    """As in tutorials; two workers of a node cannot both listen on it."""
+    os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=size)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(5):
+        model(torch.ones(4, 2)).mean().backward()
+        optimizer.step()
+    torch.distributed.barrier(torch.distributed.new_group([*range(size)]))
+    torch.distributed.destroy_process_group()
+
+
 def never_trains() -> None:
     sys.exit(0)
 

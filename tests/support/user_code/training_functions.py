@@ -584,11 +584,14 @@ class KillsItself(Points):
 
 
 class StartsProcesses(Points):
-    """Leaves a child process behind, and logs its id."""
+    """Leaves child processes behind, and logs their ids: one of its own, one in a session of its own, and a daemon of
+    which nothing says where it comes from."""
 
     def init_model(self):
-        child = subprocess.Popen(["sleep", "600"])
-        print(f"child={child.pid}")
+        for in_own_session in (False, True):
+            print(f"child={subprocess.Popen(['sleep', '600'], start_new_session=in_own_session).pid}")
+        daemon = "setsid sleep 600 </dev/null >/dev/null 2>&1 & echo child=$!"
+        subprocess.run(["sh", "-c", daemon], env={"PATH": os.environ["PATH"]}, start_new_session=True, check=True)
         return super().init_model()
 
 

@@ -12,8 +12,10 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 
+import psutil
 import torch._dynamo  # torch loads it with the first optimizer, which takes a second
 import torch.distributed
 import torch.nn.parallel
@@ -44,6 +46,7 @@ from elasticflow.shared.runtime.process.process_termination import (
     kill_and_reap_process_group,
 )
 
+_REAP_POLL_S = 0.001
 _REAP_TIMEOUT_S = 5.0  # for a process that SIGKILL does not end, e.g. in a driver's system call
 
 
@@ -81,6 +84,8 @@ class ForkServer:
                     break
         for pid in self._workers:
             kill_and_reap_process_group(pid, timeout_s=_REAP_TIMEOUT_S)
+        self._workers.clear()
+        self._end_adopted()
 
     def _watch_children(self) -> None:
         """Each SIGCHLD writes a byte to the wake-up socket; the handler itself is empty."""
@@ -126,6 +131,7 @@ class ForkServer:
                 inherited.close()
             os.set_inheritable(channel_fd, False)
             code = ExitCode.DEVICE_UNUSABLE  # a machine that refuses is not the job's fault
+            adopt_orphans()  # of this worker, so that the server knows whose they are when they come to it
             folders = WorkerFolders() if isolation is None else enter_isolation(isolation)
             code = ExitCode.FAILED
             run_forked(socket.socket(fileno=channel_fd), folders)
@@ -135,14 +141,33 @@ class ForkServer:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Report each worker that has ended, once its process group is gone too."""
+        """Report each worker that has ended, once its process group and all other descendants are gone too."""
         while (ended := _next_ended()) is not None:
             pid = ended.si_pid
             if pid not in self._workers:
                 os.waitpid(pid, 0)  # adopted: a worker had started it
                 continue
             kill_and_reap_process_group(pid, timeout_s=_REAP_TIMEOUT_S)
-            self._send(_how_it_ended(ended, self._workers.pop(pid)))
+            isolation = self._workers.pop(pid)
+            self._end_adopted()
+            self._send(_how_it_ended(ended, isolation))
+
+    def _end_adopted(self) -> None:
+        """Kill and reap what ended workers have left in process groups and sessions of its own.
+
+        A worker adopts its orphans, so that none comes here before its worker has ended.
+        """
+        own, give_up_s = psutil.Process(), time.monotonic() + _REAP_TIMEOUT_S
+        while time.monotonic() < give_up_s:
+            adopted = [child for child in own.children() if child.pid not in self._workers]
+            if not adopted:
+                return
+            for orphan in adopted:
+                with contextlib.suppress(psutil.Error):
+                    orphan.kill()
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(orphan.pid, os.WNOHANG)
+            time.sleep(_REAP_POLL_S)
 
     def _send(self, message: FromForkServer) -> None:
         # the executor is gone: the next read reports it

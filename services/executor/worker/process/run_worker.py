@@ -26,6 +26,8 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
+from elasticflow.services.executor.worker.process.process_title import set_process_title
+from elasticflow.services.executor.worker.process.traceback_text import folded
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
@@ -72,6 +74,7 @@ def _assigned(channel: Channel) -> Assignment:
     while isinstance(order, WarmUp):
         warm_up(order.device, order.gpu_index)
         order = channel.receive_command()
+    set_process_title(f"eflow worker of {order.job_id}, rank {order.rank}", f"eflow {order.job_id}")
     return order
 
 
@@ -115,7 +118,7 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         channel.send(_failed(str(error), cause, _missing_file_advice(error.__cause__)))
         return ExitCode.FAILED
     except BaseException as error:  # any error of the user's code, including SystemExit
-        text = traceback.format_exc()
+        text = folded(traceback.format_exc())
         print(without_own_secrets(text), file=sys.stderr)
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         message = ": ".join(filter(None, (type(error).__name__, str(error))))
@@ -153,6 +156,6 @@ def _failed(error: str, traceback: str, notes: str = "") -> Failed:
 def _cause_of(error: BaseException) -> str:
     if error.__cause__ is None:
         return ""
-    text = "".join(traceback.format_exception(error.__cause__))
+    text = folded("".join(traceback.format_exception(error.__cause__)))
     print(without_own_secrets(text), file=sys.stderr)
     return text

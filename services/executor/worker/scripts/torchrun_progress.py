@@ -36,6 +36,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 _WARM_UP_STEPS = 2
 _MIN_MEASURED_STEPS = 3
+_UNSAVED_S = 60.0  # of training, until a script counts as one that saves nothing
 
 log = structlog.get_logger()
 
@@ -71,6 +72,7 @@ class TorchrunProgress:
         self._step_ends_s: list[float] = []
         # iterations at the last save; the file may not have its final name yet
         self._saved: Fraction | None = None
+        self._may_warn = self.records_snapshots
         self._snapshot_times_s: list[float] = []
         self._snapshot_recorded = threading.Event()
         self._store = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
@@ -134,6 +136,7 @@ class TorchrunProgress:
         self._step_ends_s.append(time.monotonic())
         self._num_steps += 1
         self._keep()
+        self._warn_if_unsaved()
         before = self.iteration
         self._done += self._iterations_per_step
         if self.iteration > before:
@@ -144,6 +147,16 @@ class TorchrunProgress:
             raise ProfilingCompleted(self._speed())
 
     # --- snapshots ---
+
+    def _warn_if_unsaved(self) -> None:
+        if not self._may_warn or self._step_ends_s[-1] - self._step_ends_s[0] < _UNSAVED_S:
+            return
+        self._may_warn = False
+        if not self._snapshot_times_s:
+            self._telemetry.warn(
+                f"the script has saved nothing with torch.save in {_UNSAVED_S:.0f} s of training: after each change of "
+                "its GPUs, and after each crash, it starts again from its last snapshot, or from the beginning"
+            )
 
     def _watch_saving(self) -> None:
         save = torch.save

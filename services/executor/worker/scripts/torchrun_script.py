@@ -36,6 +36,7 @@ from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottl
 from elasticflow.services.executor.worker.process.device import claim
 from elasticflow.services.executor.worker.process.exit_handlers import AT_END_S, EXIT_HANDLERS
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.scripts.own_rendezvous import use_own_rendezvous
 from elasticflow.services.executor.worker.scripts.script_environment import (
     GpuSlot,
     run_script,
@@ -65,9 +66,10 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     progress = TorchrunProgress(assignment, channel, telemetry, CpuThrottle(assignment.cpu_share), done=world.done)
     progress.watch()
     _keep_groups()
+    use_own_rendezvous(world.environment)
     threading.Thread(target=_end_when_asked, args=(channel, progress), name="end", daemon=True).start()
     try:
-        with in_users_code("in the script"):
+        with in_users_code("in the script", has_peers=True):
             run_script(assignment.spec, assignment.code_path, world.environment)
         if not channel.stop_requested:
             EXIT_HANDLERS.run(AT_END_S)

@@ -3,6 +3,7 @@
 The users' base class, `elasticflow.ElasticJob`, implements this protocol; the worker does not import it.
 """
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,13 +154,31 @@ _WITHOUT_PROCESS_GROUP = (  # as torch says it
 )
 
 
+_PORT_IN_USE = "EADDRINUSE"
+
+
+def _raised_by_user(error: BaseException) -> bool:
+    """Whether users' code called what failed in torch, not the engine below it."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    callers = [module for module in modules if module.partition(".")[0] != "torch"]
+    return bool(callers) and callers[-1].partition(".")[0] != "elasticflow"
+
+
 @contextmanager
-def in_users_code(where: str) -> Iterator[None]:
-    """Errors raised in here are the user's, and get a note with the location; except those of a peer or device loss."""
+def in_users_code(where: str, *, has_peers: bool = False) -> Iterator[None]:
+    """Errors raised in here are the user's, and get a note with the location; except those of a peer or device loss.
+
+    has_peers: the code's own process groups connect the workers; else each of them has one process.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
-        if is_communication_error(error):
+        if _PORT_IN_USE in str(error):
+            error.add_note(
+                "another process of this machine uses the port, for example another worker: leave the port out, or let "
+                "init_process_group() make the store, without an address"
+            )
+        elif is_communication_error(error) and (has_peers or not _raised_by_user(error)):
             raise PeerLost(f"a collective failed {where}: {error}") from error
         if is_device_lost(error):
             raise DeviceLost(str(error).partition("\n")[0]) from error

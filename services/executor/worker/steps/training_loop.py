@@ -24,6 +24,8 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.process.working_folder import in_job_folder
 from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
+from elasticflow.services.executor.worker.scripts.own_rendezvous import use_own_rendezvous
+from elasticflow.services.executor.worker.scripts.script_environment import SINGLE_PROCESS_ENVIRONMENT
 from elasticflow.services.executor.worker.steps.metric_feed import MetricFeed
 from elasticflow.services.executor.worker.steps.repeatability_check import (
     needs_repeatability_check,
@@ -53,11 +55,13 @@ def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThr
     with in_job_folder(assignment) as assignment, Telemetry(channel) as telemetry:
         if assignment.spec.entry == TORCHRUN:
             speed = torchrun_script.run(assignment, channel, telemetry)
-        elif assignment.purpose == "profile":
-            speed = _profile(assignment, channel, telemetry)
         else:
+            use_own_rendezvous(SINGLE_PROCESS_ENVIRONMENT)
             speed = None
-            train(assignment, channel, telemetry, run_in_new_thread)
+            if assignment.purpose == "profile":
+                speed = _profile(assignment, channel, telemetry)
+            else:
+                train(assignment, channel, telemetry, run_in_new_thread)
     if speed is not None:  # the files of the profiling run are deleted: the executor may kill it now
         channel.send(speed)
 

@@ -23,6 +23,7 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.steps import user_code_checks
 from elasticflow.services.executor.worker.steps.gradient_digest import StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.steps.job_state import JobState, StepBoundary, StepStage
+from elasticflow.services.executor.worker.steps.memory_growth import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.steps.model_structure import ModelStructure
 from elasticflow.services.executor.worker.steps.plain_state import MOST_ITEMS
 from elasticflow.services.executor.worker.steps.step_agreement import (
@@ -63,6 +64,7 @@ class TrainingSteps(JobState):
     _digests: StepDigests = field(init=False)
     _undeclared: UndeclaredState = field(init=False)
     _structure: ModelStructure = field(init=False)
+    _memory: MemoryGrowth = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
     _has_lost_parts: bool = False  # of the optimizer's state
@@ -74,6 +76,7 @@ class TrainingSteps(JobState):
         self._digests = StepDigests(self.device)
         self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function)
         self._structure = ModelStructure(self.model)
+        self._memory = memory_growth_on(self.device)
         self.engine = self.make_engine(self.members)
 
     @property
@@ -141,6 +144,7 @@ class TrainingSteps(JobState):
         self.is_over = agreement.over
         self._is_evaluated = False
         self._boundary.end_step()
+        self._memory.step_ended(self.iteration)
         self.telemetry.step_ended(self.iteration, self.finite_metrics())
         if self.is_rank_0 and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
             self.telemetry.report_straggler(straggler.rank, straggler.slowdown)
@@ -171,6 +175,8 @@ class TrainingSteps(JobState):
         except Exception as error:
             self.members.check_open()  # what an aborted sum leaves may have led to any error
             user_code_checks.refuse_single_sample(error, self.members.virtual_nodes, self.iteration)
+            if is_out_of_memory(error):
+                user_code_checks.refuse_leak(error, self._memory.in_words(), self.iteration)
             if self._boundary.stage is not StepStage.COMPUTING or not is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]

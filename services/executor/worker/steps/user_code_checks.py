@@ -85,8 +85,19 @@ def memory_exceeded(micro_batch_size: int, reason: str, iteration: int) -> Memor
         return MemoryExceeded(micro_batch_size, reason)
     return TrainingFailed(
         f"a single sample exceeds the memory in iteration {iteration}: {reason}; use a smaller model, "
-        "recompute activations (torch.utils.checkpoint), or use GPUs with more memory"
+        "recompute activations (torch.utils.checkpoint), or use GPUs with more memory. If earlier steps did fit, the "
+        "code keeps memory from one step to the next: a leak"
     )
+
+
+def refuse_leak(error: Exception, growth: str, iteration: int) -> None:
+    """Raises TrainingFailed if the memory has grown until this error: smaller micro-batches would only be later."""
+    if growth:
+        raise TrainingFailed(
+            f"{growth}, and was exceeded in iteration {iteration}: {str(error).partition(chr(10))[0]}; this is a leak: "
+            "keep no losses with their graphs (use float(loss) or loss.detach()), and bound lists and caches that grow "
+            "in each step"
+        ) from None
 
 
 _NAMED = 3  # of many parameters, in an error

@@ -14,6 +14,7 @@ from elasticflow.local.run_file import RunFile, RunningProcess, find_run_file, h
 from elasticflow.local.supervisor import kept_token
 from elasticflow.local.up_plan import UpPlan, node_environments
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.runtime.process.local_hardware import memory_bytes
 
 
 def run_file(data_dir: Path) -> RunFile:
@@ -101,6 +102,10 @@ def test_cpu_slots_share_the_cores_of_all_nodes() -> None:
     share = sum(float(node["EF_CPU_SHARE"]) * int(node["EF_SLOTS"]) for node in many)
     assert share <= 0.81 * len(os.sched_getaffinity(0))
     assert float(few[0]["EF_CPU_SHARE"]) <= 1.0
+    assert int(few[0]["EF_JOB_MEMORY_BYTES"]) == memory_bytes()
+    assert int(many[0]["EF_JOB_MEMORY_BYTES"]) == max(memory_bytes() // 8, min(2**30, memory_bytes()))
+    (chosen,) = node_environments(1, 1, gpus=(), environment={"EF_JOB_MEMORY_BYTES": "0"})
+    assert chosen["EF_JOB_MEMORY_BYTES"] == "0"
 
 
 def test_gpus_are_dealt_out_without_overlap() -> None:

@@ -19,6 +19,17 @@ def test_each_call_continues_where_the_last_one_stopped(tmp_path: Path) -> None:
     assert list(reader.new_lines(to_the_end=True)) == ["g1-r0 | three"]
 
 
+def test_a_progress_bar_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "g1-r0.log").write_bytes(b"start\n\r  0%\r 50%\r100%\nend\r\n\n\r10%")
+    (tmp_path / "g2-r1.log").touch()
+    reader = LogReader(tmp_path, 0)
+    assert [line.removeprefix("g1-r0 | ") for line in reader.new_lines(to_the_end=True)] == [
+        *("start", "100%", "end", "", "10%")
+    ]
+    assert reader.ranks == {0}
+    assert LogReader(tmp_path, None).ranks == {0, 1}
+
+
 @pytest.mark.parametrize("to_the_end", [False, True])
 def test_a_large_log_is_read_in_parts_and_whole_lines(
     to_the_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

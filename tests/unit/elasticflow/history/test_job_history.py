@@ -178,6 +178,29 @@ def test_a_crash_names_the_iteration_to_which_the_job_falls_back() -> None:
     assert lost == "node-0 was lost (silent) with workers of this job"
 
 
+def test_a_restart_and_a_crash_name_the_iterations_that_are_lost() -> None:
+    def texts(event: Any, saved: int) -> list[str]:
+        ledger = pool().admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-0:1")
+        ledger.appended(
+            events.GenerationStarted(job_id="j1", generation=1, num_gpus=2, iteration=0, at_s=NOW_S),
+            events.JobProgressed(
+                job_id="j1", generation=1, iteration=57, iterations_per_s=2.0, checkpoint_iteration=saved, at_s=NOW_S
+            ),
+        )
+        if isinstance(event, events.WorkersStopped):
+            ledger.placed("j1", 2, "node-0:0")
+        return ledger.appended(event).of("j1")
+
+    stopped = events.WorkersStopped(job_id="j1", generation=1, node_id="node-0", iteration=0, at_s=NOW_S)
+    assert texts(stopped, 0)[-1].endswith("; 57 iterations are lost: nothing was saved")
+    assert texts(stopped, 56)[-1].endswith("; 1 iteration is lost: nothing newer was saved")
+    assert "lost" not in texts(stopped, 57)[-1]
+    crashed = events.WorkerCrashed(
+        job_id="j1", generation=1, node_id="node-0", rank=1, explanation="signal 9", at_s=NOW_S
+    )
+    assert texts(crashed, 50)[-1].endswith("falls back to iteration 50; 7 iterations are lost: nothing newer was saved")
+
+
 def test_a_crash_with_survivors_costs_no_progress() -> None:
     ledger = pool(stop_free=True).admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-0:1")
     ledger.appended(

@@ -12,7 +12,7 @@ import elasticflow
 from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.errors import NotLoadable
 from elasticflow.sdk.job import InvalidJob
-from elasticflow.sdk.script import Script
+from elasticflow.sdk.script import Script, TorchrunScript
 from elasticflow.sdk.submission import code_of, load, profilable, submission_of, with_code
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -29,6 +29,16 @@ def test_five_lines_make_a_script_elastic():
         for removed, added in [(written(before[i1:i2]), written(after[j1:j2]))]
     ]
     assert 0 < sum(changed) <= 5
+
+
+def test_a_torchrun_script_that_saves_nothing_is_warned_of(tmp_path: Path):
+    (tmp_path / "train.py").write_text("optimizer.step()\n")
+    assert (
+        TorchrunScript(tmp_path / "train.py").warning().startswith("train.py saves no snapshot: a change of its GPUs")
+    )
+    (tmp_path / "train.py").write_text("torch.save(state, path)\n")
+    assert not TorchrunScript(tmp_path / "train.py").warning()
+    assert not TorchrunScript("package.train").warning(), "the nodes have it"
 
 
 @pytest.mark.parametrize("name", LIBRARY_EXAMPLES)

@@ -239,9 +239,15 @@ def test_data_folders_are_absolute() -> None:
         read({"EF_DATA_FOLDERS": "data"})
 
 
-def test_the_memory_of_jobs_is_limited_only_by_setting() -> None:
-    assert read({}).job_memory_bytes == 0
+def test_the_memory_of_jobs_is_limited_to_a_cpu_slots_share_and_on_gpus_only_by_setting() -> None:
     assert read({"EF_JOB_MEMORY_BYTES": "1000"}).job_memory_bytes == 1000
+    assert read({"EF_DEVICE": "cpu", "EF_JOB_MEMORY_BYTES": "0"}).job_memory_bytes == 0
+    assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "4"}, memory_bytes=2**35).job_memory_bytes == 2**33
+    assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "64"}, memory_bytes=2**35).job_memory_bytes == 2**30, (
+        "libraries need some"
+    )
+    assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "2"}, memory_bytes=2**29).job_memory_bytes == 2**29, "there is no more"
+    assert read({}, num_gpus=2).job_memory_bytes == 0
 
 
 def test_artifacts_go_to_a_folder_by_uri_without_a_password() -> None:
