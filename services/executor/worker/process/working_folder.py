@@ -40,9 +40,7 @@ def in_job_folder(assignment: Assignment) -> Iterator[Assignment]:
     """
     code_path = assignment.code_path or os.getcwd()
     with _home_of(assignment) as home:
-        with suppress(OSError):  # of a full disk; a job that writes no file does not need it
-            (home / ARTIFACT_FOLDER).mkdir(parents=True, exist_ok=True)
-        os.environ[ARTIFACT_VARIABLE] = str(home / ARTIFACT_FOLDER)
+        name_artifact_folder(home)
         folder = home / WORKING_FOLDER
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -55,6 +53,13 @@ def in_job_folder(assignment: Assignment) -> Iterator[Assignment]:
                 raise
             log.warning("no_working_folder", folder=str(folder), reason=str(error))  # a class can do without
         yield enter_code(replace(assignment, code_path=code_path))
+
+
+def name_artifact_folder(home: Path) -> None:
+    """In the variable in which the job finds it."""
+    with suppress(OSError):  # of a full disk; a job that writes no file does not need it
+        (home / ARTIFACT_FOLDER).mkdir(parents=True, exist_ok=True)
+    os.environ[ARTIFACT_VARIABLE] = str(home / ARTIFACT_FOLDER)
 
 
 @contextmanager

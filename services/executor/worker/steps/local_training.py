@@ -20,7 +20,7 @@ from elasticflow.services.executor.worker.checkpoint.model_file import write_mod
 from elasticflow.services.executor.worker.process.device import MemoryExceeded
 from elasticflow.services.executor.worker.process.job_environment import enter_environment
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
-from elasticflow.services.executor.worker.scripts.script_environment import in_job_folder
+from elasticflow.services.executor.worker.process.working_folder import name_artifact_folder
 from elasticflow.services.executor.worker.steps.metric_feed import MetricFeed
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, training_function_of
 from elasticflow.services.executor.worker.steps.worker_setup import set_up, worker_engine
@@ -58,7 +58,9 @@ def train_here(
 
     Raises KeyboardInterrupt if it is stopped, TrainingFailed, and what the user's code raises.
     """
-    with _settings_of_process(), in_job_folder(enter_environment(assignment)):
+    with _settings_of_process():
+        assignment = enter_environment(assignment)
+        name_artifact_folder(Path(assignment.checkpoint_dir))  # the job works where its user does
         try:
             return _train(job_class, assignment, on_step, stops, warn)
         except MemoryExceeded as exceeded:
