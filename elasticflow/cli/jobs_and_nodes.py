@@ -14,7 +14,7 @@ from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.job_table import jobs_table, sweep_table
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
 from elasticflow.history.sweep_views import ranked_sweep
-from elasticflow.history.tables import Column, table_of
+from elasticflow.history.tables import Column, fewer_names, table_of
 from elasticflow.sdk.times import duration_in_words, moment_in_words
 from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.state.node_speeds import slower_node_in_words
@@ -250,5 +250,11 @@ _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     _PADDING,
     _UNTIL,
     Column(name="GPUS", cell=lambda view, _: gpu_cells(view), rank=1),
-    Column(name="JOBS", cell=lambda view, _: " ".join(sorted(set(view.jobs) - {""})) or "-", rank=2, least=12),
+    Column(
+        name="JOBS",
+        cell=lambda view, _: " ".join(sorted(set(view.jobs) - {""})) or "-",
+        rank=2,
+        least=12,
+        shorten=fewer_names,
+    ),
 )

@@ -41,12 +41,33 @@ _HTML = (
 )
 
 
+def shortened(text: str, width: int) -> str:
+    """Without its middle if it is longer: names of one sweep differ at their ends."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) * 2 // 5
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def fewer_names(text: str, width: int) -> str:
+    """The first names of several, and the number of the others: as "digits wine +2"."""
+    names = text.split(" ")
+    if len(text) <= width or len(names) == 1:
+        return shortened(text, width)
+    for count in range(len(names) - 1, 0, -1):
+        shown = f"{' '.join(names[:count])} +{len(names) - count}"
+        if len(shown) <= width:
+            return shown
+    rest = f" +{len(names) - 1}"
+    return f"{shortened(names[0], width - len(rest))}{rest}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[View]):
     """A column of a table of views. cell: of a view, at now_s.
 
     A terminal that is too narrow for all columns gives up those with the highest rank first, and none with rank 0.
-    least: to so many characters its cells may be shortened; 0: never.
+    least: to so many characters its cells may be shortened, with `shorten`; 0: never.
     """
 
     name: str
@@ -54,6 +75,7 @@ class Column(Generic[View]):
     right: bool = False
     rank: int = 0
     least: int = 0
+    shorten: Callable[[str, int], str] = shortened
 
 
 def table(*columns: str, rows: Iterable[tuple[RenderableType | None, ...]], right: tuple[str, ...] = ()) -> Table:
@@ -61,10 +83,8 @@ def table(*columns: str, rows: Iterable[tuple[RenderableType | None, ...]], righ
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
-    is_plain = console().options.ascii_only
     for row in rows:
-        shown = (Text(safe_for_terminal(cell)) if isinstance(cell, str) else cell for cell in row)
-        made.add_row(*(_in_ascii(cell) if is_plain and isinstance(cell, Text) else cell for cell in shown))
+        made.add_row(*(safe_for_terminal(cell) if isinstance(cell, str) else cell for cell in row))
     return made
 
 
@@ -100,7 +120,7 @@ def _fitted(cells: _Cells[View], width: int) -> _Cells[View]:
         given = min(spare, wide[column] - narrow[column])
         spare -= given
         if column.least:
-            kept[column] = [_shortened_cell(cell, narrow[column] + given) for cell in kept[column]]
+            kept[column] = [_shortened_cell(column, cell, narrow[column] + given) for cell in kept[column]]
     return kept
 
 
@@ -109,26 +129,8 @@ def _total(widths: Iterable[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
-def _shortened_cell(cell: Text | str, width: int) -> Text:
-    return Text(shortened(str(cell), width), style=cell.style if isinstance(cell, Text) else "")
-
-
-def shortened(text: str, width: int) -> str:
-    """Without its middle if it is longer: names of one sweep differ at their ends."""
-    if len(text) <= width:
-        return text
-    head = (width - 1) * 2 // 5
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
-
-
-_IN_ASCII = str.maketrans({"━": "#", "─": "-", "■": "#", "□": ".", "…": "~"})
-
-
-def _in_ascii(text: Text) -> Text:
-    """For a terminal whose encoding has no lines and blocks."""
-    plain = text.copy()
-    plain.plain = text.plain.translate(_IN_ASCII)
-    return plain
+def _shortened_cell(column: Column[View], cell: Text | str, width: int) -> Text:
+    return Text(column.shorten(str(cell), width), style=cell.style if isinstance(cell, Text) else "")
 
 
 def state_word(word: str) -> Text:

@@ -119,6 +119,8 @@ function Offers({ row, detail, canTake }) {
   `;
 }
 
+const TO_BE_DRAWN = "Metrics, throughput, GPUs and margin are drawn here from its first report of progress on.";
+
 /** @param {{detail: any, row: any}} props */
 function Charts({ detail, row }) {
   const charts = useMemo(() => {
@@ -154,7 +156,14 @@ function Charts({ detail, row }) {
       { title: "Margin", unit: "s", points: of((report) => report.margin_s), colour: "--job-3", zeroLine: true },
     ].filter((chart) => chart.points.some((/** @type {any[]} */ point) => point[1] !== null));
   }, [detail]);
-  if (charts.length === 0) return null;
+  if (charts.length === 0) {
+    return html`
+      <section class="panel" aria-labelledby="charts-title">
+        <h2 id="charts-title">Over time</h2>
+        <p class="empty">${row.live ? TO_BE_DRAWN : "It ended without a report of progress."}</p>
+      </section>
+    `;
+  }
   return html`
     <section class="panel" aria-labelledby="charts-title">
       <h2 id="charts-title">Over time</h2>

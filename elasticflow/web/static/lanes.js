@@ -15,6 +15,7 @@ import {
 const [LEAST_LANE_PX, MOST_LANE_PX, FILLED_PX] = [48, 144, 240];
 export const AXIS_PX = 26;
 const LEAST_BAR_PX = 5;
+const LEAST_OVERSHOOT_PX = 4;
 const LABEL_PX = 24; // where names begin: the symbol of the promise is before them
 
 /** @typedef {{fromS: number, toS: number}} Span */
@@ -73,21 +74,33 @@ export function drawLanes(context, view, colour) {
 
 const FONT = "system-ui, sans-serif";
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
+const DAY_S = 86_400;
+const [TIME_PX, DATE_PX] = [74, 116]; // room for a time, and for one with its date
 
 /** @param {CanvasRenderingContext2D} context @param {View} view @param {(name: string) => string} colour
  * @param {(atS: number) => number} xOf */
 function drawTimes(context, view, colour, xOf) {
-  const lengthS = view.span.toS - view.span.fromS;
-  const most = Math.max(2, Math.floor((view.width - view.labelPx) / 90));
-  const stepS = STEPS_S.find((each) => lengthS / each <= most) ?? lengthS;
   context.textAlign = "center";
-  for (let atS = Math.ceil(view.span.fromS / stepS) * stepS; atS < view.span.toS; atS += stepS) {
+  const hasDates = [view.span.fromS, view.span.toS].some((atS) => clockTime(atS, view.nowS) !== clockTime(atS));
+  const textPx = hasDates ? DATE_PX : TIME_PX;
+  for (const atS of timesOf(view.span, Math.floor((view.width - view.labelPx) / textPx))) {
     const x = Math.round(xOf(atS));
     context.fillStyle = colour("--line");
     context.fillRect(x, AXIS_PX, 1, view.height);
     context.fillStyle = colour("--muted");
-    context.fillText(clockTime(atS), Math.max(view.labelPx + 30, Math.min(view.width - 30, x)), 9);
+    const half = textPx / 2;
+    if (x >= view.labelPx + half && x <= view.width - half) context.fillText(clockTime(atS, view.nowS), x, 9);
   }
+}
+
+/** Round times, so many at most: their texts do not overlap. @param {Span} span @param {number} most */
+export function timesOf(span, most) {
+  const lengthS = span.toS - span.fromS;
+  const wanted = Math.max(1, most);
+  const days = Math.ceil(lengthS / wanted / DAY_S);
+  const stepS = STEPS_S.find((each) => lengthS / each <= wanted) ?? days * DAY_S;
+  const first = Math.ceil(span.fromS / stepS);
+  return Array.from({ length: Math.ceil(span.toS / stepS) - first }, (_, index) => (first + index) * stepS);
 }
 
 /** @param {CanvasRenderingContext2D} context @param {View} view @param {any} job @param {number} top
@@ -175,6 +188,7 @@ function drawDeadline(context, view, job, top, colour, xOf) {
   if (finishS !== null && marginS !== null) {
     const [left, right] = [Math.min(xOf(finishS), x), Math.max(xOf(finishS), x)];
     const gap = marginS < 0 ? colour("--bad") : tone;
+    if (marginS < 0) drawOvershoot(context, x, right, top, view.lanePx, gap);
     context.strokeStyle = gap;
     context.lineWidth = 1;
     context.beginPath();
@@ -185,8 +199,10 @@ function drawDeadline(context, view, job, top, colour, xOf) {
     context.stroke();
     const text = marginS < 0 ? `${durationInWords(-marginS)} late` : durationInWords(marginS);
     const half = context.measureText(text).width / 2 + 6;
-    const middle = middleOf(left, right, half, xOf(view.nowS));
+    const middle = middleOf(left, right, half, xOf(view.nowS)) ?? (marginS < 0 ? besideOf(left, right, half, view) : null);
     if (middle !== null) {
+      context.fillStyle = colour("--panel");
+      context.fillRect(middle - half + 3, top + view.lanePx / 2 - 16, 2 * half - 6, 14);
       context.fillStyle = gap;
       context.textAlign = "center";
       context.fillText(text, middle, top + view.lanePx / 2 - 8);
@@ -199,6 +215,23 @@ function drawDeadline(context, view, job, top, colour, xOf) {
   context.lineTo(x + 5, top + 4);
   context.lineTo(x, top + 10);
   context.fill();
+}
+
+/** The time after the deadline that a late job took or will take; as short as it may be, it is seen.
+ * @param {CanvasRenderingContext2D} context @param {number} deadlineX @param {number} finishX @param {number} top
+ * @param {number} lanePx @param {string} colour */
+function drawOvershoot(context, deadlineX, finishX, top, lanePx, colour) {
+  context.save();
+  context.globalAlpha = 0.25;
+  context.fillStyle = colour;
+  context.fillRect(deadlineX, top + 4, Math.max(LEAST_OVERSHOOT_PX, finishX - deadlineX), lanePx - 10);
+  context.restore();
+}
+
+/** The middle of a text that has no room between two ends: right of them, or left at the edge of the lanes.
+ * @param {number} left @param {number} right @param {number} half @param {View} view */
+export function besideOf(left, right, half, view) {
+  return right + 2 * half < view.width ? right + half : left - half;
 }
 
 /** The middle of a text between two ends, where the line of the present does not cross it; null if it has no room.

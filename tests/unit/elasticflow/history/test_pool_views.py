@@ -12,6 +12,7 @@ from elasticflow.cli.watch import changes
 from elasticflow.history.event_text import event_text
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import job_view, job_views, node_views, present_nodes
+from elasticflow.history.tables import fewer_names, shortened
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.process.terminal import console
 from tests.support.histories import NOW_S, History, gpus, pool, spec
@@ -201,14 +202,13 @@ def test_a_node_shows_its_end_and_that_it_is_drained() -> None:
     assert node_views(history.state)[1].draining
 
 
-def shown_on(width: int, draw: Callable[[], Table], monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> str:
+def shown_on(width: int, draw: Callable[[], Table], monkeypatch: pytest.MonkeyPatch) -> str:
     """What a terminal of so many columns shows."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    terminal = Console(file=out, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    terminal = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr("elasticflow.history.tables.console", lambda: terminal)
-    terminal.print(draw())
-    out.seek(0)
-    return out.read()
+    with terminal.capture() as shown:
+        terminal.print(draw())
+    return shown.get()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
@@ -249,11 +249,16 @@ def test_the_node_table_of_a_narrow_terminal_is_whole(monkeypatch: pytest.Monkey
     assert ("JOBS" in header) == (width == 80)
 
 
-def test_a_terminal_without_blocks_and_lines_gets_plain_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = admitted(pool(4), "n" * 64).state
-    for width in (60, 200):
-        assert shown_on(width, lambda: jobs_table(job_views(state, NOW_S), NOW_S), monkeypatch, "latin-1").isascii()
-        assert shown_on(width, lambda: nodes_table(node_views(state), NOW_S), monkeypatch, "latin-1").isascii()
+def test_names_that_do_not_fit_are_counted() -> None:
+    names = "alpha beta gamma"
+    assert [fewer_names(names, width) for width in (16, 15, 13, 8)] == [
+        names,
+        "alpha beta +1",
+        "alpha beta +1",
+        "alpha +2",
+    ]
+    assert fewer_names("a-long-name another", 12) == "a-l…-name +1"
+    assert shortened("sw-learning_rate-0_001", 16) == "sw-lea…ate-0_001"
 
 
 def test_a_file_gets_all_columns_and_whole_names(monkeypatch: pytest.MonkeyPatch) -> None:

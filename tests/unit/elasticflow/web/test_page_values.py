@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from elasticflow.client.ledger import LedgerEntry
+from elasticflow.history.job_history import HistoryEntry
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.expectations import expected_at, sentence_at
-from elasticflow.web.page_values import MAX_JOBS, Known, job_detail, past_update, pool_update, tenant_rows
-from elasticflow.web.pool_history import PoolHistory
+from elasticflow.web.page_values import MAX_JOBS, Known, feed_row, job_detail, past_update, pool_update, tenant_rows
+from elasticflow.web.pool_history import FeedEntry, PoolHistory
 from elasticflow.web.streams import encoded
 from tests.support.histories import NOW_S, gpus, pool
 from tests.support.page_ledger import HOSTILE, page_history, recorded
@@ -66,6 +67,21 @@ def test_a_first_update_has_everything(history: PoolHistory) -> None:
     assert rows["kept"]["promised"] == []
     assert rows["kept"]["sentence"] == "finished, iteration 100 of 100"
     assert sentence_at(rows["kept"], END_S) == "finished, iteration 100 of 100; it ended 1m 10s before its deadline"
+
+
+def test_a_decision_names_files_without_the_folders_and_digests_of_the_pool() -> None:
+    def shown(text: str) -> str:
+        entry = HistoryEntry(sequence=1, at_s=NOW_S, type="JobFailed", text=text)
+        return feed_row(FeedEntry(name="a", entry=entry))["text"]
+
+    assert shown("written, 2 kB: /srv/eflow/jobs/3f9a1c77aa/model.pt") == "written, 2 kB: …/model.pt"
+    assert shown(f"no code {'3f9a1c' * 8} here") == "no code 3f9a1c… here"
+    for text in (
+        "its speed is 1.2/s on 1 GPU, 2/s on 2 GPUs",
+        "iterations of 64 samples, lab/model",
+        "node-0:0 and/or",
+    ):
+        assert shown(text) == text
 
 
 def test_a_later_update_has_only_what_changed(history: PoolHistory) -> None:
