@@ -8,6 +8,7 @@ from elasticflow.client.ledger import LedgerEntry
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanEvent
+from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.expectations import expected_at, sentence_at
 from elasticflow.web.page_values import MAX_JOBS, Known, feed_row, job_detail, past_update, pool_update, tenant_rows
@@ -19,6 +20,7 @@ from tests.support.two_types import two_types
 from tests.support.worker_events import admitted
 
 END_S = NOW_S + 60.0
+LOAD = LoadSpec(task_function="proteins:fold", task_s=1.0)
 
 
 def folded(messages: Sequence[LedgerEntry]) -> PoolHistory:
@@ -67,6 +69,26 @@ def test_a_first_update_has_everything(history: PoolHistory) -> None:
     assert rows["kept"]["promised"] == []
     assert rows["kept"]["sentence"] == "finished, iteration 100 of 100"
     assert sentence_at(rows["kept"], END_S) == "finished, iteration 100 of 100; it ended 1m 10s before its deadline"
+
+
+def test_the_end_of_a_job_and_a_padding_load_change_the_nodes() -> None:
+    history = page_history()
+    for change in (
+        lambda: history.finished("running", at_s=NOW_S + 59.0),
+        lambda: history.then(
+            events.PlanDecided(
+                service="admission",
+                based_on=history.state.sequence,
+                now_s=NOW_S + 60.0,
+                events=(
+                    events.LoadOpened(load_id="fold", tenant="lab", spec=LOAD, useful_share=0.9, at_s=NOW_S + 60.0),
+                ),
+            )
+        ),
+    ):
+        before = len(history.messages)
+        change()
+        assert pool_update(folded(recorded(history)), END_S, after=before)["nodes"] is not None
 
 
 def test_a_decision_names_files_without_the_folders_and_digests_of_the_pool() -> None:
