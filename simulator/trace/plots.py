@@ -103,6 +103,8 @@ def _jobs(axes: "Axes", result: Result, span: _Span) -> None:
     """Jobs so far: submitted, admitted, ended by their deadline, and past it, with the time by which each was late."""
     admitted_s = sorted(fate.decided_at_s for fate in result.fates if fate.admitted and fate.decided_at_s is not None)
     met_s = sorted(fate.finished_at_s for fate in result.fates if fate.met and fate.finished_at_s is not None)
+    from matplotlib.ticker import MaxNLocator
+
     late = sorted(_overshoots(result))
     widths = {"submitted": 4.0}  # wider, because an admission may hide it
     for label, at_s, colour in (
@@ -125,7 +127,7 @@ def _jobs(axes: "Axes", result: Result, span: _Span) -> None:
         label = "by how much" if number == 1 else ""
         axes.plot(span.shown(np.array(times_s)), [number] * 2, label=label, **_OVERSHOOT)
     axes.set_ylabel("jobs")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(**_BESIDE)
 
 
