@@ -19,11 +19,11 @@ from elasticflow.shared.messages.events import (
     QuoteRejected,
     QuoteReserved,
 )
-from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.promise import Promise, promise_of
 
 
 def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: float) -> None:
@@ -107,8 +107,7 @@ def in_time(job: Job) -> bool:
     """Whether it finished, and before its deadline if that was promised."""
     if job.phase is not Phase.FINISHED:
         return False
-    late = job.deadline_s is not None and job.ended_at_s is not None and job.ended_at_s > job.deadline_s
-    return not (late and job.spec is not None and job.spec.job_class is JobClass.SLO)
+    return promise_of(job, job.ended_at_s or 0.0) is not Promise.BROKEN
 
 
 def show_end(job: Job) -> None:

@@ -11,16 +11,27 @@ from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
 from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import limits_in_words
-from elasticflow.history.job_table import jobs_table
+from elasticflow.history.job_table import jobs_table, sweep_table
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
-from elasticflow.history.tables import Column, table_of
+from elasticflow.history.sweep_views import ranked_sweep
+from elasticflow.history.tables import Column, fewer_names, table_of
 from elasticflow.sdk.times import duration_in_words, moment_in_words
 from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.state.node_speeds import slower_node_in_words
+from elasticflow.shared.state.promise import Promise
 
 
 def jobs(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
+    sweep: Annotated[
+        str, typer.Option("--sweep", metavar="NAME", help="List the jobs of one sweep, ended ones too, the best first.")
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by", metavar="METRIC", help="Sort a sweep by this metric. Default: the one that ends its jobs."
+        ),
+    ] = "",
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -28,23 +39,34 @@ def jobs(
 ) -> None:
     """List the pool's jobs, in the order of admission's decisions.
 
+    PROMISE is promised, at risk, kept, broken, failed or cancelled; - of a job
+    without a promise. RATE/S is - while a job reports no progress.
+
+    With --sweep, it lists the swept values and the metrics of each job, sorted
+    by a metric.
+
     \b
     Examples:
       eflow jobs
       eflow jobs --all
+      eflow jobs --sweep digits --by accuracy
       eflow jobs --all --json | jq '.[] | select(.margin_s < 0) | .job_id'
     """
 
     async def look(client: Client) -> tuple[tuple[JobView, ...], float]:
         now_s = client.now_s()
-        return job_views(await client.state(), now_s, ended=everything), now_s
+        return job_views(await client.state(), now_s, ended=everything or bool(sweep)), now_s
 
+    if by and not sweep:
+        raise typer.BadParameter("it sorts the jobs of a sweep: add --sweep NAME", param_hint="--by")
     views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
-    if as_json:
+    if sweep:
+        _show_sweep(views, sweep, by, now_s, as_json=as_json)
+    elif as_json:
         print_json(list(views))
     elif views:
         say(jobs_table(views, now_s))
-        for line in risk_lines(views, now_s):
+        for line in (*risk_lines(views, now_s), *silence_lines(views)):
             say_line(line, "yellow")
         for line in limit_lines(views, now_s):
             say_line(line)
@@ -52,14 +74,47 @@ def jobs(
         say_line("no jobs" if everything else "no jobs now (`eflow jobs --all` shows those that have ended)")
 
 
-def risk_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
-    """For each job that would miss its deadline, the command that amends it to one that admission would promise."""
+def _show_sweep(views: tuple[JobView, ...], sweep: str, by: str, now_s: float, *, as_json: bool) -> None:
+    """Raises typer.BadParameter for an unknown sweep or metric, with those that are known."""
+    ranked = ranked_sweep(views, sweep, by)
+    if not ranked.views:
+        known = ", ".join(sorted({view.sweep for view in views} - {""})) or "none"
+        raise typer.BadParameter(f"no sweep {sweep}; known sweeps: {known}", param_hint="--sweep")
+    if by and ranked.ranking is None:
+        known = ", ".join(sorted({name for view in ranked.views for name in view.metrics})) or "none so far"
+        raise typer.BadParameter(f"no job of {sweep} reports {by}; its metrics: {known}", param_hint="--by")
+    if as_json:
+        print_json(list(ranked.views))
+        return
+    say(sweep_table(ranked, now_s))
+    num_live = sum(view.ended_at_s is None for view in ranked.views)
+    trains = f"; {num_live} of {len(ranked.views)} jobs still run" if num_live else ""
+    how = f"sorted by {ranked.ranking.in_words}" if ranked.ranking else "no job has reported a metric"
+    say_line(f"{how}{trains}")
+
+
+def silence_lines(views: tuple[JobView, ...]) -> list[str]:
+    """The jobs that report no progress, although they should."""
     return [
-        f"{view.job_id} is at risk; admission would promise: "
-        f"eflow amend {view.job_id} --deadline {math.ceil(view.earliest_deadline_s - now_s)}s"
+        f"{view.job_id} has reported no progress for {duration_in_words(view.silent_s)}; "
+        f"see what it does with: eflow logs {view.job_id}"
         for view in views
-        if view.at_risk and view.earliest_deadline_s is not None and view.earliest_deadline_s > now_s
+        if view.silent_s is not None
     ]
+
+
+def risk_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
+    """Each job at risk, with the command that amends it to a deadline that admission would promise, if any is known."""
+    lines: list[str] = []
+    for view in views:
+        if view.promise != Promise.AT_RISK:
+            continue
+        earliest_s = view.earliest_deadline_s
+        amend = ""
+        if earliest_s is not None and earliest_s > now_s:
+            amend = f"; admission would promise: eflow amend {view.job_id} --deadline {math.ceil(earliest_s - now_s)}s"
+        lines.append(f"{view.job_id} is at risk of missing its deadline{amend}")
+    return lines
 
 
 def limit_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
@@ -163,20 +218,27 @@ def gpu_cells(view: NodeView) -> Text:
     return Text("").join(Text("■", style="green") if job else Text("□", style="bright_black") for job in view.jobs)
 
 
-_TYPE: Column[NodeView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type or "-")
+_TYPE: Column[NodeView] = Column(name="TYPE", cell=lambda view, _: view.gpu_type or "-", rank=4, least=8)
 _MEMORY: Column[NodeView] = Column(
-    name="MEMORY", cell=lambda view, _: memory_in_words(view.gpu_memory_bytes) or "-", right=True, in_narrow=False
+    name="MEMORY", cell=lambda view, _: memory_in_words(view.gpu_memory_bytes) or "-", right=True, rank=7
 )
-_ISOLATION: Column[NodeView] = Column(name="ISOLATION", cell=lambda view, _: view.isolation or "-", in_narrow=False)
-_PADDING: Column[NodeView] = Column(name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True)
+_ISOLATION: Column[NodeView] = Column(name="ISOLATION", cell=lambda view, _: view.isolation or "-", rank=8)
+_PADDING: Column[NodeView] = Column(
+    name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True, rank=6
+)
 _UNTIL: Column[NodeView] = Column(
     name="UNTIL",
     cell=lambda view, now_s: "-" if view.until_s is None or not view.alive else moment_in_words(view.until_s, now_s),
+    rank=3,
 )
 _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
-    Column(name="NODE", cell=lambda view, _: view.node_id),
-    Column(name="STATE", cell=lambda view, now_s: alive_word(view, now_s) if view.alive else lost_word(view, now_s)),
-    Column(name="DEVICE", cell=lambda view, _: view.device),
+    Column(name="NODE", cell=lambda view, _: view.node_id, least=12),
+    Column(
+        name="STATE",
+        cell=lambda view, now_s: alive_word(view, now_s) if view.alive else lost_word(view, now_s),
+        least=8,
+    ),
+    Column(name="DEVICE", cell=lambda view, _: view.device, rank=5),
     _TYPE,
     _MEMORY,
     _ISOLATION,
@@ -187,6 +249,12 @@ _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     ),
     _PADDING,
     _UNTIL,
-    Column(name="GPUS", cell=lambda view, _: gpu_cells(view)),
-    Column(name="JOBS", cell=lambda view, _: " ".join(sorted(set(view.jobs) - {""})) or "-"),
+    Column(name="GPUS", cell=lambda view, _: gpu_cells(view), rank=1),
+    Column(
+        name="JOBS",
+        cell=lambda view, _: " ".join(sorted(set(view.jobs) - {""})) or "-",
+        rank=2,
+        least=12,
+        shorten=fewer_names,
+    ),
 )

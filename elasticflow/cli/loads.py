@@ -62,21 +62,23 @@ def starving_lines(views: tuple[LoadView, ...]) -> list[str]:
 
 
 _COLUMNS: tuple[Column[LoadView], ...] = (
-    Column(name="LOAD", cell=lambda view, _: view.load_id),
-    Column(name="TENANT", cell=lambda view, _: view.tenant, in_narrow=False),
+    Column(name="LOAD", cell=lambda view, _: view.load_id, least=16),
+    Column(name="TENANT", cell=lambda view, _: view.tenant, rank=5),
     Column(name="STATE", cell=lambda view, _: state_word(view.phase)),
-    Column(name="PROGRESS", cell=lambda view, _: bar(view.progress)),
+    Column(name="PROGRESS", cell=lambda view, _: bar(view.progress), rank=4),
     Column(name="TASKS", cell=lambda view, _: view.tasks_in_words, right=True),
     Column(
         name="USEFUL",
         cell=lambda view, _: "-" if view.useful_share is None else f"{view.useful_share:.1%}",
         right=True,
+        rank=3,
     ),
-    Column(name="FUNCTION", cell=lambda view, _: view.task_function, in_narrow=False),
-    Column(name="AGE", cell=lambda view, now_s: duration_in_words(now_s - view.opened_at_s), right=True),
+    Column(name="FUNCTION", cell=lambda view, _: view.task_function, rank=6),
+    Column(name="AGE", cell=lambda view, now_s: duration_in_words(now_s - view.opened_at_s), right=True, rank=2),
     Column(
         name="ENDED",
         cell=lambda view, now_s: "-" if view.ended_at_s is None else clock_time(view.ended_at_s, now_s=now_s),
         right=True,
+        rank=1,
     ),
 )

@@ -20,7 +20,17 @@ from elasticflow.history.usage_report import NoPrice, TenantUsage, UsageFold, to
 from elasticflow.sdk.times import clock_time, timestamp_of
 from elasticflow.shared.runtime.process.clock import SystemClock
 
-_NUMBERS = ("ADMITTED", "REJECTED", "KEPT", "MISSED")
+_NUMBERS = {
+    "ADMITTED": "num_admitted",
+    "REJECTED": "num_rejected",
+    "PROMISED": "num_promised",
+    "EARLIER": "num_earlier",
+    "KEPT": "num_kept",
+    "BROKEN": "num_broken",
+    "FAILED": "num_failed",
+    "CANCELLED": "num_cancelled",
+    "LIVE": "num_live",
+}
 
 
 def report(
@@ -43,9 +53,12 @@ def report(
     """Report the GPU-hours, jobs, promises and cost of each tenant over a
     period, from the ledger.
 
-    ADMITTED and REJECTED count decisions, KEPT the promised jobs that ended by
-    their deadlines, MISSED those whose deadlines passed before. Padding loads
-    do not count: the ledger has no single tasks.
+    ADMITTED and REJECTED count decisions, PROMISED the admitted jobs with a
+    promise, EARLIER the promises that were live when the period began. Each
+    promise is in one column: KEPT if the job ended by its deadline, BROKEN if
+    the deadline passed before, FAILED or CANCELLED if it ended so before its
+    deadline, or LIVE. Padding loads do not count: the ledger has no single
+    tasks.
 
     \b
     Examples:
@@ -104,14 +117,16 @@ def csv_of(rows: tuple[TenantUsage, ...]) -> str:
     for row in rows:
         hours = [row.gpu_hours, *(row.gpu_hours_by_type.get(name, 0.0) for name in types)]
         cost = [f"{row.cost or 0.0:.2f}"] if has_cost else []
-        writer.writerow([row.tenant, *_numbers(row), *(f"{each:.4f}" for each in hours), *cost])
+        numbers = (getattr(row, name) for name in _NUMBERS.values())
+        writer.writerow([row.tenant, *numbers, *(f"{each:.4f}" for each in hours), *cost])
     return out.getvalue()
 
 
 def _show(rows: tuple[TenantUsage, ...]) -> None:
     types, has_cost = _types(rows), any(row.cost is not None for row in rows)
     by_type = types if len(types) > 1 or any(types) else ()
-    columns = [*_NUMBERS, "GPU-HOURS", *(name or "UNTYPED" for name in by_type), *(["COST"] if has_cost else [])]
+    numbers = [name for name in _NUMBERS if name != "EARLIER" or any(row.num_earlier for row in rows)]
+    columns = [*numbers, "GPU-HOURS", *(name or "UNTYPED" for name in by_type), *(["COST"] if has_cost else [])]
     shown = (*rows, total_of(rows)) if len(rows) > 1 else rows
     say(
         table(
@@ -121,7 +136,7 @@ def _show(rows: tuple[TenantUsage, ...]) -> None:
             rows=(
                 (
                     row.tenant,
-                    *map(str, _numbers(row)),
+                    *(str(getattr(row, _NUMBERS[name])) for name in numbers),
                     f"{row.gpu_hours:.2f}",
                     *(f"{row.gpu_hours_by_type.get(name, 0.0):.2f}" for name in by_type),
                     *([f"${row.cost or 0.0:,.2f}"] if has_cost else []),
@@ -134,10 +149,6 @@ def _show(rows: tuple[TenantUsage, ...]) -> None:
 
 def _types(rows: tuple[TenantUsage, ...]) -> tuple[str, ...]:
     return tuple(sorted({gpu_type for row in rows for gpu_type in row.gpu_hours_by_type}))
-
-
-def _numbers(row: TenantUsage) -> tuple[int, ...]:
-    return row.num_admitted, row.num_rejected, row.num_kept, row.num_missed
 
 
 def _moment(text: str, now_s: float, default_s: float, option: str) -> float:

@@ -16,7 +16,7 @@ from elasticflow.history.formatting import undecided_in_words
 from elasticflow.sdk.job import ElasticJob, InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.submission import with_code
-from elasticflow.sdk.sweep import combinations, job_ids, job_of, with_fixed_deadline
+from elasticflow.sdk.sweep import combinations, in_sweep, job_ids, job_of
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.job_spec import Scalar
@@ -32,10 +32,11 @@ def members_of(
     """name: of the sweep; "" for a fresh one. Raises InvalidJob for the first combination that is wrong."""
     swept = combinations(sweep)
     specs = [with_code(job_of(job, combination), code).spec for combination in swept]
-    names = job_ids(name or fresh_job_id(specs[0]), swept)
+    name = name or fresh_job_id(specs[0])
+    fixed = (in_sweep(spec, name, combination, now_s) for spec, combination in zip(specs, swept, strict=True))
     return tuple(
-        Member(job_id=job_id, combination=combination, spec=with_fixed_deadline(spec, now_s), code=code)
-        for job_id, combination, spec in zip(names, swept, specs, strict=True)
+        Member(job_id=job_id, combination=combination, spec=spec, code=code)
+        for job_id, combination, spec in zip(job_ids(name, swept), swept, fixed, strict=True)
     )
 
 

@@ -13,8 +13,9 @@ from elasticflow.client.replies import Decision
 from elasticflow.errors import Undecided
 from elasticflow.history.tables import state_word, table
 from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.job_fields import value_in_words
 from elasticflow.sdk.packaging import Package
-from elasticflow.sdk.sweep import Combination, value_in_words
+from elasticflow.sdk.sweep import Combination
 from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.messages.events import JobAdmitted, JobCancelled, JobFailed, JobRejected
 from elasticflow.shared.messages.job_spec import JobSpec

@@ -22,9 +22,11 @@ from elasticflow.history.pool_views import JobView, job_views, node_views, prese
 from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
+from elasticflow.shared.state.promise import Promise
 
 _REDRAW_S = 0.5
 _RECENT_S = 60.0  # how long an ended job stays in view
+_ALARMING = (Promise.AT_RISK, Promise.BROKEN, Promise.FAILED)
 _STEPS = 10  # lines for the progress of one job, in a pipe
 
 
@@ -144,7 +146,8 @@ def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now
             view.num_gpus,
             view.gpu_type,
             view.generation,
-            view.at_risk,
+            view.promise,
+            view.silent_s is not None,
             int(view.progress * _STEPS),
         )
         if seen.get(view.job_id) != mark:
@@ -164,7 +167,11 @@ def change_line(view: JobView, now_s: float) -> str:
     if view.ended_at_s is None and view.expected_finish_s is not None:
         words.append(f"finish in {duration_in_words(view.expected_finish_s - now_s)}")
     if view.margin_s is not None:
-        words.append(f"margin {duration_in_words(view.margin_s)}{' AT RISK' if view.at_risk else ''}")
+        words.append(f"margin {duration_in_words(view.margin_s)}")
+    if view.promise != Promise.NONE:
+        words.append(view.promise.upper() if view.promise in _ALARMING else view.promise)
+    if view.silent_s is not None:
+        words.append(f"no progress reported for {duration_in_words(view.silent_s)}")
     if view.explanation:
         words.append(view.explanation)
     return "  ".join(words)

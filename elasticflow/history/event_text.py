@@ -89,12 +89,13 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.MemoryExceeded():
             return _memory_exceeded(event, new)
         case events.JobAtRisk():
-            return _at_risk(event)
+            return _at_risk(event, new)
         case events.ProfilingFailed():
             gpu_type = type_name(state, event.gpu_type)
             return f"its profiling run on {gpu_type} failed, so it is decided on the other GPU types: {event.error}"
         case events.JobFailed():
-            return f"failed: {event.error}"
+            after = f" after iteration {new.iteration}" if new.iteration else ""
+            return f"failed{after}: {event.error}"
         case events.JobFinished():
             return _finished(event, new)
         case _:
@@ -235,9 +236,11 @@ def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
     )
 
 
-def _at_risk(event: events.JobAtRisk) -> str:
+def _at_risk(event: events.JobAtRisk, new: Job) -> str:
     if event.projected_finish_s is None:
-        return "at risk: it makes no progress"
+        return (
+            f"at risk: {'it makes no progress' if new.gpus else 'the pool has no GPUs on which it would end in time'}"
+        )
     late = duration_in_words(event.projected_finish_s - event.deadline_s)
     risk = f"at risk: at its measured speed it would end {late} after its deadline"
     if event.earliest_deadline_s is None:

@@ -1,19 +1,56 @@
 """The table of jobs, as `eflow jobs`, `eflow watch` and a notebook show it."""
 
+from collections.abc import Mapping
+
 from rich.table import Table
 from rich.text import Text
 
 from elasticflow.history.formatting import types_in_words
 from elasticflow.history.pool_views import JobView
+from elasticflow.history.sweep_views import RankedSweep
 from elasticflow.history.tables import Column, bar, state_word, table_of
+from elasticflow.sdk.job_fields import value_in_words
 from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.shared.messages.job_spec import Scalar
+from elasticflow.shared.state.promise import Promise
 
 
 def jobs_table(views: tuple[JobView, ...], now_s: float, *, all_columns: bool = False) -> Table:
-    """With a column of GPU types, where any job was admitted on one of several."""
-    has_types = any(view.gpu_type for view in views)
-    shown = (column for column in _COLUMNS if has_types or column is not _TYPE_OF_JOB)
+    """With columns of GPU types and of the values of a sweep, where any job has some."""
+    has_value = {_TYPE_OF_JOB: any(view.gpu_type for view in views), _SWEPT: any(view.swept for view in views)}
+    shown = (column for column in _COLUMNS if has_value.get(column, True))
     return table_of(shown, views, now_s, all_columns=all_columns)
+
+
+def sweep_table(ranked: RankedSweep, now_s: float) -> Table:
+    """The jobs of one sweep, the best first: a column for each swept hyperparameter and each metric."""
+    names = dict.fromkeys(name for view in ranked.views for name in view.swept)
+    columns = (
+        *(_value_column(name) for name in names),
+        *(_metric_column(name) for name in ranked.metrics),
+        *(column for column in _COLUMNS if column.name in ("STATE", "PROMISE", "ITERATION", "JOB")),
+    )
+    return table_of(sorted(columns, key=lambda column: column.name == "JOB"), ranked.views, now_s)
+
+
+def swept_in_words(swept: Mapping[str, Scalar]) -> str:
+    """As "learning_rate 0.1, global_batch_size 32"."""
+    return ", ".join(f"{name} {value_in_words(value)}" for name, value in swept.items())
+
+
+def _value_column(name: str) -> Column[JobView]:
+    return Column(
+        name=name.upper(), cell=lambda view, _: value_in_words(view.swept[name]) if name in view.swept else "-"
+    )
+
+
+def _metric_column(name: str) -> Column[JobView]:
+    return Column(
+        name=name.upper(),
+        cell=lambda view, _: f"{view.metrics[name]:.4g}" if name in view.metrics else "-",
+        right=True,
+        rank=1,
+    )
 
 
 def _time(at_s: float | None, now_s: float) -> str:
@@ -29,37 +66,40 @@ def margin_word(view: JobView) -> Text:
     """Time between the (expected) finish and the deadline: red if late, yellow if at risk."""
     if view.margin_s is None:
         return Text("-")
-    style = "red" if view.margin_s < 0 else "yellow" if view.at_risk else "green"
+    style = "red" if view.margin_s < 0 else "yellow" if view.promise == Promise.AT_RISK else "green"
     return Text(duration_in_words(view.margin_s), style=style)
 
 
 _TYPE_OF_JOB: Column[JobView] = Column(
     name="TYPE",
     cell=lambda view, _: types_in_words(view.gpu_type, view.num_gpus, view.num_added_gpus_by_type) or "-",
+    rank=5,
 )
+_SWEPT: Column[JobView] = Column(name="SWEPT", cell=lambda view, _: swept_in_words(view.swept) or "-", rank=5, least=12)
 _COLUMNS: tuple[Column[JobView], ...] = (
-    Column(name="JOB", cell=lambda view, _: view.job_id),
+    Column(name="JOB", cell=lambda view, _: view.job_id, least=16),
+    _SWEPT,
     Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
-    Column(name="CLASS", cell=lambda view, _: view.job_class.replace("_", "-"), in_narrow=False),
-    Column(name="GPUS", cell=lambda view, _: _gpus(view), right=True),
+    Column(
+        name="PROMISE", cell=lambda view, _: state_word("-" if view.promise == Promise.NONE else view.promise), rank=1
+    ),
+    Column(name="CLASS", cell=lambda view, _: view.job_class.replace("_", "-"), rank=10),
+    Column(name="GPUS", cell=lambda view, _: _gpus(view), right=True, rank=3),
     _TYPE_OF_JOB,
-    Column(name="PROGRESS", cell=lambda view, _: bar(view.progress), in_narrow=False),
+    Column(name="PROGRESS", cell=lambda view, _: bar(view.progress), rank=9),
     Column(
         name="ITERATION",
         cell=lambda view, _: f"{view.iteration}/{view.max_iterations}" if view.max_iterations else "-",
         right=True,
+        rank=4,
     ),
     Column(
         name="RATE/S",
         cell=lambda view, _: f"{view.iterations_per_s:.1f}" if view.iterations_per_s else "-",
         right=True,
+        rank=7,
     ),
-    Column(
-        name="FINISH",
-        cell=lambda view, now_s: _time(view.expected_finish_s, now_s),
-        right=True,
-        in_narrow=False,
-    ),
-    Column(name="DEADLINE", cell=lambda view, now_s: _time(view.deadline_s, now_s), right=True),
-    Column(name="MARGIN", cell=lambda view, _: margin_word(view), right=True),
+    Column(name="FINISH", cell=lambda view, now_s: _time(view.expected_finish_s, now_s), right=True, rank=8),
+    Column(name="DEADLINE", cell=lambda view, now_s: _time(view.deadline_s, now_s), right=True, rank=6),
+    Column(name="MARGIN", cell=lambda view, _: margin_word(view), right=True, rank=2),
 )

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 
 from elasticflow.history.load_views import padding_gpus
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
+from elasticflow.shared.messages.job_spec import MetricCondition, Scalar
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.expected_finish import expected_finish_s, margin_s
+from elasticflow.shared.state.expected_finish import expected_finish_s, is_silent, margin_s, speed_now
 from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.node_speeds import slower_nodes
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.promise import promise_of
 
 LOST_LATELY_S = 3_600.0
 
@@ -35,17 +37,21 @@ class JobView:
     generation: int
     iteration: int
     max_iterations: int  # 0: of a profile only
-    iterations_per_s: float | None
+    iterations_per_s: float | None  # None while it is silent
+    silent_s: float | None  # since its last report, once further ones are overdue
     decided_at_s: float
     deadline_s: float | None
     expected_finish_s: float | None
     margin_s: float | None
     ended_at_s: float | None
-    at_risk: bool  # False once it has ended
+    promise: str  # none, promised, at risk, kept, broken, failed or cancelled
     restarts: int
     metrics: Mapping[str, float]
     explanation: str
     last_lines: str  # of a failed worker's log
+    sweep: str  # "": of none
+    swept: Mapping[str, Scalar]  # its values there, by hyperparameter
+    goals: tuple[MetricCondition, ...]  # that end it early
     earliest_deadline_s: float | None
     offers: tuple[Offer, ...]  # with a rejection
     model_iteration: int | None = None  # of the model that `eflow fetch` gets; None: no model is stored
@@ -102,7 +108,6 @@ class NodeView:
 def job_view(
     job: Job, now_s: float, bound: GpuLimits | None = None, gpu_type: str = "", added: Mapping[str, int] | None = None
 ) -> JobView:
-    met = job.phase in (Phase.PROFILING, Phase.ADMITTED, Phase.FINISHED)
     spec = job.spec
     return JobView(
         job_id=job.job_id,
@@ -119,17 +124,21 @@ def job_view(
         generation=job.generation,
         iteration=job.iteration,
         max_iterations=spec.max_iterations if spec and not job.profile_only else 0,
-        iterations_per_s=job.iterations_per_s,
+        iterations_per_s=speed_now(job, now_s) if job.live else job.iterations_per_s,
+        silent_s=now_s - job.progressed_at_s if job.live and is_silent(job, now_s) else None,
         decided_at_s=job.decided_at_s,
         deadline_s=job.deadline_s,
         expected_finish_s=expected_finish_s(job, now_s),
-        margin_s=margin_s(job, now_s) if met else None,
+        margin_s=margin_s(job, now_s),
         ended_at_s=job.ended_at_s,
-        at_risk=job.at_risk and job.live,
+        promise=promise_of(job, now_s).value,
         restarts=job.restarts,
         metrics=dict(job.metrics),
         explanation=job.explanation,
         last_lines=job.last_lines,
+        sweep=spec.sweep if spec else "",
+        swept=dict(spec.swept) if spec else {},
+        goals=spec.metric_conditions if spec else (),
         earliest_deadline_s=job.earliest_deadline_s,
         offers=job.offers,
         model_iteration=job.artifacts.model_iteration,

@@ -6,13 +6,14 @@ loads are not in the ledger, and so not in the report.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from elasticflow.history.names_concerned import names_changed
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.promise import Promise, promise_of, settled_at_s
 
 _HOUR_S = 3_600.0
 Prices = Mapping[str, float]  # dollars an hour, by GPU type; "": of any other type
@@ -30,8 +31,9 @@ class NoPrice(ValueError):
 class TenantUsage:
     """What one tenant used and was promised. cost: in dollars; None without prices.
 
-    num_kept: promised jobs that finished by their deadlines. num_missed: promised jobs whose deadlines passed before
-    their ends. A job that failed or was cancelled earlier is neither.
+    num_promised: of the admitted jobs, those with a promise. num_earlier: promises from before the period that were
+    live at its begin. Each of both is in one of num_kept, num_broken, num_failed, num_cancelled and num_live: what had
+    become of it at the end of the period, as `promise_of` says.
     """
 
     tenant: str
@@ -39,8 +41,13 @@ class TenantUsage:
     gpu_hours_by_type: Mapping[str, float]
     num_admitted: int
     num_rejected: int
+    num_promised: int
+    num_earlier: int
     num_kept: int
-    num_missed: int
+    num_broken: int
+    num_failed: int
+    num_cancelled: int
+    num_live: int
     cost: float | None = None
 
 
@@ -91,36 +98,44 @@ class UsageFold:
         """By tenant, which changes nothing. now_s: within a period that has not ended. Raises NoPrice."""
         end_s = self._until_s if now_s is None else min(now_s, self._until_s)
         accounts = {
-            name: replace(account, gpu_seconds=dict(account.gpu_seconds)) for name, account in self._accounts.items()
+            name: _Account(gpu_seconds=dict(account.gpu_seconds), counts=account.counts.copy())
+            for name, account in self._accounts.items()
         }
         for held in self._held.values():
             self._add(accounts.setdefault(held.tenant, _Account()), held, end_s)
-        live = self.state.live_jobs.values()
-        late = Counter(job.tenant for job in live if job.promised and self._is_missed(job, end_s))
-        tenants = sorted({*accounts, *late})
-        return tuple(_usage(name, accounts.get(name, _Account()), late[name], prices) for name in tenants)
+        for job in self.state.live_jobs.values():
+            if column := self._column(job, end_s):
+                accounts.setdefault(job.tenant, _Account()).counts.update(self._counted(job, column))
+        return tuple(_usage(name, account, prices) for name, account in sorted(accounts.items()))
 
     def _count(self, old: Job | None, new: Job, at_s: float) -> None:
         """A decision on a job, or its end."""
-        counts = self._account(new.tenant).counts
-        is_again = new.phase is Phase.REJECTED and old is not None and old.decided_sequence != new.decided_sequence
-        is_decided = old is None or old.phase is not new.phase or is_again  # an amendment is no decision of this kind
-        in_period = self._since_s <= at_s
-        if is_decided and in_period and not new.profile_only and new.phase in (Phase.ADMITTED, Phase.REJECTED):
-            counts[new.phase.value] += 1
-        if old is None or not old.promised or new.live:
-            return
-        if self._is_missed(new, self._until_s):
-            counts["missed"] += 1
-        elif in_period and new.phase is Phase.FINISHED and _in_time(new):
-            counts["kept"] += 1
+        account = self._account(new.tenant)
+        is_again = old is not None and old.phase is Phase.REJECTED and old.decided_sequence != new.decided_sequence
+        is_rejected = new.phase is Phase.REJECTED and (old is None or old.phase is not Phase.REJECTED or is_again)
+        account.counts["rejected"] += is_rejected and self._since_s <= at_s
+        is_admitted = new.admitted_at_s is not None and (old is None or old.admitted_at_s != new.admitted_at_s)
+        if is_admitted and self._is_of_period(new):  # an amendment is no decision of this kind
+            account.counts["admitted"] += 1
+        has_ended = not new.live and (old is None or old.live or is_admitted)
+        if has_ended and (column := self._column(new, at_s)):
+            account.counts.update(self._counted(new, column))
 
-    def _is_missed(self, job: Job, until_s: float) -> bool:
-        """Whether its deadline passed, in the period, before its end, or before until_s if it has not ended."""
-        if job.deadline_s is None or _in_time(job):
-            return False
-        ended_at_s = until_s if job.ended_at_s is None else job.ended_at_s
-        return job.deadline_s < ended_at_s and self._since_s <= job.deadline_s <= until_s
+    def _is_of_period(self, job: Job) -> bool:
+        return job.admitted_at_s is not None and self._since_s <= job.admitted_at_s
+
+    def _counted(self, job: Job, column: str) -> tuple[str, str]:
+        """A promise: of the period or an earlier one, and what has become of it."""
+        return "promised" if self._is_of_period(job) else "earlier", column
+
+    def _column(self, job: Job, now_s: float) -> str:
+        """What has become of its promise; "" without a promise, or if that was final before the period."""
+        promise, settled_s = promise_of(job, now_s), settled_at_s(job, now_s)
+        if promise is Promise.NONE:
+            return ""
+        if settled_s is None:
+            return "live"
+        return promise.value if self._since_s <= max(settled_s, job.admitted_at_s or 0.0) else ""
 
     def _hold(self, job: Job, at_s: float) -> None:
         gpus = job.gpus if job.live else ()
@@ -156,13 +171,18 @@ def total_of(rows: Iterable[TenantUsage]) -> TenantUsage:
         gpu_hours_by_type={name: sum(row.gpu_hours_by_type.get(name, 0.0) for row in rows) for name in types},
         num_admitted=sum(row.num_admitted for row in rows),
         num_rejected=sum(row.num_rejected for row in rows),
+        num_promised=sum(row.num_promised for row in rows),
+        num_earlier=sum(row.num_earlier for row in rows),
         num_kept=sum(row.num_kept for row in rows),
-        num_missed=sum(row.num_missed for row in rows),
+        num_broken=sum(row.num_broken for row in rows),
+        num_failed=sum(row.num_failed for row in rows),
+        num_cancelled=sum(row.num_cancelled for row in rows),
+        num_live=sum(row.num_live for row in rows),
         cost=sum(costs) if costs else None,
     )
 
 
-def _usage(tenant: str, account: _Account, num_late: int, prices: Prices | None) -> TenantUsage:
+def _usage(tenant: str, account: _Account, prices: Prices | None) -> TenantUsage:
     hours = {gpu_type: seconds / _HOUR_S for gpu_type, seconds in sorted(account.gpu_seconds.items())}
     return TenantUsage(
         tenant=tenant,
@@ -170,8 +190,13 @@ def _usage(tenant: str, account: _Account, num_late: int, prices: Prices | None)
         gpu_hours_by_type=hours,
         num_admitted=account.counts["admitted"],
         num_rejected=account.counts["rejected"],
-        num_kept=account.counts["kept"],
-        num_missed=account.counts["missed"] + num_late,
+        num_promised=account.counts["promised"],
+        num_earlier=account.counts["earlier"],
+        num_kept=account.counts[Promise.KEPT],
+        num_broken=account.counts[Promise.BROKEN],
+        num_failed=account.counts[Promise.FAILED],
+        num_cancelled=account.counts[Promise.CANCELLED],
+        num_live=account.counts["live"],
         cost=None if prices is None else cost_of(hours, prices),
     )
 
@@ -186,7 +211,3 @@ def cost_of(hours: Mapping[str, float], prices: Prices) -> float:
     if without := {gpu_type for gpu_type in hours if price_of(prices, gpu_type) is None}:
         raise NoPrice(without)
     return sum(used * (price_of(prices, gpu_type) or 0.0) for gpu_type, used in hours.items())
-
-
-def _in_time(job: Job) -> bool:
-    return job.phase is Phase.FINISHED and (job.deadline_s is None or (job.ended_at_s or 0.0) <= job.deadline_s)

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from elasticflow.shared.messages.job_spec import MetricCondition
+from elasticflow.shared.messages.job_spec import MetricCondition, Scalar
 
 Condition = tuple[Literal["<=", ">="], float]
 
@@ -23,6 +23,11 @@ class InvalidJob(ValueError):
 def nearest_name(name: str, known: Sequence[str]) -> str:
     """The known name that a user may have meant."""
     return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+
+
+def value_in_words(value: Scalar) -> str:
+    """As a command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def metric_condition(metric: str, condition: Any) -> MetricCondition:

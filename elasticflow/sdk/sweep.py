@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.sdk.job_fields import nearest_name
+from elasticflow.sdk.job_fields import nearest_name, value_in_words
 from elasticflow.sdk.script import Script
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 
@@ -60,16 +60,12 @@ def job_ids(base: str, swept: Sequence[Combination]) -> tuple[str, ...]:
     return tuple(named)
 
 
-def with_fixed_deadline(spec: JobSpec, now_s: float) -> JobSpec:
-    """With the same deadline for all jobs of a sweep, whenever each is decided on."""
+def in_sweep(spec: JobSpec, sweep: str, combination: Combination, now_s: float) -> JobSpec:
+    """One job of a sweep: it names its values, and has the deadline of all others, whenever each is decided on."""
+    spec = replace(spec, sweep=sweep, swept=combination)
     if spec.deadline_in_s is None:
         return spec
     return replace(spec, deadline_s=now_s + spec.deadline_in_s, deadline_in_s=None)
-
-
-def value_in_words(value: Scalar) -> str:
-    """As a command line has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _placeholders(job: ElasticJob) -> set[str]:

@@ -3,6 +3,7 @@
 The texts are those of the command line. Times are seconds since 1970.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from operator import attrgetter
@@ -10,22 +11,25 @@ from typing import Any, NamedTuple
 
 from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
 from elasticflow.history.job_history import HistoryEntry
+from elasticflow.history.job_table import swept_in_words
 from elasticflow.history.load_views import load_views
 from elasticflow.history.pool_views import JobView, NodeView, gpu_type_of, job_view, node_views
-from elasticflow.sdk.times import duration_in_words
-from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.history.sweep_views import ranking_of
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
-from elasticflow.shared.state.expected_finish import expected_finish_s
 from elasticflow.shared.state.gpu_types import count_by_type, num_added_by_type, shown_type
-from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
 from elasticflow.shared.state.usage import Usage, gpu_hours_by_type
+from elasticflow.web.expectations import expectations
 from elasticflow.web.pool_history import FeedEntry, JobTrack, PoolHistory
 
 FEED_COUNT = 200  # sentences on the page of the pool
 MAX_JOBS = 2_000  # of one update: the live and the newest; a row has about 700 bytes
 _DAY_S = 86_400.0
-_OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name != "offers")  # `asdict` copies at depth
+_FOLDERS = re.compile(r"(?<![\w./~-])/(?:[^\s/'\":;,()]+/)+(?=[^\s/])")  # of an absolute path
+_DIGEST = re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])([0-9a-f]{6})[0-9a-f]{10,}\b")
+_OF_A_TIME = ("promise", "expected_finish_s", "margin_s", "iterations_per_s", "silent_s")  # see `expectations`
+_OF_A_JOB = tuple(field.name for field in fields(JobView) if field.name not in (*_OF_A_TIME, "offers", "goals"))
 _DECIDED_AT_S = attrgetter("decided_at_s")
 _OF_A_NODE = tuple(field.name for field in fields(NodeView))
 _OF_A_SENTENCE = tuple(field.name for field in fields(HistoryEntry))
@@ -54,20 +58,9 @@ def past_update(history: PoolHistory, state: PoolState, now_s: float, known: Kno
     if known is None:
         return _update(history, state, now_s, jobs, has_new_nodes=True, after=0) | {"whole": True, "gone": []}
     before = {job.job_id: job for job in _shown(history, known.state, 0)}
-    changed = [job for job in jobs if _looks_other(before.pop(job.job_id, None), job, known.now_s, now_s)]
+    changed = [job for job in jobs if before.pop(job.job_id, None) != job]
     update = _update(history, state, now_s, changed, has_new_nodes=False, after=0)
     return update | {"whole": False, "gone": list(before)}
-
-
-def _looks_other(before: Job | None, job: Job, before_s: float, now_s: float) -> bool:
-    """Whether a job has changed, or what is expected of it has, between two times.
-
-    An expected finish is never in the past: it differs if it is before the later of the times.
-    """
-    if before is not job and before != job:
-        return True
-    finish_s = expected_finish_s(job, min(before_s, now_s)) if job.live else None
-    return finish_s is not None and finish_s < max(before_s, now_s)
 
 
 def _shown(history: PoolHistory, state: PoolState, after: int) -> list[Job]:
@@ -106,7 +99,12 @@ def _update(
             for view in load_views(state, now_s, ended=True)
         ],
         "quotes": [
-            {"job_id": quote.job_id, "deadline_s": quote.deadline_s, "promised": parts_with_gpus(quote.schedule)}
+            {
+                "job_id": quote.job_id,
+                "deadline_s": quote.deadline_s,
+                "until_s": quote.until_s,
+                "promised": parts_with_gpus(quote.schedule),
+            }
             for quote in state.quotes_at(now_s)
         ],
         "feed": [feed_row(entry) for entry in feed],
@@ -139,7 +137,9 @@ def tenant_rows(state: PoolState, now_s: float, *, more: Iterable[str] = ()) -> 
 
 
 def feed_row(entry: FeedEntry) -> dict[str, Any]:
-    return {"name": entry.name, **{name: getattr(entry.entry, name) for name in _OF_A_SENTENCE}}
+    """In its column a sentence names files, not the folders and digests of the pool; the page of a job has all."""
+    row = {"name": entry.name, **{name: getattr(entry.entry, name) for name in _OF_A_SENTENCE}}
+    return row | {"text": _DIGEST.sub(r"\1…", _FOLDERS.sub("…/", row["text"]))}
 
 
 def _tenant_row(state: PoolState, tenant: str, now_s: float) -> dict[str, Any]:
@@ -178,7 +178,9 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
         **{name: getattr(view, name) for name in _OF_A_JOB},
         "progress": view.progress,
         "live": job.live,
-        "promise": promise_word(job),
+        "expectations": expectations(job),
+        "swept_in_words": swept_in_words(view.swept),
+        "ranking": ranking_of((view,)) if view.sweep else None,
         "sentence": _sentence(view),
         "gpus_in_words": _gpus_in_words(view),
         "steps": [[step.at_s, step.num_gpus] for step in steps if step.sequence <= state.sequence],
@@ -188,32 +190,12 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
     }
 
 
-def promise_word(job: Job) -> str:
-    """What became of its promise: "" if it has none; else live, at risk, kept, broken, or void."""
-    if job.spec is None or job.spec.job_class is not JobClass.SLO or job.deadline_s is None:
-        return ""
-    match job.phase:
-        case Phase.ADMITTED:
-            return "at risk" if job.at_risk else "live"
-        case Phase.FINISHED:
-            return "kept" if job.ended_at_s is not None and job.ended_at_s <= job.deadline_s else "broken"
-        case Phase.FAILED | Phase.CANCELLED if job.minimum_satisfactory_share:
-            return "void"
-        case _:
-            return ""
-
-
 def _sentence(view: JobView) -> str:
-    """As "running on 4 GPUs, iteration 120 of 300; the expected finish is 51.0s before its deadline"."""
+    """As "running on 4 GPUs, iteration 120 of 300"; the page adds what is expected."""
     words = [view.activity + (f" on {_gpus_in_words(view)}" if view.num_gpus else "")]
     if view.max_iterations:
         words.append(f"iteration {view.iteration} of {view.max_iterations}")
-    text = ", ".join(words)
-    if view.margin_s is not None:
-        side = "before" if view.margin_s >= 0 else "after"
-        finish = "the expected finish is" if view.ended_at_s is None else "it ended"
-        text += f"; {finish} {duration_in_words(abs(view.margin_s))} {side} its deadline"
-    return text + (f"; {view.explanation}" if view.explanation else "")
+    return ", ".join(words)
 
 
 def _gpus_in_words(view: JobView) -> str:

@@ -11,6 +11,7 @@ from elasticflow.history.names_concerned import names_changed
 from elasticflow.history.usage_report import UsageFold
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
+from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.expected_finish import margin_s
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
@@ -21,7 +22,10 @@ from elasticflow.web.unread_messages import UnreadMessages
 
 MAX_FEED = 100_000
 _ONLY_OF_A_JOB = (events.WorkersStopped.__name__, events.CheckpointRequested.__name__)  # consequences, not decisions
-_NODE_EVENTS = (events.NodeJoined, events.NodeLost, events.WorkerLagged, events.PlacementDecided)
+_NODE_EVENTS = (
+    *(events.NodeJoined, events.NodeLost, events.WorkerLagged, events.PlacementDecided),
+    *(events.LoadOpened, events.LoadFinished, events.LoadCancelled),  # their tasks may use idle GPUs
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,8 @@ class PoolHistory:
             track = self._track(name, sequence)
             if job := self.state.job(name):
                 _add_step(track, job, sequence, at_s)
+                if _held(before.job(name)) != _held(job):
+                    self.nodes_changed_sequence = sequence
         for event in parts:
             if isinstance(event, JobProgressed) and (job := self.state.job(event.job_id)):
                 _add_report(self._track(event.job_id, sequence), job, event, sequence)
@@ -134,6 +140,11 @@ class PoolHistory:
         """The state keeps only the newest ended jobs, and so does the page."""
         kept = {name for name in self.tracks if self.state.job(name) or name in self.state.loads}
         self.tracks = {name: track for name, track in self.tracks.items() if name in kept}
+
+
+def _held(job: Job | None) -> tuple[GpuId, ...]:
+    """The GPUs on which a node shows the job."""
+    return job.gpus if job is not None and job.live else ()
 
 
 def _add_step(track: JobTrack, job: Job, sequence: int, at_s: float) -> None:

@@ -4,24 +4,23 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from elasticflow.history.tables import shortened
 from elasticflow.sdk.times import clock_time
+from elasticflow.web.expectations import expected_at, finish_at, sentence_at
 
 MAX_LANES = 200
 _NUM_COLOURS = 8
+_LABEL = 24  # characters of a name beside its lane
 _NUMBERED_PART = 0.04  # of the time that is shown: a shorter bar has no room for its number
 PROMISES = {  # as in words.js: symbol, word, tone
-    "live": ("●", "promised", "good"),
+    "promised": ("●", "promised", "good"),
     "at risk": ("▲", "at risk", "risk"),
     "broken": ("✕", "broken", "bad"),
     "kept": ("✓", "kept", "good"),
-    "void": ("○", "ended early", "none"),
-    "": ("·", "no promise", "none"),
+    "failed": ("✕", "failed", "bad"),
+    "cancelled": ("○", "cancelled", "none"),
+    "none": ("·", "no promise", "none"),
 }
-
-
-def promise_at(job: Mapping[str, Any], now_s: float) -> str:
-    """A live promise whose deadline has passed is broken."""
-    return "broken" if job["live"] and job["promise"] and job["deadline_s"] < now_s else job["promise"]
 
 
 def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, Any] | None) -> str:
@@ -30,7 +29,7 @@ def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, An
         return '<p class="empty">No job was submitted so far.</p>'
     shown = jobs[:MAX_LANES]
     from_s = min(now_s - 60.0, *(job["steps"][0][0] if job["steps"] else job["decided_at_s"] for job in shown))
-    ends = (job[name] or 0.0 for job in shown for name in ("deadline_s", "ended_at_s", "expected_finish_s"))
+    ends = (end_s or 0.0 for job in shown for end_s in (job["deadline_s"], job["ended_at_s"], finish_at(job, now_s)))
     others = {job["job_id"]: _other(job, compared) for job in compared["jobs"]} if compared else {}
     to_s = max(now_s + 30.0, *ends, *(end_s for job in shown for _, end_s, _ in others.get(job["job_id"], ())))
     to_s += 0.04 * (to_s - from_s)
@@ -50,10 +49,12 @@ def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, An
         return f"height:{max(12.0, 100.0 * num_gpus / most):.0f}%"
 
     def lane(job: Mapping[str, Any]) -> Iterator[str]:
-        symbol, _, tone = PROMISES[promise_at(job, now_s)]
+        symbol, _, tone = PROMISES[expected_at(job, now_s)["promise"]]
         colour = f"job-{colours[job['job_id']]}"
-        yield f"<li><span><b>{symbol} {escape(job['job_id'])}</b><small>{escape(job['activity'])}</small></span>"
-        yield f'<span class="track" role="img" aria-label="{escape(job["sentence"])}">'
+        under = " · ".join(filter(None, (job["swept_in_words"], job["activity"])))
+        name = escape(shortened(job["job_id"], _LABEL))
+        yield f"<li><span><b>{symbol} {name}</b><small>{escape(under)}</small></span>"
+        yield f'<span class="track" role="img" aria-label="{escape(sentence_at(job, now_s))}">'
         ends_s = [*(step[0] for step in job["steps"][1:]), job["ended_at_s"] or now_s]
         for (start_s, num_gpus), end_s in zip(job["steps"], ends_s, strict=False):
             if num_gpus:
@@ -80,7 +81,7 @@ def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, An
     )
     legend = (
         '<ul class="legend"><li><i class="solid"></i>GPUs held</li><li><i class="dashed"></i>GPUs promised</li>'
-        f'{under}<li><i class="deadline"></i>deadline</li><li>● promised ▲ at risk ✕ broken ✓ kept</li></ul>'
+        f'{under}<li><i class="deadline"></i>deadline</li><li>● promised ▲ at risk ✕ broken or failed ✓ kept</li></ul>'
     )
     return f'<ol class="saved-lanes">{rows}</ol><p class="scale">{scale}</p>{left_out}{legend}'
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.sdk.times import clock_time, duration_in_words
-from elasticflow.web.saved_lanes import PROMISES, lanes, promise_at
+from elasticflow.web.expectations import expected_at, finish_at, margin_at
+from elasticflow.web.saved_lanes import PROMISES, lanes
 
 _STYLES = ("frame.css", "parts.css", "pages.css", "saved.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -61,12 +62,13 @@ def _panel(title: str, content: str) -> str:
 
 
 def _numbers(update: Mapping[str, Any], now_s: float) -> str:
-    words = [promise_at(job, now_s) for job in update["jobs"]]
+    words = [expected_at(job, now_s)["promise"] for job in update["jobs"]]
     shown = {
         "GPUs used": f"{update['num_gpus_used']}<small> of {update['num_gpus']}</small>",
-        "● Promises live": words.count("live") + words.count("at risk"),
+        "● Promises live": words.count("promised") + words.count("at risk"),
         "▲ At risk": words.count("at risk"),
         "✕ Broken": words.count("broken"),
+        "✕ Failed": words.count("failed"),
         "✓ Kept": words.count("kept"),
     }
     rows = "".join(f"<div><dt>{name}</dt><dd>{each}</dd></div>" for name, each in shown.items())
@@ -115,7 +117,9 @@ def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]
 
 
 def _job_cells(job: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
-    symbol, word, _ = PROMISES[promise_at(job, now_s)]
+    symbol, word, _ = PROMISES[expected_at(job, now_s)["promise"]]
+
+    margin_s = margin_at(job, now_s)
 
     def time(at_s: float | None) -> str:
         return "-" if at_s is None else clock_time(at_s, now_s=now_s)
@@ -127,9 +131,9 @@ def _job_cells(job: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
         job["activity"],
         str(job["num_gpus"] or "-"),
         f"{job['iteration']}/{job['max_iterations']}" if job["max_iterations"] else "-",
-        time(job["expected_finish_s"]),
+        time(finish_at(job, now_s)),
         time(job["deadline_s"]),
-        "-" if job["margin_s"] is None else duration_in_words(job["margin_s"]),
+        "-" if margin_s is None else duration_in_words(margin_s),
     )
 
 

@@ -15,7 +15,7 @@ from elasticflow.web.page_values import pool_update
 from elasticflow.web.sources import Source
 
 _SPACING_S = 0.1  # at least, between two events to one browser
-_KEEP_ALIVE_S = 10.0
+_KEEP_ALIVE_S = 10.0  # a clock event at least so often
 _MAX_KEPT_BYTES = 4 << 20  # two updates of MAX_JOBS
 _LOG_POLL_S = 0.3
 _MAX_LINES = 2_000  # of one event; of more, the newest
@@ -52,6 +52,7 @@ class PoolStream:
         while True:
             sequence, status = source.history.state.sequence, _status(source)
             if told is None or sequence > after:
+                yield self._clock()
                 yield self._update(after, sequence)
                 after = sequence
             if told != status:
@@ -64,10 +65,14 @@ class PoolStream:
                     async with asyncio.timeout(_KEEP_ALIVE_S):
                         await source.changed()
                 except TimeoutError:
-                    yield b": alive\n\n"
+                    yield self._clock()
+
+    def _clock(self) -> bytes:
+        """The time of the source, never from the kept bytes of an update."""
+        return event(self._source.now_s(), name="clock")
 
     def _update(self, after: int, sequence: int) -> bytes:
-        """The newest updates are kept: browsers in step get the same bytes."""
+        """The newest updates are kept: browsers in step get the same bytes. Rows say what holds at any later time."""
         key = (after, sequence)
         if key not in self._encoded:
             source = self._source

@@ -4,8 +4,9 @@ from collections import Counter
 
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.scheduling.allocation.idle_gpus import IdleCause, idle_gpus
-from elasticflow.shared.state.expected_finish import margin_s
+from elasticflow.shared.state.expected_finish import margin_s, speed_now
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type, slow_gpus_at
+from elasticflow.shared.state.promise import Promise, promise_of
 
 MAX_JOBS = 500  # with time series of their own, so that Prometheus keeps a limited number
 IDLE_WINDOW_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_600.0, 14_400.0, 86_400.0)
@@ -32,10 +33,13 @@ class PoolGauges:
         self._num_windows: int | None = None
         self._updated_at_s: float | None = None
         self._jobs = metrics.gauge_by("ef_jobs", "Jobs by phase", "phase")
+        self._promises = metrics.gauge_by("ef_promises", "Promised jobs by the state of their promise", "promise")
         self._num_gpus = metrics.gauge_by("ef_job_gpus", "GPUs of a live job", "job_id")
         self._rate = metrics.gauge_by("ef_job_iterations_per_second", "Measured speed of a live job", "job_id")
         self._margin = metrics.gauge_by("ef_job_margin_seconds", "Deadline less expected finish", "job_id")
-        self._at_risk = metrics.gauge_by("ef_job_at_risk", "1 for a live job that may miss its deadline", "job_id")
+        self._at_risk = metrics.gauge_by(
+            "ef_job_at_risk", "1 for a live job that may miss its deadline or has", "job_id"
+        )
 
     def update(self, pool: PoolState, now_s: float) -> None:
         """Set all gauges from the state."""
@@ -46,17 +50,22 @@ class PoolGauges:
         self._update_types(pool)
         self._gpus_slow.set(len(slow_gpus_at(pool, now_s)))
         self._update_idle(pool, now_s)
-        for gauge in (self._jobs, self._num_gpus, self._rate, self._margin, self._at_risk):
+        for gauge in (self._jobs, self._promises, self._num_gpus, self._rate, self._margin, self._at_risk):
             gauge.clear()
-        for phase, count in Counter(job.phase for job in (*live, *pool.ended_jobs.values())).items():
+        jobs = (*live, *pool.ended_jobs.values())
+        for phase, count in Counter(job.phase for job in jobs).items():
             self._jobs.set(phase.value, count)
+        promises = Counter(promise_of(job, now_s) for job in jobs)
+        for promise in Promise:
+            if promise is not Promise.NONE:
+                self._promises.set(promise.value, promises[promise])
         for job in sorted(live, key=lambda job: job.job_id)[:MAX_JOBS]:
             self._num_gpus.set(job.job_id, len(job.gpus))
-            if job.iterations_per_s is not None:
-                self._rate.set(job.job_id, job.iterations_per_s)
+            if (rate := speed_now(job, now_s)) is not None:
+                self._rate.set(job.job_id, rate)
             if (left_s := margin_s(job, now_s)) is not None:
                 self._margin.set(job.job_id, left_s)
-            if job.at_risk:
+            if promise_of(job, now_s) in (Promise.AT_RISK, Promise.BROKEN):
                 self._at_risk.set(job.job_id, 1)
 
     def _update_types(self, pool: PoolState) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state import expected_finish
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.promise import Promise, promise_of
 
 Happened = Literal["finished", "failed", "cancelled", "at risk", "promise broken"]
 
@@ -46,17 +46,10 @@ def notices(state: PoolState, *, after_s: float, now_s: float) -> tuple[Notice, 
 def _of_a_job(job: Job, now_s: float) -> Iterator[Notice]:
     if job.at_risk and job.at_risk_since_s is not None:
         yield _notice(job, "at risk", job.at_risk_since_s, now_s)
-    late_from_s = now_s if job.ended_at_s is None else job.ended_at_s
-    if _is_promised(job) and job.deadline_s is not None and job.deadline_s < late_from_s:
+    if promise_of(job, now_s) is Promise.BROKEN and job.deadline_s is not None:
         yield _notice(job, "promise broken", job.deadline_s, now_s)
     if job.phase in _ENDS and job.ended_at_s is not None and not job.profile_only:
         yield _notice(job, _ENDS[job.phase], job.ended_at_s, now_s)
-
-
-def _is_promised(job: Job) -> bool:
-    """Whether admission promised its deadline."""
-    is_slo = job.spec is not None and job.spec.job_class is JobClass.SLO
-    return is_slo and job.phase in (Phase.ADMITTED, *_ENDS) and bool(job.minimum_satisfactory_share)
 
 
 def _notice(job: Job, what: Happened, at_s: float, now_s: float) -> Notice:

@@ -5,14 +5,11 @@ from statistics import fmean
 
 from elasticflow.services.monitor.model import Progress, State
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured
+from elasticflow.shared.state.expected_finish import LONGEST_REPORT_S, REPORT_EVERY_S, REPORTED_PART
 from elasticflow.shared.state.job import SETTLED_S, Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
 
-# Progress of one job: at first every 2 s, then ever more rarely, so that the ledger grows slowly (docs/adr/0059).
-REPORT_EVERY_S = 2.0
-REPORTED_PART = 0.01  # of the time since its generation was first seen, between two reports
-LONGEST_REPORT_S = 30.0
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
 

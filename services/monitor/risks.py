@@ -35,6 +35,7 @@ def failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | Profili
         generation=job.generation,
         error=_stall_error(state, job, now_s),
         progressed_at_s=job.progressed_at_s,
+        iteration=_known_iteration(state, job),
         at_s=now_s,
     )
     return failure_on_type(state.pool, job, spec_of(job).gpu_type, failed)
@@ -44,9 +45,14 @@ def _stall_error(state: State, job: Job, now_s: float) -> str:
     stalled_s = _stalled_for_s(state, job, now_s)
     if job.training_generation is None:
         return f"it did not start to train within {stalled_s:.0f} s; do init_model() and init_dataset() return?"
+    done = _known_iteration(state, job)
+    return f"no iteration ended for {stalled_s:.0f} s after {done} were done; does train() return?"
+
+
+def _known_iteration(state: State, job: Job) -> int:
+    """Of the ledger, or of a newer report."""
     progress = state.progress.get(job.job_id)
-    iteration = max(job.iteration, progress.report.iteration if progress is not None else 0)
-    return f"no iteration ended for {stalled_s:.0f} s after {iteration} were done; does train() return?"
+    return max(job.iteration, progress.report.iteration if progress is not None else 0)
 
 
 def _stalled_for_s(state: State, job: Job, now_s: float) -> float:

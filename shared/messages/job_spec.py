@@ -108,6 +108,8 @@ class JobSpec:
     deadline_in_s: PositiveDurationS | None = None  # or relative to the first decision on the job
     seed: Seed = 0
     description: Text = ""
+    sweep: MaybeToken = ""  # the sweep that it is one job of; "": none
+    swept: Annotated[Mapping[str, Scalar], FewItems] = field(default_factory=dict[str, Scalar])  # its values there
     min_gpus: PositiveGpus = 1  # the job does not run, or does not converge, on fewer
     max_gpus: PositiveGpus | None = None  # nor on more; equal to min_gpus: an inelastic job
     gpu_type: GpuType = ""  # of all its GPUs; "": the pool decides

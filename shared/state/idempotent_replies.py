@@ -156,6 +156,7 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
                 error=job.explanation,
                 traceback=job.traceback,
                 last_lines=job.last_lines,
+                iteration=job.iteration or None,
                 at_s=job.ended_at_s or job.decided_at_s,
             )
         case Phase.PROFILED:

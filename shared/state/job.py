@@ -113,6 +113,7 @@ class Job:
     phase: Phase
     decided_at_s: float
     decided_sequence: int
+    admitted_at_s: float | None = None  # None: its decision is due, or it was never admitted
     deadline_s: float | None = None
     submitted_spec: JobSpec | None = None  # the user's, if an amendment, GPU limits or the GPU type changed it
     profile_only: bool = False

@@ -1,7 +1,8 @@
 """A result as pictures (matplotlib, the extra `plot`): GPUs by job, submitted and admitted jobs, efficiency, idle."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 MAX_JOBS_DRAWN = 12  # each in its own colour; the others share one
 NUM_INTERVALS = 300
 SIZE_INCHES, DPI = (9.0, 3.6), 110
+_OVERSHOOT: dict[str, Any] = {"color": "tab:red", "alpha": 0.45, "linewidth": 5, "solid_capstyle": "butt"}
+_BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 8, "frameon": False}
 UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3_600.0, "hours", 3_600.0), (0.0, "seconds", 1.0))
 
 
@@ -89,24 +92,57 @@ def _gpus(axes: "Axes", result: Result, span: _Span) -> None:
     if layers:
         axes.stackplot(span.shown(span.edges_s_B), layers, labels=labels, colors=colours, step="post")
         handles, texts = axes.get_legend_handles_labels()
-        axes.legend(handles[::-1], texts[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
+        axes.legend(handles[::-1], texts[::-1], **_BESIDE)
+    else:
+        _say_empty(axes, "No job was admitted: the GPUs that jobs hold would be stacked here.")
     axes.axhline(result.cluster.num_gpus, color="black", linewidth=0.8, linestyle=":")
     axes.set_ylabel("GPUs held")
 
 
 def _jobs(axes: "Axes", result: Result, span: _Span) -> None:
-    """Jobs so far: submitted, admitted, and ended by their deadline."""
+    """Jobs so far: submitted, admitted, ended by their deadline, and past it, with the time by which each was late."""
     admitted_s = sorted(fate.decided_at_s for fate in result.fates if fate.admitted and fate.decided_at_s is not None)
     met_s = sorted(fate.finished_at_s for fate in result.fates if fate.met and fate.finished_at_s is not None)
+    from matplotlib.ticker import MaxNLocator
+
+    late = sorted(_overshoots(result))
+    widths = {"submitted": 4.0}  # wider, because an admission may hide it
     for label, at_s, colour in (
-        ("submitted", [fate.job.submitted_at_s for fate in result.submitted], "0.6"),
+        ("submitted", [fate.job.submitted_at_s for fate in result.submitted], "0.75"),
         ("admitted", admitted_s, "tab:blue"),
         ("ended by their deadline", met_s, "tab:green"),
+        ("past their deadline", [deadline_s for deadline_s, _ in late], "tab:red"),
     ):
-        counts = np.searchsorted(np.array(at_s), span.edges_s_B, side="right")
-        axes.step(span.shown(span.edges_s_B), counts, where="post", label=label, color=colour)
+        if at_s or label != "past their deadline":
+            counts = np.searchsorted(np.array(at_s), span.edges_s_B, side="right")
+            axes.step(
+                span.shown(span.edges_s_B),
+                counts,
+                where="post",
+                label=label,
+                color=colour,
+                linewidth=widths.get(label, 1.5),
+            )
+    for number, times_s in enumerate(late, start=1):
+        label = "by how much" if number == 1 else ""
+        axes.plot(span.shown(np.array(times_s)), [number] * 2, label=label, **_OVERSHOOT)
     axes.set_ylabel("jobs")
-    axes.legend(loc="upper left", fontsize=8)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(**_BESIDE)
+
+
+def _overshoots(result: Result) -> Iterator[tuple[float, float]]:
+    """The deadline and the end of each job that ended late, or the end of the simulation if it has not ended."""
+    for fate in result.fates:
+        deadline_s = fate.job.deadline_s
+        if fate.admitted and deadline_s is not None and not fate.met:
+            end_s = result.ended_at_s if fate.finished_at_s is None else fate.finished_at_s
+            if end_s > deadline_s:
+                yield deadline_s, end_s
+
+
+def _say_empty(axes: "Axes", text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="0.4")
 
 
 def _efficiency(axes: "Axes", result: Result, span: _Span) -> None:
@@ -114,7 +150,7 @@ def _efficiency(axes: "Axes", result: Result, span: _Span) -> None:
     axes.step(at, span.steps(efficiency(result)), where="post", color="tab:blue", label="cluster efficiency")
     axes.axhline(result.cluster_efficiency, color="tab:blue", linewidth=0.8, linestyle=":", label="its mean")
     axes.set_ylabel("cluster efficiency")
-    axes.legend(loc="upper right", fontsize=8)
+    axes.legend(**_BESIDE)
 
 
 def _draw_idle_time(idle: IdleTime, picture: Path) -> None:
@@ -132,7 +168,7 @@ def _draw_idle_time(idle: IdleTime, picture: Path) -> None:
     by_length.set_xscale("log")
     by_length.set_xlabel("window of at most so many seconds")
     by_length.set_ylim(0, 1)
-    by_length.legend(loc="upper left", fontsize=8)
+    by_length.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=8)
     figure.savefig(picture, dpi=DPI)
 
 

@@ -34,7 +34,7 @@ def test_a_file_is_shown_at_any_message_and_time(of_file: PageClient) -> None:
     (kept,) = of_file.get(f"/api/state?at_ms={at_ms}")[1]["jobs"]
     assert (kept["iteration"], kept["steps"]) == (72, [[NOW_S + 1.0, 8]])
     _, detail = of_file.get("/api/jobs/kept")
-    assert detail["row"]["promise"] == "kept"
+    assert detail["row"]["expectations"][-1]["promise"] == "kept"
     assert len(detail["reports"]) == 24
 
 
@@ -71,7 +71,8 @@ def test_a_browser_opens_an_export_beside_it(of_file: PageClient) -> None:
     assert (status, "the file cannot be replayed: cut off after sequence" in text) == (422, True)
     status, opened = of_file.post("/api/export", data)
     assert (status, opened["source"]) == (200, "export")
-    assert of_file.get("/api/jobs/kept?source=export")[1]["row"]["promise"] == "kept"
+    row = of_file.get("/api/jobs/kept?source=export")[1]["row"]
+    assert row["expectations"][-1]["promise"] == "kept"
 
 
 def test_an_export_of_a_newer_eflow_is_not_shown_as_complete(of_file: PageClient) -> None:

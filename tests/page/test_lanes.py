@@ -56,7 +56,7 @@ def test_filters_choose_the_lanes(viewer: Viewer) -> None:
     viewer.page.wait_for_selector(".lanes[aria-label^='Lanes of 1 job.']")
     viewer.page.get_by_placeholder("job name").fill("")
     viewer.page.locator("section:has(#lanes-title) select").select_option("danger")
-    viewer.page.wait_for_selector(".lanes[aria-label^='Lanes of 1 job.']")
+    viewer.page.wait_for_selector(".lanes[aria-label^='Lanes of 2 jobs']")  # at risk, and failed
     viewer.page.get_by_placeholder("word").fill("nobody")
     viewer.page.wait_for_selector("text=No decision with this word so far.")
 

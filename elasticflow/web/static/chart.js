@@ -111,7 +111,7 @@ function options(width, title, unit, colour, steps, zeroLine, cursor) {
       {
         ...axis,
         values: (/** @type {any} */ _, /** @type {number[]} */ times) => times.map((atS) => clockTime(atS)),
-        space: 80,
+        space: 90, // a time and a gap: uPlot draws no more of them
       },
       { ...axis, size: 54, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map(shortNumber) },
     ],

@@ -7,7 +7,7 @@ import { JobLogs } from "./job_logs.js";
 import { PromiseChip } from "./job_table.js";
 import { PromiseLanes } from "./promise_lanes.js";
 import { jobPath, read } from "./requests.js";
-import { clockTime, colourOf, durationInWords, finishOf, marginOf, shortNumber } from "./words.js";
+import { clockTime, colourOf, durationInWords, expectedOf, finishOf, marginOf, shortNumber } from "./words.js";
 
 const AGAIN_MS = 1000;
 
@@ -73,11 +73,12 @@ export function JobPage({ store, session, name, nowS }) {
 /** @param {{row: any, detail: any, nowS: number}} props */
 function Facts({ row, detail, nowS }) {
   const [finishS, marginS] = [finishOf(row, nowS), marginOf(row, nowS)];
+  const { iterations_per_s: rate, silent_since_s: silentSinceS } = expectedOf(row, nowS);
   const facts = [
     ["State", row.activity],
     ["GPUs", row.num_gpus ? row.gpus_in_words : "none"],
     ["Iteration", row.max_iterations ? `${row.iteration} of ${row.max_iterations}` : "–"],
-    ["Iterations/s", shortNumber(row.iterations_per_s)],
+    ["Iterations/s", shortNumber(rate)],
     [row.live ? "Expected finish" : "Ended", finishS === null ? "–" : clockTime(finishS, nowS)],
     ["Deadline", row.deadline_s === null ? "none" : clockTime(row.deadline_s, nowS)],
     ["Margin", marginS === null ? "–" : durationInWords(marginS)],
@@ -96,6 +97,7 @@ function Facts({ row, detail, nowS }) {
       </dl>
       <p><progress max="1" value=${row.progress} aria-label="Progress"></progress></p>
       ${detail.promise && html`<p>Promised: ${detail.promise}.</p>`}
+      ${silentSinceS !== null && html`<p class="problem">No progress reported for ${durationInWords(nowS - silentSinceS)}.</p>`}
       ${row.explanation && html`<p class="problem">${row.explanation}</p>`}
     </section>
   `;
@@ -116,6 +118,8 @@ function Offers({ row, detail, canTake }) {
     </section>
   `;
 }
+
+const TO_BE_DRAWN = "Metrics, throughput, GPUs and margin are drawn here from its first report of progress on.";
 
 /** @param {{detail: any, row: any}} props */
 function Charts({ detail, row }) {
@@ -152,7 +156,14 @@ function Charts({ detail, row }) {
       { title: "Margin", unit: "s", points: of((report) => report.margin_s), colour: "--job-3", zeroLine: true },
     ].filter((chart) => chart.points.some((/** @type {any[]} */ point) => point[1] !== null));
   }, [detail]);
-  if (charts.length === 0) return null;
+  if (charts.length === 0) {
+    return html`
+      <section class="panel" aria-labelledby="charts-title">
+        <h2 id="charts-title">Over time</h2>
+        <p class="empty">${row.live ? TO_BE_DRAWN : "It ended without a report of progress."}</p>
+      </section>
+    `;
+  }
   return html`
     <section class="panel" aria-labelledby="charts-title">
       <h2 id="charts-title">Over time</h2>

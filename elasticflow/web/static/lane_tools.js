@@ -9,8 +9,11 @@ const RECENT_S = 3600;
 export const SHOWN = {
   recent: { title: "live and recent", shows: (job, nowS) => job.live || nowS - job.ended_at_s < RECENT_S },
   live: { title: "live", shows: (job) => job.live },
-  promised: { title: "with a promise", shows: (job) => job.promise !== "" },
-  danger: { title: "at risk or broken", shows: (job, nowS) => ["at risk", "broken"].includes(promiseOf(job, nowS)) },
+  promised: { title: "with a promise", shows: (job, nowS) => promiseOf(job, nowS) !== "none" },
+  danger: {
+    title: "at risk, broken or failed",
+    shows: (job, nowS) => ["at risk", "broken", "failed"].includes(promiseOf(job, nowS)),
+  },
   all: { title: "all", shows: () => true },
 };
 
@@ -24,18 +27,18 @@ export function lanesOf(jobs, shown, filter, nowS) {
     );
 }
 
-/** A quote, reserved or only asked for, as a lane of its own. @param {any} quote */
+/** A quote, reserved or only asked for, as a lane of its own. finish_s: expected, of one that is asked for.
+ * @param {any} quote */
 export function asLane(quote) {
+  const finishS = quote.finish_s ?? null;
   return {
-    expected_finish_s: null,
-    margin_s: null,
     activity: "reserved",
     sentence: "a reserved quote",
     ...quote,
+    expectations: [{ after_s: 0, promise: "promised", finish_s: finishS, has_margin: finishS !== null }],
     is_quote: true,
     steps: [],
     live: true,
-    promise: "live",
     num_gpus: 0,
     decided_at_s: quote.deadline_s,
     ended_at_s: null,
@@ -84,7 +87,7 @@ export function LaneLegend({ policy }) {
       <li><i class="dashed"></i>GPUs promised</li>
       ${policy && html`<li><i class="dashed other"></i>GPUs under ${policy}, modelled</li>`}
       <li><i class="deadline"></i>deadline; the line to it is the margin</li>
-      <li>● promised ▲ at risk ✕ broken ✓ kept</li>
+      <li>● promised ▲ at risk ✕ broken or failed ✓ kept</li>
     </ul>
   `;
 }

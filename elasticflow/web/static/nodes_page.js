@@ -32,6 +32,23 @@ export function NodesPage({ store, nowS }) {
   `;
 }
 
+const FEW_NODES = 6;
+
+/** The first nodes that are alive, below the lanes. @param {{nodes: any[], nowS: number}} props */
+export function NodesNow({ nodes, nowS }) {
+  const alive = nodes.filter((node) => node.alive);
+  if (alive.length === 0) return null;
+  return html`
+    <section class="panel" aria-labelledby="nodes-title">
+      <h2 id="nodes-title">Nodes</h2>
+      <div class="nodes">
+        ${alive.slice(0, FEW_NODES).map((node) => html`<${Node} key=${node.node_id} node=${node} nowS=${nowS} />`)}
+      </div>
+      ${alive.length > FEW_NODES && html`<p><a href="#/nodes">All ${alive.length} nodes</a></p>`}
+    </section>
+  `;
+}
+
 /** @param {{node: any, nowS: number}} props */
 function Node({ node, nowS }) {
   const slow = Object.entries(node.slow_until_s)

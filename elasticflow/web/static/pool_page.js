@@ -2,18 +2,20 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { JobLink } from "./job_table.js";
+import { NodesNow } from "./nodes_page.js";
 import { PromiseLanes } from "./promise_lanes.js";
-import { clockTime, colourOf, durationInWords, marginOf, promiseOf } from "./words.js";
+import { Sweeps } from "./sweeps.js";
+import { clockTime, colourOf, durationInWords, marginOf, PROMISES, promiseOf } from "./words.js";
 
 /** @param {{store: import("./store.js").PoolStore, nowS: number}} props */
 export function PoolPage({ store, nowS }) {
   return html`<h1 class="hidden">Pool</h1>
-    <${PoolView} pool=${store.pool} nowS=${nowS} />`;
+    <${PoolView} pool=${store.pool} nowS=${nowS} nodes=${store.pool.nodes} />`;
 }
 
-/** The pool at one time; the replay shows it, too.
- * @param {{pool: import("./store.js").Pool, nowS: number, laidOver?: import("./lanes.js").LaidOver | null}} props */
-export function PoolView({ pool, nowS, laidOver }) {
+/** The pool at one time; the replay shows it, too. nodes: of this time; a replay does not know them.
+ * @param {{pool: import("./store.js").Pool, nowS: number, nodes?: any[], laidOver?: import("./lanes.js").LaidOver | null}} props */
+export function PoolView({ pool, nowS, nodes = [], laidOver }) {
   return html`
     ${
       pool.numJobsLeftOut > 0 &&
@@ -23,7 +25,11 @@ export function PoolView({ pool, nowS, laidOver }) {
     }
     <${Numbers} pool=${pool} nowS=${nowS} />
     <div class="columns">
-      <${PromiseLanes} jobs=${pool.jobs} quotes=${pool.quotes} nowS=${nowS} laidOver=${laidOver} />
+      <div>
+        <${PromiseLanes} jobs=${pool.jobs} quotes=${pool.quotes} nowS=${nowS} laidOver=${laidOver} />
+        <${Sweeps} jobs=${pool.jobs} nowS=${nowS} />
+        <${NodesNow} nodes=${nodes} nowS=${nowS} />
+      </div>
       <${Feed} feed=${pool.feed} jobs=${pool.jobs} />
     </div>
     ${pool.loads.length > 0 && html`<${Loads} loads=${pool.loads} />`}
@@ -32,12 +38,12 @@ export function PoolView({ pool, nowS, laidOver }) {
 
 /** @param {{pool: import("./store.js").Pool, nowS: number}} props */
 function Numbers({ pool, nowS }) {
-  /** @type {Record<string, number>} */ const count = { live: 0, "at risk": 0, broken: 0, kept: 0, void: 0, "": 0 };
+  /** @type {Record<string, number>} */ const count = Object.fromEntries(Object.keys(PROMISES).map((promise) => [promise, 0]));
   /** @type {any} */ let least = null;
   for (const job of pool.jobs.values()) {
     count[promiseOf(job, nowS)] += 1;
     const marginS = marginOf(job, nowS);
-    if (!job.live || !job.promise || marginS === null) continue;
+    if (!job.live || promiseOf(job, nowS) === "none" || marginS === null) continue;
     if (least === null || marginS < least.marginS) least = { job: job.job_id, marginS };
   }
   const types = Object.entries(pool.numGpusByType);
@@ -54,7 +60,7 @@ function Numbers({ pool, nowS }) {
       </div>
       <div>
         <dt>● Promises live</dt>
-        <dd>${count.live + count["at risk"]}</dd>
+        <dd>${count.promised + count["at risk"]}</dd>
       </div>
       <div class=${count["at risk"] ? "risk" : ""}>
         <dt>▲ At risk</dt>
@@ -63,6 +69,10 @@ function Numbers({ pool, nowS }) {
       <div class=${count.broken ? "bad" : ""}>
         <dt>✕ Broken</dt>
         <dd>${count.broken}</dd>
+      </div>
+      <div class=${count.failed ? "bad" : ""}>
+        <dt>✕ Failed</dt>
+        <dd>${count.failed}</dd>
       </div>
       <div>
         <dt>✓ Kept</dt>

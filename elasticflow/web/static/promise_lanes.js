@@ -3,8 +3,8 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { JobTable } from "./job_table.js";
 import { asLane, LaneFilter, LaneLegend, LaneZoom, lanesOf, moved, zoomed } from "./lane_tools.js";
-import { AXIS_PX, drawLanes, LANE_PX, spanOf } from "./lanes.js";
-import { counted } from "./words.js";
+import { AXIS_PX, drawLanes, lanePxOf, spanOf } from "./lanes.js";
+import { counted, sentenceOf } from "./words.js";
 
 const MAX_HEIGHT_PX = 520;
 const FITTED_LANES = 200; // lanes further down do not widen the time that is shown
@@ -17,7 +17,8 @@ export function PromiseLanes({ jobs, quotes, nowS, isOne = false, laidOver = nul
   const [shown, setShown] = useState(isOne ? "all" : "recent");
   const [selected, setSelected] = useState("");
   const [span, setSpan] = useState(/** @type {import("./lanes.js").Span | null} */ (null));
-  const lanes = lanesOf([...quotes.map(asLane), ...jobs.values()], shown, filter, nowS);
+  const reserved = quotes.filter((quote) => (quote.until_s ?? nowS) >= nowS);
+  const lanes = lanesOf([...reserved.map(asLane), ...jobs.values()], shown, filter, nowS);
   const fitted = span ?? spanOf(lanes.slice(0, FITTED_LANES), nowS, laidOver);
   const view = { jobs: lanes, nowS, span: fitted, selected, laidOver };
   const chosen = lanes.find((job) => job.job_id === selected);
@@ -30,7 +31,7 @@ export function PromiseLanes({ jobs, quotes, nowS, isOne = false, laidOver = nul
         <${LaneZoom} span=${view.span} isFitted=${span === null} onSpan=${setSpan} />
       </div>
       <${LaneCanvas} view=${view} onSelect=${setSelected} onSpan=${setSpan} />
-      <p class="sentence" aria-live="polite">${chosen ? html`<b>${chosen.job_id}</b> ${chosen.sentence}${other && `; ${other}`}` : KEYS}</p>
+      <p class="sentence" aria-live="polite">${chosen ? html`<b>${chosen.job_id}</b> ${sentenceOf(chosen, nowS)}${other && `; ${other}`}` : KEYS}</p>
       ${!isOne && html`<${LaneLegend} policy=${laidOver?.policy} />`}
       <${JobTable} jobs=${lanes} nowS=${nowS} />
     </section>
@@ -39,7 +40,7 @@ export function PromiseLanes({ jobs, quotes, nowS, isOne = false, laidOver = nul
 
 const KEYS = "Arrows select and move, Enter opens, + and − zoom, 0 fits.";
 
-/** @typedef {Omit<import("./lanes.js").View, "first" | "width" | "height" | "labelPx">} Shown */
+/** @typedef {Omit<import("./lanes.js").View, "first" | "width" | "height" | "lanePx" | "labelPx">} Shown */
 
 /** @param {{view: Shown, onSelect: (name: string) => void,
  *   onSpan: (span: import("./lanes.js").Span | null) => void}} props */
@@ -48,12 +49,13 @@ function LaneCanvas({ view, onSelect, onSpan }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const [wantedFirst, setFirst] = useState(0);
   const width = useWidth(canvas);
-  const height = Math.min(MAX_HEIGHT_PX, AXIS_PX + Math.max(1, jobs.length) * LANE_PX + 2);
-  const numFit = Math.floor((height - AXIS_PX) / LANE_PX);
+  const lanePx = lanePxOf(jobs.length);
+  const height = Math.min(MAX_HEIGHT_PX, AXIS_PX + Math.max(1, jobs.length) * lanePx + 2);
+  const numFit = Math.floor((height - AXIS_PX) / lanePx);
   const mostFirst = Math.max(0, jobs.length - numFit);
   const first = Math.min(wantedFirst, mostFirst);
   const labelPx = width < 560 ? 140 : 190;
-  useLayoutEffect(() => draw(canvas.current, { ...view, first, width, height, labelPx }));
+  useLayoutEffect(() => draw(canvas.current, { ...view, first, width, height, lanePx, labelPx }));
 
   const index = jobs.findIndex((job) => job.job_id === selected);
   const select = (/** @type {number} */ wanted) => {
@@ -70,14 +72,14 @@ function LaneCanvas({ view, onSelect, onSpan }) {
   };
   const laneOf = (/** @type {MouseEvent} */ event) => {
     const box = /** @type {HTMLElement} */ (canvas.current).getBoundingClientRect();
-    return jobs[Math.floor((event.clientY - box.top - AXIS_PX) / LANE_PX + first)];
+    return jobs[Math.floor((event.clientY - box.top - AXIS_PX) / lanePx + first)];
   };
   const onWheel = (/** @type {WheelEvent} */ event) => {
     const canScroll = event.deltaY < 0 ? first > 0 : first < mostFirst;
     if (!event.ctrlKey && !canScroll) return;
     event.preventDefault();
     if (!event.ctrlKey) {
-      setFirst(Math.max(0, Math.min(mostFirst, first + event.deltaY / LANE_PX)));
+      setFirst(Math.max(0, Math.min(mostFirst, first + event.deltaY / lanePx)));
       return;
     }
     const part = (event.offsetX - labelPx) / (width - labelPx);

@@ -69,8 +69,7 @@ function Sliders({ model, operator, nowS, onQuote }) {
             activity: "quote",
             promised: quote.promised,
             deadline_s: atS + wantedS,
-            expected_finish_s: atS + earliestS,
-            margin_s: wantedS - earliestS,
+            finish_s: atS + earliestS,
             sentence: `the earliest deadline is in ${durationInWords(earliestS)}; yours is in ${durationInWords(wantedS)}${quote.promised.length ? "" : "; this admission does not say on which GPUs"}`,
           },
     );

@@ -73,6 +73,10 @@ export class PoolStore {
   connect() {
     const events = new EventSource(`/api/stream?source=${encodeURIComponent(this.source)}`);
     events.onmessage = (event) => this.take(JSON.parse(event.data));
+    events.addEventListener("clock", (event) => {
+      this.clockOffsetS = Number(event.data) - Date.now() / 1000;
+      this.tell();
+    });
     events.addEventListener("status", (event) => {
       const status = JSON.parse(event.data);
       this.staleSinceS = status.stale_since_s;
@@ -95,7 +99,6 @@ export class PoolStore {
   /** @param {any} update */
   take(update) {
     this.pool = merged(this.pool, update);
-    this.clockOffsetS = update.now_s - Date.now() / 1000;
     this.tell();
   }
 

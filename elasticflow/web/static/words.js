@@ -39,33 +39,67 @@ export function dollars(value) {
   return value.toLocaleString("en", { style: "currency", currency: "USD" });
 }
 
-// A promise has a symbol and a word beside its colour.
+// A promise has a symbol and a word beside its colour. The server decides which one it is, see expectations.py.
 export const PROMISES = {
-  live: { symbol: "●", word: "promised", tone: "good" },
+  promised: { symbol: "●", word: "promised", tone: "good" },
   "at risk": { symbol: "▲", word: "at risk", tone: "risk" },
   broken: { symbol: "✕", word: "broken", tone: "bad" },
+  failed: { symbol: "✕", word: "failed", tone: "bad" },
   kept: { symbol: "✓", word: "kept", tone: "good" },
-  void: { symbol: "○", word: "ended early", tone: "none" },
-  "": { symbol: "·", word: "no promise", tone: "none" },
+  cancelled: { symbol: "○", word: "cancelled", tone: "none" },
+  none: { symbol: "·", word: "no promise", tone: "none" },
 };
 
-/** What the promise of a job is at one time: a live one whose deadline has passed is broken.
- * @param {any} job @param {number} nowS @returns {keyof typeof PROMISES} */
-export function promiseOf(job, nowS) {
-  return job.live && job.promise !== "" && job.deadline_s < nowS ? "broken" : job.promise;
+/** What the server expects of a job at one time, as long as nothing new is reported.
+ * @param {any} job @param {number} nowS @returns {any} */
+export function expectedOf(job, nowS) {
+  return job.expectations.findLast((/** @type {any} */ each) => each.after_s < nowS) ?? job.expectations[0];
 }
 
-/** Expected finish of a live job at one time: its estimate is never in the past.
+/** @param {any} job @param {number} nowS @returns {keyof typeof PROMISES} */
+export function promiseOf(job, nowS) {
+  return expectedOf(job, nowS).promise;
+}
+
+/** Its end; or the expected one at this time, which is never in the past.
  * @param {any} job @param {number} nowS @returns {number | null} */
 export function finishOf(job, nowS) {
-  if (job.expected_finish_s === null || !job.live) return job.expected_finish_s;
-  return Math.max(nowS, job.expected_finish_s);
+  const finishS = expectedOf(job, nowS).finish_s;
+  return finishS === null || !job.live ? finishS : Math.max(nowS, finishS);
 }
 
 /** @param {any} job @param {number} nowS @returns {number | null} */
 export function marginOf(job, nowS) {
   const finishS = finishOf(job, nowS);
-  return job.margin_s === null || finishS === null ? null : job.deadline_s - finishS;
+  return finishS === null || !expectedOf(job, nowS).has_margin ? null : job.deadline_s - finishS;
+}
+
+/** As "running on 4 GPUs, iteration 120 of 300; the expected finish is 51.0s before its deadline".
+ * @param {any} job @param {number} nowS @returns {string} */
+export function sentenceOf(job, nowS) {
+  const [marginS, sinceS] = [marginOf(job, nowS), expectedOf(job, nowS).silent_since_s];
+  const finish = job.live ? "the expected finish is" : "it ended";
+  return [
+    job.sentence,
+    sinceS != null && `no progress reported for ${durationInWords(nowS - sinceS)}`,
+    marginS !== null &&
+      !job.is_quote &&
+      `${finish} ${durationInWords(Math.abs(marginS))} ${marginS >= 0 ? "before" : "after"} its deadline`,
+    job.explanation,
+  ]
+    .filter(Boolean)
+    .join("; ");
+}
+
+/** The text without its middle if it is longer: the names of one sweep differ at their ends.
+ * @param {string} text @param {(text: string) => boolean} fits @returns {string} */
+export function shortened(text, fits) {
+  let shown = text;
+  for (let length = text.length - 1; length > 2 && !fits(shown); length -= 1) {
+    const head = Math.floor((length * 2) / 5);
+    shown = `${text.slice(0, head)}…${text.slice(text.length - (length - head))}`;
+  }
+  return shown;
 }
 
 const NUM_COLOURS = 8;

@@ -1,6 +1,7 @@
 """What the end of a worker, or of executors, means for a job: finished, failed, out of memory, or crashed. Pure."""
 
 import signal
+from dataclasses import replace
 
 from elasticflow.services.executor.decisions.crash_survivors import is_counted_as_lost, wait_ends_s
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
@@ -44,11 +45,11 @@ def end_of_job(
 def _outcome(
     state: State, job: Job, worker: WorkerRecord, now_s: float
 ) -> JobFinished | JobFailed | ProfilingFailed | None:
-    generation, outcome = worker.id.generation, worker.outcome
+    outcome = worker.outcome
     if isinstance(outcome, from_worker.Finished) and job.phase is Phase.ADMITTED:
         finished = JobFinished(
             job_id=job.job_id,
-            generation=generation,
+            generation=worker.id.generation,
             iteration=outcome.iteration,
             condition=outcome.condition,
             metrics=outcome.metrics,
@@ -62,18 +63,21 @@ def _outcome(
     elif (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
         limit_s = _profiling_limit_s(state, job)
         error = f"its profiling run on {len(job.gpus)} GPUs did not end within {limit_s:.0f} s"
-    return _failed(state, job, generation, error, now_s, traceback, worker.last_lines) if error else None
+    return _failed(state, job, error, now_s, worker, traceback) if error else None
 
 
 def _failed(
-    state: State, job: Job, generation: int, error: str, now_s: float, traceback: str = "", last_lines: str = ""
+    state: State, job: Job, error: str, now_s: float, worker: WorkerRecord | None = None, traceback: str = ""
 ) -> JobFailed | ProfilingFailed:
+    """worker: the one that failed, of the generation that it was in."""
+    trained = worker is not None and worker.purpose == "train"
     failed = JobFailed(
         job_id=job.job_id,
-        generation=generation,
+        generation=job.generation if worker is None else worker.id.generation,
         error=error,
         traceback=traceback,
-        last_lines=last_lines,
+        last_lines="" if worker is None else worker.last_lines,
+        iteration=worker.iteration if worker is not None and trained else None,
         node_id=state.node_id,
         incarnation=state.incarnation,
         at_s=now_s,
@@ -100,7 +104,7 @@ def _quarantined(state: State, job: Job, now_s: float) -> JobFailed | ProfilingF
         f"each of its last {len(job.nodes_lost_at_start)} starts lost a node ({nodes}), so no other node starts it; "
         "see the log of the executors there, then submit it again"
     )
-    return _failed(state, job, job.generation, error, now_s)
+    return _failed(state, job, error, now_s)
 
 
 # --- out of memory --------------------------------------------------------------------------------------
@@ -158,7 +162,7 @@ def _crash(state: State, job: Job, worker: WorkerRecord, now_s: float) -> Worker
     explanation = f"rank {worker_id.rank} on {state.node_id} {_explanation(worker)}"
     if job.restarts >= state.pool.config.max_restarts:
         error = f"crashed {job.restarts + 1} times in a row without a new checkpoint; last: {explanation}"
-        return _failed(state, job, job.generation, error, now_s, last_lines=worker.last_lines)
+        return replace(_failed(state, job, error, now_s, worker), generation=job.generation)
     return WorkerCrashed(
         job_id=job.job_id,
         generation=worker_id.generation,

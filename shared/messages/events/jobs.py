@@ -208,6 +208,7 @@ class JobFailed:
     incarnation: Token | None = None
     # Of the monitor: the job's newest progress that it knew; void after more progress.
     progressed_at_s: TimeS | None = None
+    iteration: Iterations | None = None  # done when it failed, as far as the sender knows
     at_s: TimeS
 
 

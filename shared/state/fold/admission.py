@@ -41,6 +41,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         phase=Phase.PROFILING if profiling else Phase.ADMITTED,
         decided_at_s=event.at_s,
         decided_sequence=sequence,
+        admitted_at_s=None if profiling else event.at_s,
         deadline_s=event.deadline_s,
         least_gpu_seconds=0.0 if isinstance(event, events.ProfileRequested) else event.least_gpu_seconds,
         profile_only=isinstance(event, events.ProfileRequested) and event.profile_only,

@@ -203,7 +203,8 @@ def _of_a_job(
         case events.JobFailed():
             if not may_report_end(job, event.generation) or is_outdated_failure(state, job, event):
                 return state
-            job = fast_replace(job, traceback=event.traceback, last_lines=event.last_lines)
+            iteration = job.iteration if event.iteration is None else max(job.iteration, event.iteration)
+            job = fast_replace(job, iteration=iteration, traceback=event.traceback, last_lines=event.last_lines)
             if job.phase is Phase.PROFILING:
                 state = with_failures_forgotten(state, submitted_spec(job))
             return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)

@@ -1,7 +1,8 @@
 """Reports progress and speed to the executor, from a thread of its own.
 
 The thread reports even while the training makes no progress, for example in a step that never returns. So silence means
-a dead process, and `Alive` means a stuck one.
+a dead process, and `Alive` means a stuck one. At its end the thread reports the last steps, so that a failed job shows
+in which iteration it failed.
 """
 
 import threading
@@ -73,8 +74,9 @@ class Telemetry:
             self._progressed_at_s = time.monotonic()
 
     def _report(self) -> None:
-        reported = 0
-        while not self._closed.wait(_PERIOD_S):
+        reported, ends = 0, False
+        while not ends:
+            ends = self._closed.wait(_PERIOD_S)
             with self._lock:
                 iteration, metrics = self._iteration, self._metrics
                 rate = _rate(self._step_ends)
@@ -82,7 +84,7 @@ class Telemetry:
             if self._step_ends and iteration != reported:
                 self._channel.send(Progressed(iteration=iteration, iterations_per_s=rate, metrics=metrics))
                 reported = iteration
-            else:
+            elif not ends:
                 self._channel.send(Alive(iteration=iteration, seconds_since_progress=idle_s))
 
 

@@ -34,9 +34,14 @@ def test_the_table_names_each_tenant(export: str) -> None:
     status, shown = report("--file", export, "--until", UNTIL)
     assert status == 0, shown
     _, head, row = shown.splitlines()
-    assert head.split() == ["TENANT", "ADMITTED", "REJECTED", "KEPT", "MISSED", "GPU-HOURS"]
-    assert row.split()[:5] == ["lab", "4", "1", "1", "0"]
-    assert float(row.split()[5]) > 0.0
+    assert head.split() == [
+        *("TENANT", "ADMITTED", "REJECTED", "PROMISED"),
+        *("KEPT", "BROKEN", "FAILED", "CANCELLED", "LIVE", "GPU-HOURS"),
+    ]
+    assert row.split()[:9] == ["lab", "4", "1", "4", "1", "0", "1", "0", "2"]
+    assert float(row.split()[9]) > 0.0
+    recent = report("--file", export, "--since", "10s")[1].splitlines()
+    assert recent[1].split()[4] == "EARLIER", "promises that were live before the period"
 
 
 def test_a_price_adds_a_column(export: str) -> None:

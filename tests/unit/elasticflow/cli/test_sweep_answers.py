@@ -55,6 +55,7 @@ def ended(number: int, phase: Phase = Phase.FINISHED, *, at_s: float = NOW_S + 5
         phase=phase,
         decided_at_s=NOW_S,
         decided_sequence=1,
+        admitted_at_s=NOW_S,
         deadline_s=NOW_S + 100.0,
         ended_at_s=at_s,
         explanation="out of memory" if phase is Phase.FAILED else "",

@@ -1,16 +1,20 @@
 """Rows of jobs and nodes, and the lines of `eflow watch`, follow from the folded pool."""
 
 import io
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
-from elasticflow.cli.jobs_and_nodes import lost_word, risk_lines
+from elasticflow.cli.jobs_and_nodes import lost_word, nodes_table, risk_lines, silence_lines
 from elasticflow.cli.watch import changes
 from elasticflow.history.event_text import event_text
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import job_view, job_views, node_views, present_nodes
+from elasticflow.history.tables import fewer_names, shortened
 from elasticflow.shared.messages import events
+from elasticflow.shared.runtime.process.terminal import console
 from tests.support.histories import NOW_S, History, gpus, pool, spec
 
 
@@ -58,6 +62,36 @@ def test_a_running_job_is_expected_by_its_speed() -> None:
     assert view.margin_s == pytest.approx(50.0)
 
 
+def test_a_job_that_reports_nothing_has_no_speed_and_is_named() -> None:
+    state = running(pool(4), iteration=20).state
+    (view,) = job_views(state, NOW_S + 19.0)
+    assert (view.iterations_per_s, view.silent_s, silence_lines((view,))) == (2.0, None, [])
+    (view,) = job_views(state, NOW_S + 44.0)
+    assert (view.iterations_per_s, view.silent_s) == (None, 34.0)
+    assert view.expected_finish_s == NOW_S + 60.0, "as promised"
+    (line,) = silence_lines((view,))
+    assert line.startswith("j1 has reported no progress for 34.0s")
+    risk = events.JobAtRisk(job_id="j1", generation=1, projected_finish_s=None, deadline_s=0.0, at_s=NOW_S + 40.0)
+    (view,) = job_views(running(pool(4), iteration=20).then(risk).state, NOW_S + 44.0)
+    assert (view.promise, view.expected_finish_s, view.margin_s) == ("at risk", None, None)
+    assert risk_lines((view,), NOW_S + 44.0) == ["j1 is at risk of missing its deadline"]
+
+
+def test_a_job_that_is_slow_now_but_not_at_risk_is_expected_as_planned() -> None:
+    state = running(pool(4), iteration=20).state
+    slow = events.JobProgressed(job_id="j1", generation=1, iteration=21, iterations_per_s=0.2, at_s=NOW_S + 11.0)
+    history = running(pool(4), iteration=20).then(slow)
+    view = job_view(history.state.live_jobs["j1"], NOW_S + 12.0)
+    assert (view.promise, view.expected_finish_s) == ("promised", NOW_S + 60.0), "its plan gives it more GPUs later"
+    assert job_view(state.live_jobs["j1"], NOW_S + 12.0).expected_finish_s == NOW_S + 50.0
+
+
+def test_a_failed_job_shows_in_which_iteration_it_failed() -> None:
+    failed = events.JobFailed(job_id="j1", generation=1, error="RuntimeError", iteration=40, at_s=NOW_S + 12.0)
+    (view,) = job_views(running(pool(4), iteration=5).then(failed).state, NOW_S + 20.0, ended=True)
+    assert (view.activity, view.promise, view.iteration, view.margin_s) == ("failed", "failed", 40, None)
+
+
 def test_a_job_that_should_have_finished_is_expected_now_at_the_earliest() -> None:
     state = running(pool(4), iteration=20).state
     assert job_view(state.live_jobs["j1"], NOW_S + 99.0).expected_finish_s == NOW_S + 99.0
@@ -83,7 +117,7 @@ def test_a_job_at_risk_is_listed_with_the_command_that_promises_anew() -> None:
         events.JobFinished(job_id="j1", generation=1, iteration=100, condition="max_iterations", at_s=NOW_S + 90.0)
     )
     (ended,) = job_views(history.state, NOW_S + 90.0, ended=True)
-    assert not ended.at_risk, "it has ended, and an ended job cannot be amended"
+    assert ended.promise == "kept", "it has ended, and an ended job cannot be amended"
     assert risk_lines((ended,), NOW_S + 90.0) == []
 
 
@@ -168,13 +202,69 @@ def test_a_node_shows_its_end_and_that_it_is_drained() -> None:
     assert node_views(history.state)[1].draining
 
 
-def test_a_narrow_terminal_shows_names_and_headers_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Console(file=io.StringIO(), width=80)
+def shown_on(width: int, draw: Callable[[], Table], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a terminal of so many columns shows."""
+    terminal = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr("elasticflow.history.tables.console", lambda: terminal)
-    name = "profile-spirals-ccdfb9"
     with terminal.capture() as shown:
-        terminal.print(jobs_table(job_views(admitted(pool(4), name).state, NOW_S), NOW_S))
-    header, row = shown.get().splitlines()
-    assert "ITERATION" in header
-    assert name in row
-    assert "…" not in header + row
+        terminal.print(draw())
+    return shown.get()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+@pytest.mark.parametrize("name", ["profile-spirals-ccdfb9", "n" * 58 + "-0_001"])
+def test_a_terminal_shows_the_columns_that_fit_and_both_ends_of_a_name(
+    monkeypatch: pytest.MonkeyPatch, width: int, name: str
+) -> None:
+    views = job_views(admitted(pool(4), name).state, NOW_S)
+    header, row = shown_on(width, lambda: jobs_table(views, NOW_S), monkeypatch).splitlines()
+    assert max(len(header), len(row)) <= width
+    assert "waiting  promised" in row, "the state and the promise, whole"
+    assert row.startswith(name[:4])
+    assert name[-4:] in row.split()[0]
+    assert ("ITERATION" in header) == (width >= 60)
+    assert ("DEADLINE" in header) == (width >= 80)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_node_table_of_a_narrow_terminal_is_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    history = History().configured()
+    for node_id in ("node-0", "a-very-long-name-of-a-machine.example.org-1"):
+        joined = events.NodeJoined(
+            node_id=node_id, incarnation="1", num_gpus=4, device="cuda", gpu_type="H100-80GB-HBM3", at_s=NOW_S,
+            gpu_memory_bytes=80 << 30, isolation="namespaces",
+        )  # fmt: skip
+        history.then(joined)
+    long = "n" * 60
+    admitted(history, long)
+    history.then(
+        events.PlacementDecided(
+            placements=(events.PlacedJob(job_id=long, generation=1, gpus=gpus("node-0:0", "node-0:1")),), at_s=NOW_S
+        )
+    )
+    header, *rows = shown_on(width, lambda: nodes_table(node_views(history.state), NOW_S), monkeypatch).splitlines()
+    assert max(map(len, (header, *rows))) <= width
+    assert header.split()[:2] == ["NODE", "STATE"]
+    assert all(("alive" in row and "■■□□" in row) or "□□□□" in row for row in rows)
+    assert ("JOBS" in header) == (width == 80)
+
+
+def test_names_that_do_not_fit_are_counted() -> None:
+    names = "alpha beta gamma"
+    assert [fewer_names(names, width) for width in (16, 15, 13, 8)] == [
+        names,
+        "alpha beta +1",
+        "alpha beta +1",
+        "alpha +2",
+    ]
+    assert fewer_names("a-long-name another", 12) == "a-l…-name +1"
+    assert shortened("sw-learning_rate-0_001", 16) == "sw-lea…ate-0_001"
+
+
+def test_a_file_gets_all_columns_and_whole_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    console().print(jobs_table(job_views(admitted(pool(4), "n" * 64).state, NOW_S), NOW_S))
+    header, row = out.getvalue().splitlines()
+    assert "n" * 64 in row
+    assert {"CLASS", "PROGRESS", "FINISH", "MARGIN"} <= set(header.split())

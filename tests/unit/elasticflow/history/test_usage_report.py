@@ -10,7 +10,7 @@ from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.commands import AmendJob
+from elasticflow.shared.messages.commands import AmendJob, CancelJob
 from tests.support.histories import NOW_S, History, pool, submit
 from tests.support.page_ledger import page_history, recorded
 
@@ -23,6 +23,11 @@ def usage(
         fold.fold(stored.sequence, stored.stored_at_s, message)
     assert fold.usage(prices) == fold.usage(prices), "a report changes nothing"
     return {row.tenant: row for row in fold.usage(prices)}
+
+
+def columns(row: TenantUsage) -> dict[str, int]:
+    """What has become of the promises."""
+    return {name: getattr(row, f"num_{name}") for name in ("kept", "broken", "failed", "cancelled", "live")}
 
 
 def trained(history: History, job_id: str, *, tenant: str = "lab", at_s: float, **changes: Any) -> None:
@@ -84,18 +89,32 @@ def test_hours_and_cost_are_by_the_type_of_the_node() -> None:
 def test_decisions_and_promises_are_counted() -> None:
     row = usage(page_history(), until_s=NOW_S + 60.0)["lab"]
     assert (row.num_admitted, row.num_rejected) == (4, 1)
-    assert (row.num_kept, row.num_missed) == (1, 0), "a failed job is neither"
+    assert columns(row) == {"kept": 1, "broken": 0, "failed": 1, "cancelled": 0, "live": 2}
     row = usage(page_history(), until_s=NOW_S + 180.0)["lab"]
-    assert row.num_missed == 1, "the deadline of one has passed, and it has not ended"
+    assert columns(row) == {"kept": 1, "broken": 1, "failed": 1, "cancelled": 0, "live": 1}, "one deadline has passed"
 
 
-@pytest.mark.parametrize(("since_s", "missed"), [(0.0, 1), (110.0, 0)])
-def test_a_late_job_is_missed_when_its_deadline_passes(since_s: float, missed: int) -> None:
+@pytest.mark.parametrize(("since_s", "broken"), [(0.0, 1), (100.0, 1), (110.0, 0)])
+def test_a_promise_is_broken_when_its_deadline_passes(since_s: float, broken: int) -> None:
     history = pool(4)
     trained(history, "a", at_s=NOW_S)
     history.finished("a", at_s=NOW_S + 120.0)
     row = usage(history, since_s=NOW_S + since_s, until_s=NOW_S + 500.0)["lab"]
-    assert (row.num_kept, row.num_missed) == (0, missed)
+    assert (row.num_kept, row.num_broken, row.num_earlier) == (0, broken, int(since_s == 100.0))
+
+
+def test_what_ended_before_its_deadline_is_failed_or_cancelled_and_after_it_broken() -> None:
+    history = pool(8)
+    for job_id in ("failed", "cancelled", "late", "given-up"):
+        trained(history, job_id, at_s=NOW_S, min_gpus=1, max_gpus=2)
+    for job_id, at_s in (("failed", 50.0), ("late", 150.0)):
+        generation = history.state.live_jobs[job_id].generation
+        history.then(events.JobFailed(job_id=job_id, generation=generation, error="", at_s=NOW_S + at_s))
+    for job_id, at_s in (("cancelled", 60.0), ("given-up", 160.0)):
+        history.decided(ADMISSION, CancelJob(job_id=job_id, tenant="lab", reason=""), now_s=NOW_S + at_s)
+    row = usage(history)["lab"]
+    assert columns(row) == {"kept": 0, "broken": 2, "failed": 1, "cancelled": 1, "live": 0}
+    assert (row.num_admitted, row.num_promised) == (4, 4)
 
 
 def test_an_amended_job_is_admitted_once() -> None:
@@ -106,7 +125,7 @@ def test_an_amended_job_is_admitted_once() -> None:
     assert isinstance(answer, events.JobAmended)
     history.finished("a", at_s=NOW_S + 120.0)
     row = usage(history)["lab"]
-    assert (row.num_admitted, row.num_kept, row.num_missed) == (1, 1, 0)
+    assert (row.num_admitted, row.num_kept, row.num_broken) == (1, 1, 0)
 
 
 def test_a_job_that_was_rejected_twice_counts_twice() -> None:
@@ -126,6 +145,11 @@ def test_a_ledger_without_jobs_has_no_tenant() -> None:
         gpu_hours_by_type={},
         num_admitted=0,
         num_rejected=0,
+        num_promised=0,
+        num_earlier=0,
         num_kept=0,
-        num_missed=0,
+        num_broken=0,
+        num_failed=0,
+        num_cancelled=0,
+        num_live=0,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
 from elasticflow.sdk.script import Script
-from elasticflow.sdk.sweep import combinations, job_ids, job_of, with_fixed_deadline
+from elasticflow.sdk.sweep import combinations, in_sweep, job_ids, job_of
 from elasticflow.shared.messages.job_spec import Scalar
 from tests.support.histories import NOW_S, spec
 
@@ -68,6 +68,7 @@ def test_names_that_would_be_equal_or_too_long_end_in_a_number() -> None:
 
 def test_all_jobs_get_one_deadline() -> None:
     relative = replace(spec(), deadline_s=None, deadline_in_s=60.0)
-    fixed = with_fixed_deadline(relative, NOW_S)
+    fixed = in_sweep(relative, "net", {"x": 1}, NOW_S)
     assert (fixed.deadline_s, fixed.deadline_in_s) == (NOW_S + 60.0, None)
-    assert with_fixed_deadline(fixed, NOW_S + 5.0) is fixed
+    assert (fixed.sweep, fixed.swept) == ("net", {"x": 1})
+    assert in_sweep(fixed, "net", {"x": 1}, NOW_S + 5.0) == fixed

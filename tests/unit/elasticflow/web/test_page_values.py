@@ -1,25 +1,26 @@
 """The values that a browser gets."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from elasticflow.client.ledger import LedgerEntry
+from elasticflow.history.job_history import HistoryEntry
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanEvent
-from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.page_values import MAX_JOBS, Known, job_detail, past_update, pool_update, promise_word, tenant_rows
-from elasticflow.web.pool_history import PoolHistory
+from elasticflow.web.expectations import expected_at, sentence_at
+from elasticflow.web.page_values import MAX_JOBS, Known, feed_row, job_detail, past_update, pool_update, tenant_rows
+from elasticflow.web.pool_history import FeedEntry, PoolHistory
 from elasticflow.web.streams import encoded
-from tests.support.histories import NOW_S, gpus, pool, spec
+from tests.support.histories import NOW_S, gpus, pool
 from tests.support.page_ledger import HOSTILE, page_history, recorded
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted
 
 END_S = NOW_S + 60.0
+LOAD = LoadSpec(task_function="proteins:fold", task_s=1.0)
 
 
 def folded(messages: Sequence[LedgerEntry]) -> PoolHistory:
@@ -55,18 +56,54 @@ def test_of_ten_thousand_jobs_the_live_and_the_newest_are_sent_and_the_others_co
 def test_a_first_update_has_everything(history: PoolHistory) -> None:
     update = pool_update(history, END_S, after=0)
     rows = {row["job_id"]: row for row in update["jobs"]}
-    assert {name: row["promise"] for name, row in rows.items()} == {
-        "crashed": "void",
+    assert {name: expected_at(row, END_S)["promise"] for name, row in rows.items()} == {
+        "crashed": "failed",
         "kept": "kept",
-        "rejected": "",
+        "rejected": "none",
         "risky": "at risk",
-        "running": "live",
+        "running": "promised",
     }
     assert (update["num_gpus"], len(update["nodes"])) == (8, 2)
     assert rows["running"]["steps"][0][0] == NOW_S + 38.0
     assert rows["running"]["promised"]
     assert rows["kept"]["promised"] == []
-    assert rows["kept"]["sentence"] == "finished, iteration 100 of 100; it ended 1m 10s before its deadline"
+    assert rows["kept"]["sentence"] == "finished, iteration 100 of 100"
+    assert sentence_at(rows["kept"], END_S) == "finished, iteration 100 of 100; it ended 1m 10s before its deadline"
+
+
+def test_the_end_of_a_job_and_a_padding_load_change_the_nodes() -> None:
+    history = page_history()
+    for change in (
+        lambda: history.finished("running", at_s=NOW_S + 59.0),
+        lambda: history.then(
+            events.PlanDecided(
+                service="admission",
+                based_on=history.state.sequence,
+                now_s=NOW_S + 60.0,
+                events=(
+                    events.LoadOpened(load_id="fold", tenant="lab", spec=LOAD, useful_share=0.9, at_s=NOW_S + 60.0),
+                ),
+            )
+        ),
+    ):
+        before = len(history.messages)
+        change()
+        assert pool_update(folded(recorded(history)), END_S, after=before)["nodes"] is not None
+
+
+def test_a_decision_names_files_without_the_folders_and_digests_of_the_pool() -> None:
+    def shown(text: str) -> str:
+        entry = HistoryEntry(sequence=1, at_s=NOW_S, type="JobFailed", text=text)
+        return feed_row(FeedEntry(name="a", entry=entry))["text"]
+
+    assert shown("written, 2 kB: /srv/eflow/jobs/3f9a1c77aa/model.pt") == "written, 2 kB: …/model.pt"
+    assert shown(f"no code {'3f9a1c' * 8} here") == "no code 3f9a1c… here"
+    for text in (
+        "its speed is 1.2/s on 1 GPU, 2/s on 2 GPUs",
+        "iterations of 64 samples, lab/model",
+        "node-0:0 and/or",
+    ):
+        assert shown(text) == text
 
 
 def test_a_later_update_has_only_what_changed(history: PoolHistory) -> None:
@@ -111,27 +148,6 @@ def test_a_job_has_its_offers_reports_and_texts(history: PoolHistory) -> None:
     crashed = job_detail(history, history.state, history.state.ended_jobs["crashed"], END_S)
     assert crashed["hyperparameters"] == {"note": HOSTILE}  # as it is: the browser shows text as text
     assert len(crashed["reports"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"phase": Phase.ADMITTED}, "live"),
-        ({"phase": Phase.ADMITTED, "at_risk": True}, "at risk"),
-        ({"phase": Phase.FINISHED, "ended_at_s": NOW_S + 100.0}, "kept"),
-        ({"phase": Phase.FINISHED, "ended_at_s": NOW_S + 100.1}, "broken"),
-        ({"phase": Phase.FAILED, "minimum_satisfactory_share": (0.0, 1.0, 1.0)}, "void"),
-        ({"phase": Phase.CANCELLED}, ""),
-        ({"phase": Phase.REJECTED}, ""),
-        ({"phase": Phase.ADMITTED, "spec": spec(job_class=JobClass.SOFT)}, ""),
-    ],
-)
-def test_a_promise_is_one_word(changes: dict[str, object], word: str) -> None:
-    job = Job(
-        job_id="a", tenant="lab", spec=spec(), phase=Phase.ADMITTED, decided_at_s=NOW_S, decided_sequence=1,
-        deadline_s=NOW_S + 100.0,
-    )  # fmt: skip
-    assert promise_word(replace(job, **changes)) == word
 
 
 def test_tenants_have_what_they_were_promised(history: PoolHistory) -> None:

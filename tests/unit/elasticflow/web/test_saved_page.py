@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elasticflow.web.expectations import sentence_at
 from elasticflow.web.page_values import past_update
 from elasticflow.web.pool_history import PoolHistory
 from elasticflow.web.saved_lanes import MAX_LANES
@@ -50,7 +51,7 @@ def test_it_has_the_jobs_the_nodes_the_lanes_and_the_decisions() -> None:
     assert "▲ at risk" in elements.text
     assert '<th scope="row">node-1</th><td>alive</td><td>4</td>' in saved
     tracks = [attributes for tag, attributes in elements.found if attributes.get("class") == "track"]
-    assert update["jobs"][-1]["sentence"] in [attributes["aria-label"] for attributes in tracks]
+    assert sentence_at(update["jobs"][-1], update["now_s"]) in [attributes["aria-label"] for attributes in tracks]
     assert update["feed"][-1]["text"] in elements.text
     assert f"after message {update['sequence']}" in elements.text
 

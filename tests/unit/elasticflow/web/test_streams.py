@@ -8,9 +8,14 @@ import pytest
 from elasticflow.web import streams
 from elasticflow.web.sources import RecordedSource
 from elasticflow.web.streams import PoolStream
+from tests.support.histories import NOW_S
 from tests.support.page_ledger import page_history, recorded
 
 LAST = 67  # messages of the ledger
+
+
+def clock(now_s: float) -> bytes:
+    return f"event: clock\ndata: {now_s}\n\n".encode()
 
 
 @asynccontextmanager
@@ -20,15 +25,29 @@ async def told_so_far(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Re
     source = RecordedSource("run", recorded(page_history()))
     await source.fold_all()
     events = PoolStream(source).events(0)
+    assert await anext(events) == clock(NOW_S + 58.0)
     assert f"id: {LAST}\n".encode() in await anext(events)
     assert (await anext(events)).startswith(b"event: status\n")
     yield source, events
     await events.aclose()
 
 
+async def test_a_page_that_is_opened_later_gets_the_time_of_then() -> None:
+    """In an idle pool the newest update is old, and its bytes are kept."""
+    source = RecordedSource("run", recorded(page_history()))
+    await source.fold_all()
+    stream = PoolStream(source)
+    for now_s in (NOW_S + 60.0, NOW_S + 180.0):
+        source.now_s = lambda now_s=now_s: now_s  # type: ignore[method-assign]
+        events = stream.events(0)
+        assert await anext(events) == clock(now_s)
+        assert f"id: {LAST}\n".encode() in await anext(events)
+        await events.aclose()
+
+
 async def test_without_a_change_the_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     async with told_so_far(monkeypatch) as (_, events):
-        assert await anext(events) == b": alive\n\n"
+        assert await anext(events) == clock(NOW_S + 58.0)
 
 
 async def test_a_connection_that_is_lost_before_the_stream_waits_is_told_at_once(

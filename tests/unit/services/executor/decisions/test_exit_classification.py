@@ -66,7 +66,8 @@ def test_a_job_that_took_two_nodes_along_at_its_start_fails_before_it_starts_on_
 
 
 def test_a_failure_ends_the_job_with_its_traceback() -> None:
-    node = ExecutorNode().training(2).reports(Failed(error="ValueError: 7", traceback="..."), rank=1)
+    node = ExecutorNode().training(2).reports(Progressed(iteration=40, iterations_per_s=2.0, metrics={}), rank=1)
+    node.reports(Failed(error="ValueError: 7", traceback="..."), rank=1)
     assert node.emitted == [
         events.JobFailed(
             job_id="a",
@@ -75,6 +76,7 @@ def test_a_failure_ends_the_job_with_its_traceback() -> None:
             traceback="...",
             node_id="node-0",
             incarnation=node.state.incarnation,
+            iteration=40,
             at_s=NOW_S,
         )
     ]
