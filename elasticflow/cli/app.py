@@ -175,5 +175,7 @@ def eflow(
     no connection, 130 Ctrl-C.
     """
     from elasticflow.shared.runtime.process.logs import configure_logs
+    from elasticflow.shared.runtime.process.variables import check_names
 
+    check_names(os.environ)
     configure_logs(level=os.environ.get("EF_LOG_LEVEL", "warning"))

@@ -1,9 +1,8 @@
 """Options of several commands, the options of a submission, and the connection to the pool that they name."""
 
 import asyncio
-import difflib
 import shlex
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +22,9 @@ from elasticflow.cli.option_values import (
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
-from elasticflow.sdk.job import ElasticJob
+from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.sdk.job_fields import undeclared
+from elasticflow.sdk.script import Script
 from elasticflow.shared.messages.job_spec import TORCHRUN
 
 T = TypeVar("T")
@@ -94,17 +95,6 @@ def where_words(context: typer.Context) -> tuple[str, ...]:
         if (source := context.get_parameter_source(parameter)) is not None and source.name == "COMMANDLINE"
         for word in (option, str(context.params[parameter]))
     )
-
-
-def undeclared(job: ElasticJob, settings: Iterable[str]) -> list[str]:
-    """A line for each of these hyperparameters that the class does not declare, although it declares others."""
-    declared = sorted(job.hyperparameters)
-    lines = list[str]()
-    for name in settings:
-        if declared and name not in declared:
-            nearest = "".join(f"; did you mean {near}?" for near in difflib.get_close_matches(name, declared, n=1))
-            lines.append(f"--set {name}: {type(job).__name__} declares no such hyperparameter{nearest}")
-    return lines
 
 
 def run(
@@ -221,8 +211,10 @@ class SubmissionOptions:
         if self.job_class is not None:
             job.set_job_class(self.job_class.value.replace("-", "_"))  # pyright: ignore[reportArgumentType]
         settings: dict[str, Any] = dict(map(parse_setting, self.settings))
-        for line in undeclared(job, settings):
-            note(f"eflow: {line}")
+        if not isinstance(job, Script) and (
+            problems := undeclared(type(job).__name__, job.hyperparameters, settings, "--set")
+        ):
+            raise InvalidJob(*problems)
         if self.batch_per_worker is not None:
             settings["batch_per_worker"] = self.batch_per_worker
         if self.batch is not None:

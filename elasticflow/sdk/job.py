@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from elasticflow.sdk.job_data import uri_of
-from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition
+from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition, undeclared
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
@@ -184,9 +184,14 @@ class ElasticJob:
         """Set hyperparameters by name and keep the others. Values are numbers, texts or booleans.
 
         global_batch_size: samples in one iteration over all workers, independent of their number.
+        Raises InvalidJob for a name that the class does not declare, although it declares others.
         """
         given = {"global_batch_size": global_batch_size, "learning_rate": learning_rate, **more}
         named = {name: value for name, value in given.items() if value is not None}
+        known = {*type(self).hyperparameters, *self.hyperparameters}
+        problems = undeclared(type(self).__name__, known, named, "hyperparameter")
+        if problems and type(self).hyperparameters:
+            raise InvalidJob(*problems)
         self.hyperparameters = {**self.hyperparameters, **named}
         return self
 

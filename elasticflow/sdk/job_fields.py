@@ -4,7 +4,7 @@ Wrong values stay as they are: validation names them.
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from elasticflow.shared.messages.job_spec import MetricCondition
@@ -23,6 +23,23 @@ class InvalidJob(ValueError):
 def nearest_name(name: str, known: Sequence[str]) -> str:
     """The known name that a user may have meant."""
     return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question about close names, to end an error with; "" if none is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=2)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def undeclared(of_class: str, declared: Iterable[str], given: Iterable[str], option: str) -> tuple[str, ...]:
+    """A problem for each given hyperparameter that the class does not declare. option: that gives them."""
+    known = sorted({*declared, "global_batch_size"})
+    otherwise = f"; it declares {', '.join(known)}: add it to the `hyperparameters` of the class"
+    return tuple(
+        f"{option} {name}: {of_class} declares no such hyperparameter{did_you_mean(name, known) or otherwise}"
+        for name in given
+        if name not in known
+    )
 
 
 def metric_condition(metric: str, condition: Any) -> MetricCondition:

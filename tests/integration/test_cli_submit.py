@@ -75,10 +75,10 @@ async def test_resubmitting_under_the_same_id_has_no_effect(cli: CommandLinePool
 
 async def test_options_override_the_class(cli: CommandLinePool) -> None:
     ran = await cli.eflow(
-        "submit", "line.py", "--class", "best-effort", "--set", "rate=0.5", "--set", "name=x", "--json"
+        "submit", "line.py", "--class", "best-effort", "--set", "lr=0.5", "--set", "depth=x", "--json"
     )
     spec = ran.value["spec"]
-    assert (spec["job_class"], spec["hyperparameters"]) == ("best_effort", {"rate": 0.5, "name": "x"})
+    assert (spec["job_class"], spec["hyperparameters"]) == ("best_effort", {"lr": 0.5, "depth": "x"})
 
 
 async def test_quoting_submits_nothing(cli: CommandLinePool) -> None:

@@ -15,7 +15,7 @@ from elasticflow.shared.messages.job_spec import JobClass, MetricCondition
 
 
 class Small(ElasticJob):
-    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 64, "learning_rate": 0.1}
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 64, "learning_rate": 0.1, "layers": 2}
     max_iterations = 100
     metric_conditions: Mapping[str, Condition] = {"accuracy": (">=", 1)}
 
@@ -73,6 +73,13 @@ def test_a_job_names_its_gpu_type_or_none():
     assert job.set_gpus(gpu_type="V100").set_gpus(min_gpus=2).spec().gpu_type == "V100"
     with pytest.raises(InvalidJob, match="gpu_type: must be up to 64 letters"):
         job.set_gpus(gpu_type="two words").spec()
+
+
+def test_a_mistyped_hyperparameter_is_refused_where_it_is_set():
+    with pytest.raises(InvalidJob, match="hyperparameter learning_rat: Small declares .*; did you mean learning_rate"):
+        Small().set_hyperparameter(learning_rat=0.2)
+    free = ElasticJob().set_hyperparameter(global_batch_size=8).set_hyperparameter(width=3)
+    assert free.hyperparameters["width"] == 3, "a class that declares none takes each"
 
 
 def test_setters_change_one_job_only():
