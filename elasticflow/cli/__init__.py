@@ -3,10 +3,12 @@
 import sys
 
 from elasticflow.shared.library_imports import INTERRUPTED, ending_at_interrupt, without_gc
+from elasticflow.shared.runtime.process.standard_streams import prepare_standard_streams
 
 
 def main() -> None:
     """Entry point of `eflow` and `python -m elasticflow`."""
+    prepare_standard_streams()
     try:
         with ending_at_interrupt(), without_gc():
             from elasticflow.cli.app import app

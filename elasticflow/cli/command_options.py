@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
@@ -17,15 +17,17 @@ from elasticflow.cli.option_values import (
     parse_setting,
     parse_variable,
     read_secret,
+    require_future,
     size_of,
 )
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.sdk.job_fields import undeclared
+from elasticflow.sdk.job_fields import did_you_mean, undeclared
 from elasticflow.sdk.script import Script
-from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.sdk.times import Deadline
+from elasticflow.shared.messages.job_spec import TORCHRUN, Scalar
 
 T = TypeVar("T")
 
@@ -137,6 +139,29 @@ class ClassName(StrEnum):
     PADDING = "padding"
 
 
+def class_named(text: str) -> ClassName:
+    """Also as tables, JSON and the SDK print it: best_effort."""
+    name = text.lower().replace("_", "-").replace(" ", "-")
+    if name not in list(ClassName):
+        near = did_you_mean(name, ClassName)
+        raise typer.BadParameter(
+            f"{text!r} is no class; choose one of {', '.join(ClassName)}{near}", param_hint="--class"
+        )
+    return ClassName(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Values:
+    """What the texts of a submission's options mean."""
+
+    deadline: Deadline
+    settings: dict[str, Scalar]
+    environment: dict[str, str]
+    data: dict[str, str]
+    gpus: tuple[int | None, int | None]
+    gpu_memory_bytes: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionOptions:
     """Options of the command line. They override the declarations of the job's class."""
@@ -203,14 +228,29 @@ class SubmissionOptions:
         """The target; with --torchrun, the target as a torchrun script."""
         return f"{self.target}:{TORCHRUN}" if self.torchrun else self.target
 
+    def checked(self, now_s: float) -> Self:
+        """The same, before anything is imported or sent: each text has a meaning, and the deadline is to come."""
+        require_future(self._values().deadline, now_s)
+        return self
+
+    def _values(self) -> _Values:
+        return _Values(
+            deadline=deadline_of(self.deadline),
+            settings=dict(map(parse_setting, self.settings)),
+            environment=dict(map(parse_variable, self.environment)),
+            data=parse_data(self.data),
+            gpus=parse_gpus(self.gpus) if self.gpus else (None, None),
+            gpu_memory_bytes=size_of(self.gpu_memory, "--gpu-memory") if self.gpu_memory else None,
+        )
+
     def apply(self, job: ElasticJob) -> ElasticJob:
         """Apply the options to the job."""
+        values = self._values()
         if self.deadline:
-            deadline = deadline_of(self.deadline)
-            job.set_deadline(deadline.deadline, within=deadline.within)
+            job.set_deadline(values.deadline.deadline, within=values.deadline.within)
         if self.job_class is not None:
             job.set_job_class(self.job_class.value.replace("-", "_"))  # pyright: ignore[reportArgumentType]
-        settings: dict[str, Any] = dict(map(parse_setting, self.settings))
+        settings: dict[str, Any] = values.settings
         if not isinstance(job, Script) and (
             problems := undeclared(type(job).__name__, job.hyperparameters, settings, "--set")
         ):
@@ -220,17 +260,13 @@ class SubmissionOptions:
         if self.batch is not None:
             settings["global_batch_size"] = self.batch
         job.set_hyperparameter(**settings)
-        job.set_environment(dict(map(parse_variable, self.environment)))
-        job.set_data(parse_data(self.data))
+        job.set_environment(values.environment)
+        job.set_data(values.data)
         if self.requirement is not None:
             job.set_requirements(self.requirement)
-        if self.gpus:
-            min_gpus, max_gpus = parse_gpus(self.gpus)
-            job.set_gpus(min_gpus=min_gpus, max_gpus=max_gpus)
+        job.set_gpus(min_gpus=values.gpus[0], max_gpus=values.gpus[1], gpu_memory_bytes=values.gpu_memory_bytes)
         if self.gpu_type:
             job.set_gpus(gpu_type=self.gpu_type)
-        if self.gpu_memory:
-            job.set_gpus(gpu_memory_bytes=size_of(self.gpu_memory, "--gpu-memory"))
         if self.mixed:
             job.mixed_gpu_types = True
         if self.shard_optimizer:

@@ -82,7 +82,17 @@ def _show_offer(offer: Offer, event: JobRejected, options: SubmissionOptions) ->
     say_line(f"  take it            {again.command()}")
 
 
-def show_quote(quoted: DeadlineQuoted, earliest_s: float, options: SubmissionOptions) -> None:
+def show_quote(
+    quoted: DeadlineQuoted, earliest_s: float, options: SubmissionOptions, wanted_s: float | None = None
+) -> None:
+    """wanted_s: the deadline that the user asks about."""
+    if wanted_s is not None and earliest_s <= wanted_s:
+        say_line(f"would be promised  {moment_in_words(wanted_s, quoted.at_s)}", "green")
+        say_line(f"  take it          {options.command()}")
+        return
+    if wanted_s is not None:
+        too_early = duration_in_words(earliest_s - wanted_s)
+        say_line(f"not promised: {moment_in_words(wanted_s, quoted.at_s)} is {too_early} too early", "red")
     left_s = math.ceil(earliest_s - quoted.at_s)
     when = clock_time(earliest_s, now_s=quoted.at_s)
     say_line(f"earliest deadline  {when} (in {duration_in_words(left_s)})", "green")

@@ -11,7 +11,7 @@ import typer
 
 from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run, run_at
-from elasticflow.cli.option_values import deadline_of
+from elasticflow.cli.option_values import deadline_of, require_future
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import read_ledger
@@ -32,6 +32,7 @@ from elasticflow.shared.messages.events import (
     JobCancelled,
     LoadCancelled,
 )
+from elasticflow.shared.runtime.process.clock import SystemClock
 
 
 def cancel(
@@ -97,6 +98,7 @@ def amend(
       eflow amend digits-3f9a1c --iterations 5000 --deadline 2h
     """
     wanted = deadline_of(deadline)
+    require_future(wanted, SystemClock().now_s())
 
     async def ask(client: Client) -> JobAmended | AmendRejected:
         return await client.amend(job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations)

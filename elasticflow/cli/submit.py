@@ -14,6 +14,7 @@ from elasticflow.cli.command_options import (
     SubmissionOptions,
     Tenant,
     When,
+    class_named,
     run,
     seal_secrets,
     where_words,
@@ -84,6 +85,8 @@ def submit(
         ClassName | None,
         typer.Option(
             "--class",
+            parser=class_named,
+            metavar="slo|soft|best-effort|padding",
             help="slo: deadline kept or job rejected. soft: tried. best-effort: no deadline. padding: lowest priority.",
         ),
     ] = None,
@@ -170,18 +173,18 @@ def submit(
         name=name,
         tenant=tenant,
         where=where_words(context),
-    )
-    timeout_s = duration_of(timeout, "--timeout")
+    ).checked(SystemClock().now_s())
+    timeout_s, swept = duration_of(timeout, "--timeout"), parse_sweep(sweep or ())
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     job, code = load(options.entry, options.arguments, workdir)
     job = options.apply(job)
     seal_secrets(job, secret or (), **where)
-    if sweep:
+    if swept:
         if quote_id:
             raise typer.BadParameter("a quote is for one job", param_hint="--quote")
         if problems := problems_of_names(job_id=name, tenant=tenant):
             raise InvalidJob(*problems)
-        members = members_of(job, code, parse_sweep(sweep), name=name, now_s=SystemClock().now_s())
+        members = members_of(job, code, swept, name=name, now_s=SystemClock().now_s())
         raise typer.Exit(submit_sweep(members, where, detach=detach, wait=wait, timeout_s=timeout_s, as_json=as_json))
     if quote_id:
         reserved = run(lambda client: client.quote_reservation(quote_id), **where)

@@ -39,7 +39,7 @@ def read_config(file: Path) -> PoolConfig:
     try:
         text = file.read_text()
         given = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML or JSON, or nested too deep
         raise BadSettings((f"{file}: {error}",)) from None
     if not isinstance(given, dict):
         raise BadSettings((f"{file}: a pool's configuration is a map of settings",))

@@ -4,10 +4,11 @@ Wrong values stay as they are: validation names them.
 """
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from elasticflow.shared.messages.job_spec import MetricCondition
+from elasticflow.shared.messages.job_spec import JobClass, MetricCondition
 
 Condition = tuple[Literal["<=", ">="], float]
 
@@ -52,9 +53,26 @@ def metric_condition(metric: str, condition: Any) -> MetricCondition:
     return MetricCondition(metric=metric, comparison=comparison, value=as_float(value))
 
 
+def plain(value: Any) -> Any:
+    """A number of numpy as Python's own."""
+    is_numpy = type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0
+    return value.item() if is_numpy else value
+
+
 def as_float(value: Any) -> Any:
-    """An integer as a float."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """An integer as a float; one that is too large as infinity."""
+    value = plain(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def class_of(name: Any) -> Any:
+    """A class of jobs also as a command line spells it: best-effort."""
+    return name.replace("-", "_") if isinstance(name, str) and not isinstance(name, JobClass) else name
 
 
 def gpu_types_of(text: Any) -> tuple[Any, tuple[str, ...]]:

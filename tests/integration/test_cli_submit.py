@@ -153,7 +153,7 @@ async def test_a_failure_is_one_line_and_an_exit_code(cli: CommandLinePool) -> N
         (("jobs", "--nats-url", "nats://127.0.0.1:1"), 2, "no NATS JetStream at nats://127.0.0.1:1"),
         (("jobs", "--pool", "mars"), 2, "no pool 'mars'"),
         (("explain", "unknown"), 1, "unknown job 'unknown'"),
-        (("submit", "line.py", "--deadline", "2001-01-01T00:00"), 1, "in the past"),
+        (("submit", "line.py", "--deadline", "2001-01-01T00:00"), 2, "years in the past"),
     ]
     for arguments, status, said in expected:
         ran = await cli.eflow(*arguments)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from elasticflow.shared.errors import BadSettings
 
-# All that processes of a pool, commands and deploy/compose.yaml read. Other names that begin with EF_ may belong to other programs.
+# All that processes of a pool, commands and deploy/compose.yaml read. Other names may belong to other programs.
 VARIABLES = tuple(
     f"EF_{name}"
     for name in (

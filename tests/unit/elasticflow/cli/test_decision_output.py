@@ -4,6 +4,7 @@ import pytest
 
 from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.cli.decision_output import show_decision, show_quote
+from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.commands import DeadlineQuoted
 from elasticflow.shared.messages.events import JobAdmitted
 from tests.support.histories import NOW_S, spec
@@ -40,3 +41,18 @@ def test_an_answer_names_the_gpu_type(capsys: pytest.CaptureFixture[str]) -> Non
     words = capsys.readouterr().out.split()
     assert " ".join(words[words.index("GPU") :][:3]) == "GPU type P100"
     assert "9 GPU-seconds of type V100" in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("wanted_s", "first"),
+    [
+        (NOW_S + 60.0, "would be promised  {} (in 1m 00s)"),
+        (NOW_S + 20.0, "not promised: {} (in 20.0s) is 30.0s too early"),
+    ],
+)
+def test_a_quote_answers_whether_a_deadline_would_be_promised(
+    wanted_s: float, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quoted = DeadlineQuoted(earliest_deadline_s=NOW_S + 50.0, at_s=NOW_S)
+    show_quote(quoted, NOW_S + 50.0, SubmissionOptions(target="a.py", deadline="1m"), wanted_s)
+    assert capsys.readouterr().out.splitlines()[0] == first.format(clock_time(wanted_s, now_s=NOW_S))
