@@ -40,6 +40,11 @@ def adapt(stream: Any, encoding: str | None = None) -> None:
         stream.reconfigure(encoding=encoding, errors=_PLAIN_WHERE_NEEDED)
 
 
+def forget_stdout() -> None:
+    """After a failure to write: what is still to be written there goes nowhere, and is no failure at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error

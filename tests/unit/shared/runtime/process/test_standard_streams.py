@@ -57,6 +57,23 @@ def test_closed_streams_are_no_traceback(closed: str, tmp_path: Path) -> None:
     assert ((tmp_path / "code").read_text(), b"Traceback" in ran.stderr) == ("2\n", False)
 
 
+@pytest.mark.parametrize(("command", "said"), [("--help", True), ("--version", True), ("jobs", False)])
+def test_a_full_disk_is_one_line(command: str, said: bool, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
+    with open("/dev/full", "w") as full:
+        arguments = (sys.executable, "-m", "elasticflow", command)
+        ran = subprocess.run(
+            arguments,
+            cwd=tmp_path,
+            env=environment | {"PYTHONPATH": str(_ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert ran.returncode == 2
+    assert (ran.stderr == b"eflow: standard output: No space left on device\n") is said, ran.stderr
+
+
 def test_a_deleted_folder_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
