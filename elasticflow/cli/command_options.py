@@ -22,6 +22,7 @@ from elasticflow.cli.option_values import (
 )
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
+from elasticflow.client.exported_ledger import ExportedLedger
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.job import ElasticJob, InvalidJob
 from elasticflow.sdk.job_fields import did_you_mean, undeclared
@@ -67,6 +68,16 @@ DataDir = Annotated[
         help="Folder of a pool on this machine. Default: the nearest .eflow, here or above.",
     ),
 ]
+LedgerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        rich_help_panel=_WHERE,
+        show_default=False,
+        help="Read a ledger that `eflow events export` wrote instead of a pool.",
+    ),
+]
 When = Annotated[
     str,
     typer.Option("--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or a time: 2026-05-01T18:00."),
@@ -110,6 +121,17 @@ def run(
     """Connect to the pool that the options name, make the call, and disconnect."""
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return run_at(endpoint, call, tenant=tenant)
+
+
+def read(call: Callable[[Client | ExportedLedger], Awaitable[T]], *, file: Path | None, **where: Any) -> T:
+    """Make the call on an exported ledger, or without a file on the pool. where: as `run`."""
+    if file is None:
+        return run(call, **where)
+
+    async def on_file() -> T:
+        return await call(ExportedLedger(file))
+
+    return asyncio.run(on_file())
 
 
 def run_at(endpoint: Endpoint, call: Callable[[Client], Awaitable[T]], *, tenant: str = "") -> T:

@@ -10,16 +10,24 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run, run_at
+from elasticflow.cli.command_options import (
+    DataDir,
+    Json,
+    LedgerFile,
+    NatsUrl,
+    NumIterations,
+    Pool,
+    Tenant,
+    When,
+    read,
+    run,
+)
 from elasticflow.cli.option_values import deadline_of, require_future
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.ledger import read_ledger
-from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.replies import CheckpointReply
-from elasticflow.errors import UnknownJob
 from elasticflow.history.formatting import bytes_in_words, schedule_in_words
-from elasticflow.history.job_history import HistoryEntry, job_history
+from elasticflow.history.job_history import HistoryEntry
 from elasticflow.sdk.times import clock_time, moment_in_words
 from elasticflow.shared.messages.events import (
     AmendRejected,
@@ -185,10 +193,7 @@ def _show_checkpoint(answer: CheckpointReply, folder: Path | None) -> None:
 
 def explain(
     name: Annotated[str, typer.Argument(metavar="JOB|LOAD", autocompletion=completion.jobs_and_loads)],
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read an exported ledger instead of the live one."),
-    ] = None,
+    file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -207,16 +212,9 @@ def explain(
       eflow explain digits-3f9a1c --file run.ledger
       eflow explain digits-3f9a1c --json | jq -r '.[].text'
     """
-    if file is not None:
-        unknown = UnknownJob(name, str(file), f"eflow replay {file}")
-        records = ((stored.sequence, stored.stored_at_s, message) for stored, message in read_ledger(file))
-        history = job_history(records, name)
-    else:
-        endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-        unknown = UnknownJob(name, f"pool {endpoint.pool}")
-        history = run_at(endpoint, lambda client: client.history(name))
-    if not history:
-        raise unknown
+    history = read(
+        lambda source: source.known_history(name), file=file, nats_url=nats_url, pool=pool, data_dir=data_dir
+    )
     if as_json:
         print_json(list(history))
         return

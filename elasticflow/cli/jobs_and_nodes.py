@@ -7,9 +7,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, read
 from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
+from elasticflow.client.exported_ledger import ExportedLedger
 from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
@@ -21,6 +22,7 @@ from elasticflow.shared.state.node_speeds import slower_node_in_words
 
 def jobs(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
+    file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -32,14 +34,15 @@ def jobs(
     Examples:
       eflow jobs
       eflow jobs --all
+      eflow jobs --all --file run.ledger
       eflow jobs --all --json | jq '.[] | select(.margin_s < 0) | .job_id'
     """
 
-    async def look(client: Client) -> tuple[tuple[JobView, ...], float]:
+    async def look(client: Client | ExportedLedger) -> tuple[tuple[JobView, ...], float]:
         now_s = client.now_s()
         return job_views(await client.state(), now_s, ended=everything), now_s
 
-    views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    views, now_s = read(look, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
     if as_json:
         print_json(list(views))
     elif views:
@@ -76,6 +79,7 @@ def nodes(
     all_nodes: Annotated[
         bool, typer.Option("--all", help="Include nodes that left, or were lost more than an hour ago.")
     ] = False,
+    file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -94,10 +98,10 @@ def nodes(
       eflow nodes --all --json
     """
 
-    async def look(client: Client) -> tuple[tuple[NodeView, ...], float]:
+    async def look(client: Client | ExportedLedger) -> tuple[tuple[NodeView, ...], float]:
         return node_views(await client.ledger.state()), client.now_s()
 
-    views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    views, now_s = read(look, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
     if not all_nodes:
         views = present_nodes(views, now_s)
     if as_json:

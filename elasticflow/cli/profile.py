@@ -128,7 +128,7 @@ async def _known(client: Client, job_id: str) -> tuple[PoolState, JobSpec]:
     state = await client.state()
     job = state.job(job_id)
     if job is None or job.spec is None:
-        raise UnknownJob(job_id, f"pool {client.endpoint.pool}")
+        raise UnknownJob(job_id, f"pool {client.endpoint.pool}", state.names)
     return state, replace(job.spec, gpu_type=submitted_spec(job).gpu_type)
 
 

@@ -200,18 +200,21 @@ def submit(
         return await client.post(ready.spec, job_id=name, code=ready.code)
 
     sent: list[str] = []  # the job's id, once admission knows it
+    earlier: list[Job] = []  # that of this name, if one was submitted before
 
     def say_undecided(event: ProfileRequested) -> None:
         sent.append(event.job_id)
         note(f"{event.job_id}: {undecided_in_words(event)} ...")
 
     async def submit_and_wait(client: Client) -> tuple[Decision, Job | None]:
+        if name and (known := (await client.state()).job(name)) is not None:
+            earlier.append(known)
         decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)
         sent.append(decision.job_id)
         if not (wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
-            show_decision(decision, options, now_s=client.now_s())
+            show_decision(decision, options, now_s=client.now_s(), earlier=next(iter(earlier), None))
         try:
             return decision, await client.wait(decision.job_id, timeout=timeout_s)
         except NotEnded:
@@ -232,7 +235,7 @@ def submit(
     if as_json:
         print_json(decision_as_json(decision) | ({"end": end_as_json(ended)} if ended else {}))
     elif ended is None:
-        show_decision(decision, options, now_s=SystemClock().now_s())
+        show_decision(decision, options, now_s=SystemClock().now_s(), earlier=next(iter(earlier), None))
     else:
         show_end(ended)
     good = isinstance(decision, JobAdmitted) and (ended is None or in_time(ended))

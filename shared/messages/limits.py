@@ -27,6 +27,7 @@ MAX_METRICS_BYTES = 16 * 1024  # of the names and numbers of one worker
 MAX_GPU_TYPE_LENGTH = 64
 MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
 
+_MAX_TOKEN_LENGTH = 64
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots, spaces or wildcards
 # "": unknown
 GPU_TYPE_PATTERN = rf"^([A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_GPU_TYPE_LENGTH - 1}}})?$"
@@ -131,3 +132,11 @@ def _within_bytes(metrics: Mapping[str, float]) -> Mapping[str, float]:
 
 # of one worker: a heartbeat carries those of all jobs of its node
 WorkerMetrics = Annotated[Mapping[Name, Finite], FewItems, AfterValidator(_within_bytes)]
+
+
+def next_name(token: str) -> str:
+    """The name that people would give the next one: digits-2 after digits, digits-3 after digits-2."""
+    base, separator, number = token.rpartition("-")
+    counts = bool(separator) and number.isdecimal() and len(number) < 4
+    name, count = (base, int(number) + 1) if counts else (token, 2)
+    return f"{name[: _MAX_TOKEN_LENGTH - 5]}-{count}"

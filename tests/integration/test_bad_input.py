@@ -255,8 +255,8 @@ async def test_two_submissions_with_one_id(user: User) -> None:
     other = await user.eflow(*command, "--iterations", "5")
     shown = await user.eflow("submit", "light.py", "--deadline", "11m", "--name", "twice")
     assert (other.status, other.value["reason"]) == (1, "duplicate")
-    assert "rejected  twice: job_id: twice names another job already" in shown.out
-    assert "choose another --name, or leave it out" in shown.out
+    assert "twice names another job already, submitted with other options" in shown.out
+    assert "twice-2 is free" in shown.out
 
     said, answer = await user.publishes("SubmitJob", "twice", spec=published("Diverges"))
     assert (said, answer["reason"]) == ("JobRejected", "duplicate")

@@ -229,7 +229,7 @@ def test_a_job_that_a_file_does_not_know_is_looked_for_in_that_file(nowhere: Pat
         ExportWriter(file).finish()
     status, shown = eflow("explain", "j1", "--file", "run.ledger")
     assert status == 1
-    assert "unknown job 'j1' in run.ledger; `eflow replay run.ledger` lists its jobs" in shown
+    assert "unknown job 'j1' in run.ledger; `eflow jobs --all --file run.ledger` lists its jobs" in shown
 
 
 def test_a_pool_config_is_read_from_toml_and_json(nowhere: Path) -> None:
