@@ -26,6 +26,7 @@ from elasticflow.cli.option_values import deadline_of, require_future
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import CheckpointReply
+from elasticflow.history.folded_history import folded
 from elasticflow.history.formatting import bytes_in_words, schedule_in_words
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.sdk.times import clock_time, moment_in_words
@@ -193,6 +194,9 @@ def _show_checkpoint(answer: CheckpointReply, folder: Path | None) -> None:
 
 def explain(
     name: Annotated[str, typer.Argument(metavar="JOB|LOAD", autocompletion=completion.jobs_and_loads)],
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Show each step of its profiling run, too, as --json does.")
+    ] = False,
     file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
@@ -209,6 +213,7 @@ def explain(
     \b
     Examples:
       eflow explain digits-3f9a1c
+      eflow explain digits-3f9a1c --all
       eflow explain digits-3f9a1c --file run.ledger
       eflow explain digits-3f9a1c --json | jq -r '.[].text'
     """
@@ -218,7 +223,7 @@ def explain(
     if as_json:
         print_json(list(history))
         return
-    for entry in history:
+    for entry in history if everything else folded(history):
         say_line(history_line(entry))
         for line in entry.lines:
             say_line(f"    | {line}")
