@@ -4,6 +4,7 @@ A value that passed the codec is within these bounds; no other code checks them 
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Len, Lt
@@ -140,3 +141,8 @@ def next_name(token: str) -> str:
     counts = bool(separator) and number.isdecimal() and len(number) < 4
     name, count = (base, int(number) + 1) if counts else (token, 2)
     return f"{name[: _MAX_TOKEN_LENGTH - 5]}-{count}"
+
+
+def local_time(at_s: float) -> str:
+    """Like 2026-05-01 18:00:04, where this process runs."""
+    return datetime.fromtimestamp(at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -210,6 +210,9 @@ class JobFailed:
     progressed_at_s: TimeS | None = None
     at_s: TimeS
 
+    def __str__(self) -> str:
+        return f"failed {self.job_id}: {self.error}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAtRisk:
