@@ -134,6 +134,13 @@ class _Eflow(TyperGroup):
 
             forget_stdout()
             raise typer.Exit(0) from None
+        except typer.BadParameter as error:
+            if error.param is not None or not isinstance(error.param_hint, str):  # the parser's: shown with the usage
+                raise
+            from elasticflow.cli.terminal_output import note
+
+            note(f"eflow: {error.param_hint}: {error.message}")
+            raise typer.Exit(2) from None
         except Exception as error:
             if type(error).__module__.partition(".")[0] in ("typer", "click"):  # wrong usage, or an exit code
                 raise
