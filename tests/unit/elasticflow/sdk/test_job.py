@@ -171,12 +171,8 @@ def test_no_deadline_is_such_a_value(value: Any):
 
 def test_integers_keep_their_value_up_to_63_bits_and_numbers_of_numpy_are_plain():
     job = Small().set_deadline(within=np.float64(60))
-    job.hyperparameters = {
-        "global_batch_size": np.int64(64),
-        "a": (1 << 63) - 1,
-        "b": np.float32(0.5),
-        "c": np.bool_(True),
-    }
+    given: Any = {"global_batch_size": np.int64(64), "a": (1 << 63) - 1, "b": np.float32(0.5), "c": np.bool_(True)}
+    job.hyperparameters = given
     spec = job.spec()
     sent = codec.encode(SubmitJob(job_id="j", tenant="t", spec=spec), id="1", recorded_at_s=0.0)
     received = codec.decode(sent).message
