@@ -24,6 +24,7 @@ VARIABLES = tuple(
         *("NATS_CA", "NATS_CERT", "NATS_CREDS", "NATS_KEY", "NODE_ID", "NODE_UNTIL", "POOL", "PRELOAD", "RACK"),
         *(
             "REPLICAS",
+            "SCRIPT_PROCESS",
             "SECRETS_DIR",
             "SECRETS_KEY",
             "SLOTS",

@@ -45,7 +45,7 @@ def test_declarations_and_setters_become_one_message():
 def test_jobs_that_differ_in_the_learning_rate_alone_share_one_measurement():
     slow, fast, wide = (
         Small().set_hyperparameter(**changes).set_deadline(within="2m").spec().measured_key
-        for changes in ({"learning_rate": 0.01}, {"learning_rate": 0.5}, {"width": 64})
+        for changes in ({"learning_rate": 0.01}, {"learning_rate": 0.5}, {"layers": 64})
     )
     assert slow == fast != wide
 
