@@ -1,5 +1,6 @@
 """Errors of the client and of `eflow up`; they belong to the tree in `shared/errors.py`."""
 
+import difflib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -128,13 +129,18 @@ class UnreadableView(Stop):
 
 @dataclass(eq=False)
 class UnknownJob(PermanentFailure):
-    """where: a pool or an exported ledger. listed_by: the command that lists its jobs."""
+    """where: a pool or an exported ledger. known: the names there. listed_by: the command that lists its jobs."""
 
     job_id: str
     where: str
+    known: tuple[str, ...] = ()
     listed_by: str = "eflow jobs --all"
 
-    MESSAGE: ClassVar[str] = "unknown job {job_id!r} in {where}; `{listed_by}` lists its jobs"
+    def __str__(self) -> str:
+        begins = [name for name in self.known if name.startswith(self.job_id)]
+        close = dict.fromkeys([*difflib.get_close_matches(self.job_id, self.known, n=2), *begins[:2]])
+        meant = f"; did you mean {' or '.join(close)}?" if close else ";"
+        return f"unknown job {self.job_id!r} in {self.where}{meant} `{self.listed_by}` lists its jobs"
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ class Smooth(ElasticJob):
     seen, and the weights."""
 
     reproducible: ClassVar[Literal["bitwise", "fast"]] = "fast"
-    hyperparameters: Mapping[str, Scalar] = {"step_s": 0.0, "record": "", "transport": "gloo"}
+    hyperparameters: Mapping[str, Scalar] = {"step_s": 0.0, "record": "", "transport": "gloo", "is_sharded": False}
 
     def init_model(self) -> nn.Module:
         use_in_this_process(str(self.hyperparameters["transport"]))

@@ -130,10 +130,17 @@ class _Eflow(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # the reader of our output has closed the pipe
-            from elasticflow.shared.runtime.process.terminal import forget_stdout
+            from elasticflow.shared.runtime.process.standard_streams import forget_stdout
 
             forget_stdout()
             raise typer.Exit(0) from None
+        except typer.BadParameter as error:
+            if error.param is not None or not isinstance(error.param_hint, str):  # the parser's: shown with the usage
+                raise
+            from elasticflow.cli.terminal_output import note
+
+            note(f"eflow: {error.param_hint}: {error.message}")
+            raise typer.Exit(2) from None
         except Exception as error:
             if type(error).__module__.partition(".")[0] in ("typer", "click"):  # wrong usage, or an exit code
                 raise
@@ -175,5 +182,7 @@ def eflow(
     no connection, 130 Ctrl-C.
     """
     from elasticflow.shared.runtime.process.logs import configure_logs
+    from elasticflow.shared.runtime.process.variables import check_names
 
+    check_names(os.environ)
     configure_logs(level=os.environ.get("EF_LOG_LEVEL", "warning"))

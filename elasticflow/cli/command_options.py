@@ -1,13 +1,12 @@
 """Options of several commands, the options of a submission, and the connection to the pool that they name."""
 
 import asyncio
-import difflib
 import shlex
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
@@ -18,13 +17,18 @@ from elasticflow.cli.option_values import (
     parse_setting,
     parse_variable,
     read_secret,
+    require_future,
     size_of,
 )
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
+from elasticflow.client.exported_ledger import ExportedLedger
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
-from elasticflow.sdk.job import ElasticJob
-from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.sdk.job_fields import did_you_mean, undeclared
+from elasticflow.sdk.script import Script
+from elasticflow.sdk.times import Deadline
+from elasticflow.shared.messages.job_spec import TORCHRUN, Scalar
 
 T = TypeVar("T")
 
@@ -64,6 +68,16 @@ DataDir = Annotated[
         help="Folder of a pool on this machine. Default: the nearest .eflow, here or above.",
     ),
 ]
+LedgerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        rich_help_panel=_WHERE,
+        show_default=False,
+        help="Read a ledger that `eflow events export` wrote instead of a pool.",
+    ),
+]
 When = Annotated[
     str,
     typer.Option("--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or a time: 2026-05-01T18:00."),
@@ -96,17 +110,6 @@ def where_words(context: typer.Context) -> tuple[str, ...]:
     )
 
 
-def undeclared(job: ElasticJob, settings: Iterable[str]) -> list[str]:
-    """A line for each of these hyperparameters that the class does not declare, although it declares others."""
-    declared = sorted(job.hyperparameters)
-    lines = list[str]()
-    for name in settings:
-        if declared and name not in declared:
-            nearest = "".join(f"; did you mean {near}?" for near in difflib.get_close_matches(name, declared, n=1))
-            lines.append(f"--set {name}: {type(job).__name__} declares no such hyperparameter{nearest}")
-    return lines
-
-
 def run(
     call: Callable[[Client], Awaitable[T]],
     *,
@@ -118,6 +121,17 @@ def run(
     """Connect to the pool that the options name, make the call, and disconnect."""
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return run_at(endpoint, call, tenant=tenant)
+
+
+def read(call: Callable[[Client | ExportedLedger], Awaitable[T]], *, file: Path | None, **where: Any) -> T:
+    """Make the call on an exported ledger, or without a file on the pool. where: as `run`."""
+    if file is None:
+        return run(call, **where)
+
+    async def on_file() -> T:
+        return await call(ExportedLedger(file))
+
+    return asyncio.run(on_file())
 
 
 def run_at(endpoint: Endpoint, call: Callable[[Client], Awaitable[T]], *, tenant: str = "") -> T:
@@ -145,6 +159,29 @@ class ClassName(StrEnum):
     SOFT = "soft"
     BEST_EFFORT = "best-effort"
     PADDING = "padding"
+
+
+def class_named(text: str) -> ClassName:
+    """Also as tables, JSON and the SDK print it: best_effort."""
+    name = text.lower().replace("_", "-").replace(" ", "-")
+    if name not in list(ClassName):
+        near = did_you_mean(name, ClassName)
+        raise typer.BadParameter(
+            f"{text!r} is no class; choose one of {', '.join(ClassName)}{near}", param_hint="--class"
+        )
+    return ClassName(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Values:
+    """What the texts of a submission's options mean."""
+
+    deadline: Deadline
+    settings: dict[str, Scalar]
+    environment: dict[str, str]
+    data: dict[str, str]
+    gpus: tuple[int | None, int | None]
+    gpu_memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,32 +250,45 @@ class SubmissionOptions:
         """The target; with --torchrun, the target as a torchrun script."""
         return f"{self.target}:{TORCHRUN}" if self.torchrun else self.target
 
+    def checked(self, now_s: float) -> Self:
+        """The same, before anything is imported or sent: each text has a meaning, and the deadline is to come."""
+        require_future(self._values().deadline, now_s)
+        return self
+
+    def _values(self) -> _Values:
+        return _Values(
+            deadline=deadline_of(self.deadline),
+            settings=dict(map(parse_setting, self.settings)),
+            environment=dict(map(parse_variable, self.environment)),
+            data=parse_data(self.data),
+            gpus=parse_gpus(self.gpus) if self.gpus else (None, None),
+            gpu_memory_bytes=size_of(self.gpu_memory, "--gpu-memory") if self.gpu_memory else None,
+        )
+
     def apply(self, job: ElasticJob) -> ElasticJob:
         """Apply the options to the job."""
+        values = self._values()
         if self.deadline:
-            deadline = deadline_of(self.deadline)
-            job.set_deadline(deadline.deadline, within=deadline.within)
+            job.set_deadline(values.deadline.deadline, within=values.deadline.within)
         if self.job_class is not None:
             job.set_job_class(self.job_class.value.replace("-", "_"))  # pyright: ignore[reportArgumentType]
-        settings: dict[str, Any] = dict(map(parse_setting, self.settings))
-        for line in undeclared(job, settings):
-            note(f"eflow: {line}")
+        settings: dict[str, Any] = values.settings
+        if not isinstance(job, Script) and (
+            problems := undeclared(type(job).__name__, job.hyperparameters, settings, "--set")
+        ):
+            raise InvalidJob(*problems)
         if self.batch_per_worker is not None:
             settings["batch_per_worker"] = self.batch_per_worker
         if self.batch is not None:
             settings["global_batch_size"] = self.batch
         job.set_hyperparameter(**settings)
-        job.set_environment(dict(map(parse_variable, self.environment)))
-        job.set_data(parse_data(self.data))
+        job.set_environment(values.environment)
+        job.set_data(values.data)
         if self.requirement is not None:
             job.set_requirements(self.requirement)
-        if self.gpus:
-            min_gpus, max_gpus = parse_gpus(self.gpus)
-            job.set_gpus(min_gpus=min_gpus, max_gpus=max_gpus)
+        job.set_gpus(min_gpus=values.gpus[0], max_gpus=values.gpus[1], gpu_memory_bytes=values.gpu_memory_bytes)
         if self.gpu_type:
             job.set_gpus(gpu_type=self.gpu_type)
-        if self.gpu_memory:
-            job.set_gpus(gpu_memory_bytes=size_of(self.gpu_memory, "--gpu-memory"))
         if self.mixed:
             job.mixed_gpu_types = True
         if self.shard_optimizer:

@@ -19,15 +19,17 @@ from elasticflow.shared.messages.events import (
     QuoteRejected,
     QuoteReserved,
 )
-from elasticflow.shared.messages.limits import MAX_LAST_LINES
+from elasticflow.shared.messages.limits import MAX_LAST_LINES, next_name
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.promise import Promise, promise_of
 
 
-def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: float) -> None:
-    """now_s: later than the decision if an earlier submission was the same."""
+def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: float, earlier: Job | None = None) -> None:
+    """now_s: later than the decision if an earlier submission was the same. earlier: the job of this name before."""
+    if earlier is not None and earlier.phase is not Phase.REJECTED and not isinstance(decision, JobRejected):
+        _show_earlier(earlier, now_s)
     match decision:
         case JobAdmitted():
             _show_admitted(decision, now_s)
@@ -39,6 +41,15 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
             say_line(f"failed    {decision.job_id}: {decision.error}", "red")
             show_last_lines(decision.last_lines or decision.traceback)
             say_line(f"  log     eflow logs {decision.job_id}")
+
+
+def _show_earlier(job: Job, now_s: float) -> None:
+    """Nothing new was decided: this is the answer to the first submission."""
+    decided = moment_in_words(job.decided_at_s, now_s)
+    what = "admitted" if job.phase not in (Phase.PROFILING, Phase.PROFILED) else "submitted"
+    end = "" if job.ended_at_s is None else f", and {job.phase.value} at {moment_in_words(job.ended_at_s, now_s)}"
+    again = "" if job.ended_at_s is None else f"; to run it again: --name {next_name(job.job_id)}"
+    say_line(f"{job.job_id} was {what} already at {decided}{end}; nothing was submitted now{again}", "yellow")
 
 
 def _show_admitted(event: JobAdmitted, now_s: float) -> None:
@@ -60,12 +71,12 @@ def _show_rejected(event: JobRejected, options: SubmissionOptions) -> None:
         left_s = math.ceil(event.earliest_deadline_s - event.at_s)
         when = clock_time(event.earliest_deadline_s, now_s=event.at_s)
         say_line(f"  earliest deadline  {when} (in {duration_in_words(left_s)})")
-        again = replace(options, deadline=f"{left_s}s", name=f"{options.name}-2" if options.name else "")
+        again = replace(options, deadline=f"{left_s}s", name=next_name(options.name) if options.name else "")
         say_line(f"  take it            {again.command()}")
     for offer in other_offers(event):
         _show_offer(offer, event, options)
     if event.reason == "duplicate":
-        say_line("  choose another --name, or leave it out")
+        say_line("  choose another --name, or leave it out; resubmitting the same job has no effect")
 
 
 def _show_offer(offer: Offer, event: JobRejected, options: SubmissionOptions) -> None:
@@ -77,12 +88,22 @@ def _show_offer(offer: Offer, event: JobRejected, options: SubmissionOptions) ->
         deadline=f"{math.ceil(offer.deadline_s - event.at_s)}s",
         iterations=offer.max_iterations,
         batch=offer.global_batch_size if other_batch else options.batch,
-        name=f"{options.name}-2" if options.name else "",
+        name=next_name(options.name) if options.name else "",
     )
     say_line(f"  take it            {again.command()}")
 
 
-def show_quote(quoted: DeadlineQuoted, earliest_s: float, options: SubmissionOptions) -> None:
+def show_quote(
+    quoted: DeadlineQuoted, earliest_s: float, options: SubmissionOptions, wanted_s: float | None = None
+) -> None:
+    """wanted_s: the deadline that the user asks about."""
+    if wanted_s is not None and earliest_s <= wanted_s:
+        say_line(f"would be promised  {moment_in_words(wanted_s, quoted.at_s)}", "green")
+        say_line(f"  take it          {options.command()}")
+        return
+    if wanted_s is not None:
+        too_early = duration_in_words(earliest_s - wanted_s)
+        say_line(f"not promised: {moment_in_words(wanted_s, quoted.at_s)} is {too_early} too early", "red")
     left_s = math.ceil(earliest_s - quoted.at_s)
     when = clock_time(earliest_s, now_s=quoted.at_s)
     say_line(f"earliest deadline  {when} (in {duration_in_words(left_s)})", "green")

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, read, run
 from elasticflow.cli.progress import progress_bar
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.archive_ledger import archive as archive_ledger
 from elasticflow.client.client import Client
+from elasticflow.client.exported_ledger import ExportedLedger
 from elasticflow.client.ledger import write_ledger
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.history.event_rows import event_rows
@@ -34,6 +35,7 @@ def events(
         ),
     ] = "",
     first: Annotated[int, typer.Option("--from", min=1, metavar="SEQ", help="First sequence to show.")] = 1,
+    file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -48,12 +50,15 @@ def events(
     Examples:
       eflow events --job digits-3f9a1c
       eflow events --follow --from 120
+      eflow events --file run.ledger
       eflow events export run.ledger
     """
     if context.invoked_subcommand is not None:
         return
+    if follow and file is not None:
+        raise typer.BadParameter("a file gets no new messages; leave --follow out", param_hint="--follow")
 
-    async def show(client: Client) -> None:
+    async def show(client: Client | ExportedLedger) -> None:
         rows: list[dict[str, Any]] = []
         up_to = None if follow else await client.last_sequence()
         collects = as_json and not follow  # nothing is printed before the end
@@ -74,7 +79,7 @@ def events(
         if as_json:
             print_json(rows)
 
-    run(show, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    read(show, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
 
 
 @app.command()
@@ -90,7 +95,7 @@ def export(
     \b
     Examples:
       eflow events export run.ledger
-      eflow replay run.ledger --verify
+      eflow replay --file run.ledger --verify
       eflow explain digits-3f9a1c --file run.ledger
     """
 

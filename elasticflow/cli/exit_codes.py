@@ -1,5 +1,6 @@
 """Which errors a user expects of a command, what is printed of them, and with which code it exits."""
 
+import os
 from typing import Any
 
 from elasticflow.cli.command_options import AS_JSON
@@ -46,7 +47,19 @@ def exit_code_of(error: Exception, ctx: Any) -> int | None:
         if ctx.meta.get(AS_JSON):  # a program reads this answer, too
             print_json({"error": str(error)})
         return NEGATIVE
+    if isinstance(error, FileNotFoundError) and (folder := _deleted_folder()):
+        note(f"eflow: {folder}: the current folder was deleted; change to another one")
+        return CANNOT
     if isinstance(error, OSError):
         note(f"eflow: {error.filename or 'input/output'}: {error.strerror or error}")
         return CANNOT
     return None
+
+
+def _deleted_folder() -> str:
+    """The current folder, if it is gone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return os.environ.get("PWD", "") or "."
+    return ""

@@ -98,9 +98,10 @@ def scale_in(
 
 async def _job(client: Client, job_id: str) -> Job:
     """Raises UnknownJob."""
-    job = (await client.state()).job(job_id)
+    state = await client.state()
+    job = state.job(job_id)
     if job is None:
-        raise UnknownJob(job_id, f"pool {client.endpoint.pool}")
+        raise UnknownJob(job_id, f"pool {client.endpoint.pool}", state.names)
     return job
 
 

@@ -10,16 +10,25 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIterations, Pool, Tenant, When, run, run_at
-from elasticflow.cli.option_values import deadline_of
+from elasticflow.cli.command_options import (
+    DataDir,
+    Json,
+    LedgerFile,
+    NatsUrl,
+    NumIterations,
+    Pool,
+    Tenant,
+    When,
+    read,
+    run,
+)
+from elasticflow.cli.option_values import deadline_of, require_future
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.ledger import read_ledger
-from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.replies import CheckpointReply
-from elasticflow.errors import UnknownJob
+from elasticflow.history.folded_history import folded
 from elasticflow.history.formatting import bytes_in_words, schedule_in_words
-from elasticflow.history.job_history import HistoryEntry, job_history
+from elasticflow.history.job_history import HistoryEntry
 from elasticflow.sdk.times import clock_time, moment_in_words
 from elasticflow.shared.messages.events import (
     AmendRejected,
@@ -32,6 +41,7 @@ from elasticflow.shared.messages.events import (
     JobCancelled,
     LoadCancelled,
 )
+from elasticflow.shared.runtime.process.clock import SystemClock
 
 
 def cancel(
@@ -97,6 +107,7 @@ def amend(
       eflow amend digits-3f9a1c --iterations 5000 --deadline 2h
     """
     wanted = deadline_of(deadline)
+    require_future(wanted, SystemClock().now_s())
 
     async def ask(client: Client) -> JobAmended | AmendRejected:
         return await client.amend(job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations)
@@ -183,10 +194,10 @@ def _show_checkpoint(answer: CheckpointReply, folder: Path | None) -> None:
 
 def explain(
     name: Annotated[str, typer.Argument(metavar="JOB|LOAD", autocompletion=completion.jobs_and_loads)],
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read an exported ledger instead of the live one."),
-    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Show each step of its profiling run, too, as --json does.")
+    ] = False,
+    file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -202,23 +213,17 @@ def explain(
     \b
     Examples:
       eflow explain digits-3f9a1c
+      eflow explain digits-3f9a1c --all
       eflow explain digits-3f9a1c --file run.ledger
       eflow explain digits-3f9a1c --json | jq -r '.[].text'
     """
-    if file is not None:
-        unknown = UnknownJob(name, str(file), f"eflow replay {file}")
-        records = ((stored.sequence, stored.stored_at_s, message) for stored, message in read_ledger(file))
-        history = job_history(records, name)
-    else:
-        endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-        unknown = UnknownJob(name, f"pool {endpoint.pool}")
-        history = run_at(endpoint, lambda client: client.history(name))
-    if not history:
-        raise unknown
+    history = read(
+        lambda source: source.known_history(name), file=file, nats_url=nats_url, pool=pool, data_dir=data_dir
+    )
     if as_json:
         print_json(list(history))
         return
-    for entry in history:
+    for entry in history if everything else folded(history):
         say_line(history_line(entry))
         for line in entry.lines:
             say_line(f"    | {line}")

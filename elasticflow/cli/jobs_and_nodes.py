@@ -7,9 +7,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, read
 from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
+from elasticflow.client.exported_ledger import ExportedLedger
 from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.job_table import jobs_table, sweep_table
 from elasticflow.history.pool_views import JobView, NodeView, job_views, node_views, present_nodes
@@ -32,6 +33,7 @@ def jobs(
             "--by", metavar="METRIC", help="Sort a sweep by this metric. Default: the one that ends its jobs."
         ),
     ] = "",
+    file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -50,16 +52,17 @@ def jobs(
       eflow jobs
       eflow jobs --all
       eflow jobs --sweep digits --by accuracy
+      eflow jobs --all --file run.ledger
       eflow jobs --all --json | jq '.[] | select(.margin_s < 0) | .job_id'
     """
 
-    async def look(client: Client) -> tuple[tuple[JobView, ...], float]:
+    async def look(client: Client | ExportedLedger) -> tuple[tuple[JobView, ...], float]:
         now_s = client.now_s()
         return job_views(await client.state(), now_s, ended=everything or bool(sweep)), now_s
 
     if by and not sweep:
         raise typer.BadParameter("it sorts the jobs of a sweep: add --sweep NAME", param_hint="--by")
-    views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    views, now_s = read(look, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
     if sweep:
         _show_sweep(views, sweep, by, now_s, as_json=as_json)
     elif as_json:
@@ -131,6 +134,7 @@ def nodes(
     all_nodes: Annotated[
         bool, typer.Option("--all", help="Include nodes that left, or were lost more than an hour ago.")
     ] = False,
+    file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -149,10 +153,10 @@ def nodes(
       eflow nodes --all --json
     """
 
-    async def look(client: Client) -> tuple[tuple[NodeView, ...], float]:
+    async def look(client: Client | ExportedLedger) -> tuple[tuple[NodeView, ...], float]:
         return node_views(await client.ledger.state()), client.now_s()
 
-    views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    views, now_s = read(look, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
     if not all_nodes:
         views = present_nodes(views, now_s)
     if as_json:

@@ -1,5 +1,6 @@
 """`eflow keys`: who may do what in a pool. The keys are files in a folder of the operator."""
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -62,9 +63,9 @@ def init(
     note(f"keep {store.folder} secret and save a copy; NATS servers need only this file of it:")
     say_line(f'include "{store.accounts_file}"')
     note("it replaces `authorization` in the configuration of each server; then, for the operator:")
-    say_line(f"export EF_NATS_CREDS={store.seed_file(Role.OPERATOR, 'operator')} EF_POOL={pool}")
+    say_line(f"export EF_NATS_CREDS={_word(store.seed_file(Role.OPERATOR, 'operator'))} EF_POOL={pool}")
     note("and for admission, allocator, placement and monitor:")
-    say_line(f"export EF_NATS_CREDS={store.seed_file(Role.SERVICE, 'services')} EF_POOL={pool}")
+    say_line(f"export EF_NATS_CREDS={_word(store.seed_file(Role.SERVICE, 'services'))} EF_POOL={pool}")
 
 
 @app.command()
@@ -80,7 +81,7 @@ def add(role: RoleOfKey, name: Name, folder: Folder = _FOLDER, as_json: Json = F
     note(f"give the {role} this file, by a way that no other person can read, and these variables:")
     if role is Role.NODE and store.workers_secret_file.exists():
         note(f"put {store.workers_secret_file.name} beside it there: workers of all nodes know each other by it")
-    say_line(f"export EF_NATS_CREDS={store.seed_file(role, name)} EF_POOL={store.pool}{own}")
+    say_line(f"export EF_NATS_CREDS={_word(store.seed_file(role, name))} EF_POOL={store.pool}{own}")
 
 
 @app.command("secrets")
@@ -94,7 +95,7 @@ def make_secrets_key(folder: Folder = _FOLDER, as_json: Json = False) -> None:
     note("put this into the pool's configuration, then run `eflow configure`:")
     say_line(f'secrets_key = "{public_key}"')
     note("give each node this file, by a way that no other person can read, and this variable:")
-    say_line(f"export EF_SECRETS_KEY={store.secrets_file}")
+    say_line(f"export EF_SECRETS_KEY={_word(store.secrets_file)}")
 
 
 @app.command("workers")
@@ -116,7 +117,7 @@ def make_workers_secret(
         print_json({"file": str(file)})
     elif data_dir is None:
         note("put this file beside the key of each node, by a way that no other person can read, or set the variable:")
-        say_line(f"export {VARIABLE}={file}")
+        say_line(f"export {VARIABLE}={_word(file)}")
     else:
         say_line(f"{file}: nodes with this data folder find it")
 
@@ -140,6 +141,11 @@ def revoke(role: RoleOfKey, name: Name, folder: Folder = _FOLDER, as_json: Json 
     else:
         note(f"send {store.accounts_file} to each NATS server, then run there: {_RELOAD}")
         say_line(f"revoked {role} {name}")
+
+
+def _word(file: Path) -> str:
+    """The file as a shell reads it."""
+    return shlex.quote(str(file))
 
 
 def _content(store: KeyStore) -> dict[str, object]:

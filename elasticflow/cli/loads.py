@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, read
 from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
+from elasticflow.client.exported_ledger import ExportedLedger
 from elasticflow.history.load_views import LoadView, load_views
 from elasticflow.history.tables import Column, bar, state_word, table_of
 from elasticflow.sdk.times import clock_time, duration_in_words
@@ -15,6 +16,7 @@ from elasticflow.sdk.times import clock_time, duration_in_words
 
 def loads(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include loads that have ended.")] = False,
+    file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,
@@ -32,11 +34,11 @@ def loads(
       eflow loads --all --json | jq '.[] | select(.phase == "cancelled") | .load_id'
     """
 
-    async def look(client: Client) -> tuple[tuple[LoadView, ...], float]:
+    async def look(client: Client | ExportedLedger) -> tuple[tuple[LoadView, ...], float]:
         now_s = client.now_s()
         return load_views(await client.state(), now_s, ended=everything), now_s
 
-    views, now_s = run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    views, now_s = read(look, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
     if as_json:
         print_json(list(views))
     elif views:

@@ -131,7 +131,7 @@ class InputLines:
     def _parsed(self, text: str) -> Any:
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             source = "standard input" if self._source == _STDIN else self._source
             raise BadInputLine(source, self.num_read, str(error)) from None
 

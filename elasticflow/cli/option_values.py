@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from elasticflow.sdk.job_data import uri_of
-from elasticflow.sdk.times import Deadline, parse_deadline, seconds_of, timestamp_of
+from elasticflow.sdk.times import Deadline, duration_in_words, parse_deadline, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_spec import Scalar
 
 _SECRET: Any = {"param_hint": "--secret"}
@@ -23,6 +23,17 @@ def deadline_of(text: str, option: str = "--deadline") -> Deadline:
         return parse_deadline(text) if text else Deadline()
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def require_future(deadline: Deadline, now_s: float, option: str = "--deadline") -> None:
+    """Refuse one that is over: as a date and a duration, because a slip in either explains it."""
+    if deadline.within is not None and deadline.within <= 0:
+        raise typer.BadParameter("it must be longer than 0 s", param_hint=option)
+    if deadline.deadline is not None and (past_s := now_s - deadline.deadline.timestamp()) >= 0:
+        when = deadline.deadline.isoformat(" ")
+        raise typer.BadParameter(
+            f"{when} is {duration_in_words(past_s)} in the past; choose a later time", param_hint=option
+        )
 
 
 def end_of(text: str, option: str, now_s: float) -> float:
@@ -66,7 +77,7 @@ def parse_setting(text: str, option: str = "--set") -> tuple[str, Scalar]:
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
     try:
         parsed = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
     return name, parsed if isinstance(parsed, bool | int | float | str) else value
 
@@ -146,7 +157,7 @@ def _json_array(text: str) -> tuple[Scalar, ...] | None:
     """The scalars of a JSON array; None if the text is another value."""
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(values, list) or not all(isinstance(value, bool | int | float | str) for value in values):
         return None

@@ -32,6 +32,7 @@ from elasticflow.sdk.submission import Submission, load, profilable
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.fold.owned_profiles import with_own_curves
 from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.pool import PoolState
@@ -105,7 +106,7 @@ def profile(
             gpus=gpus,
             gpu_type=gpu_type,
             gpu_memory=gpu_memory,
-        )
+        ).checked(SystemClock().now_s())
         job, code = load(target, options.arguments, workdir)
         job = options.apply(job)
         seal_secrets(job, secret or (), **where)
@@ -127,7 +128,7 @@ async def _known(client: Client, job_id: str) -> tuple[PoolState, JobSpec]:
     state = await client.state()
     job = state.job(job_id)
     if job is None or job.spec is None:
-        raise UnknownJob(job_id, f"pool {client.endpoint.pool}")
+        raise UnknownJob(job_id, f"pool {client.endpoint.pool}", state.names)
     return state, replace(job.spec, gpu_type=submitted_spec(job).gpu_type)
 
 

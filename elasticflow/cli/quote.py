@@ -12,6 +12,7 @@ from elasticflow.cli.command_options import (
     Pool,
     SubmissionOptions,
     Tenant,
+    When,
     run,
     where_words,
 )
@@ -34,11 +35,12 @@ from elasticflow.cli.job_options import (
     Torchrun,
     Workdir,
 )
-from elasticflow.cli.option_values import duration_of
+from elasticflow.cli.option_values import duration_of, end_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.sdk.submission import load, quotable, with_code
 from elasticflow.shared.messages.events import DeadlineQuoted, QuoteRejected, QuoteReserved
+from elasticflow.shared.runtime.process.clock import SystemClock
 
 
 def quote(
@@ -47,6 +49,7 @@ def quote(
     arguments: Arguments = None,
     torchrun: Torchrun = False,
     batch_per_worker: BatchPerWorker = None,
+    deadline: When = "",
     batch: Batch = None,
     iterations: NumIterations = None,
     setting: Settings = None,
@@ -71,19 +74,23 @@ def quote(
 
     The command submits no job, and reserves GPUs only with --reserve. Exit code
     1 if no deadline can be quoted, for example because the job's speed was never
-    measured. It runs none of the job's code, and so needs no --secret.
+    measured, or if it is later than --deadline. It runs none of the job's code,
+    and so needs no --secret.
 
     \b
     Examples:
       eflow quote train.py
+      eflow quote train.py --deadline 10m          (would that be promised?)
       eflow quote train.py:Digits --batch 256 --iterations 3000 --json
       eflow quote train.py --reserve 60s
     """
+    now_s = SystemClock().now_s()
     options = SubmissionOptions(
         target=target,
         arguments=tuple(arguments or ()),
         torchrun=torchrun,
         batch_per_worker=batch_per_worker,
+        deadline=deadline,
         batch=batch,
         iterations=iterations,
         settings=tuple(setting or ()),
@@ -96,11 +103,11 @@ def quote(
         gpu_memory=gpu_memory,
         tenant=tenant,
         where=where_words(context),
-    )
+    ).checked(now_s)
+    wanted_s = end_of(deadline, "--deadline", now_s) if deadline else None
+    reserved_s = duration_of(reserve, "--reserve")
     job, code = load(options.entry, options.arguments, workdir)
     ready = with_code(quotable(options.apply(job)), code)
-
-    reserved_s = duration_of(reserve, "--reserve")
 
     async def ask(client: Client) -> DeadlineQuoted | QuoteReserved | QuoteRejected:
         if reserved_s is not None:
@@ -110,12 +117,15 @@ def quote(
     quoted = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
     if not isinstance(quoted, DeadlineQuoted):
         reserved = isinstance(quoted, QuoteReserved)
+        is_kept = isinstance(quoted, QuoteReserved) and (wanted_s is None or quoted.deadline_s <= wanted_s)
         print_json({"held": reserved, **plain(quoted)}) if as_json else show_reserved(quoted, options)
-        raise typer.Exit(0 if reserved else 1)
+        raise typer.Exit(0 if is_kept else 1)
+    earliest_s = quoted.earliest_deadline_s
+    is_kept = earliest_s is not None and (wanted_s is None or earliest_s <= wanted_s)
     if as_json:
-        print_json(quoted)
-    elif quoted.earliest_deadline_s is None:
+        print_json(plain(quoted) | ({} if wanted_s is None else {"deadline_s": wanted_s, "would_be_promised": is_kept}))
+    elif earliest_s is None:
         say_line(f"no quote: {quoted.explanation}", "yellow")
     else:
-        show_quote(quoted, quoted.earliest_deadline_s, options)
-    raise typer.Exit(0 if quoted.earliest_deadline_s is not None else 1)
+        show_quote(quoted, earliest_s, options, wanted_s)
+    raise typer.Exit(0 if is_kept else 1)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, run
+from elasticflow.cli.command_options import DataDir, LedgerFile, NatsUrl, Pool, run
 from elasticflow.cli.progress import progress_bar
 from elasticflow.cli.replay_options import (
     AsJson,
@@ -27,15 +27,13 @@ from elasticflow.client.ledger import stream_ledger, write_ledger
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.run_module import module_command
 
-_OURS = ("file", "nats_url", "pool", "data_dir")  # parameters that the simulator does not know
+_OURS = ("file", "old_file", "nats_url", "pool", "data_dir")  # parameters that the simulator does not know
 
 
 def replay(
     context: typer.Context,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="An exported ledger. Default: the live one, exported on the fly."),
-    ] = None,
+    old_file: Annotated[Path | None, typer.Argument(metavar="[FILE]", hidden=True)] = None,
+    file: LedgerFile = None,
     until: Until = None,
     at: At = None,
     verify: Verify = False,
@@ -67,15 +65,16 @@ def replay(
     \b
     Examples:
       eflow replay                                the pool now
-      eflow replay run.ledger --until 120         after message 120
-      eflow replay run.ledger --at 2026-01-31T12:00:00Z --json
+      eflow replay --file run.ledger --until 120         after message 120
+      eflow replay --file run.ledger --at 2026-01-31T12:00:00Z --json
+      eflow replay --file run.ledger --at +400        400 s after its begin
       eflow replay --follow                       all past events, then new ones
-      eflow replay run.ledger --verify            retake all decisions
-      eflow replay run.ledger --follow --job j1   one job, step by step
+      eflow replay --file run.ledger --verify            retake all decisions
+      eflow replay --file run.ledger --follow --job j1   one job, step by step
       eflow replay --policy edf --from 120        as if EDF decided after that
     """
     options = _typed(context)
-    if file is not None:
+    if (file := file or old_file) is not None:
         raise typer.Exit(_replayed(str(file), options))
     if follow and until is None and at is None:
         raise typer.Exit(_follow_live(options, nats_url=nats_url, pool=pool, data_dir=data_dir))

@@ -10,7 +10,7 @@ At = Annotated[
     typer.Option(
         "--at",
         metavar="TIME",
-        help="Fold up to this instant: ISO 8601 (UTC) or seconds since 1970.",
+        help="Fold up to this instant: ISO 8601 (UTC), +400 (seconds after the begin), or seconds since 1970.",
         show_default=False,
     ),
 ]

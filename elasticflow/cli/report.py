@@ -3,12 +3,11 @@
 import contextlib
 import csv
 import io
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, run
 from elasticflow.cli.option_values import deadline_of
 from elasticflow.cli.prices import Price, prices_of
 from elasticflow.cli.progress import progress_bar
@@ -40,10 +39,7 @@ def report(
     ] = "",
     until: Annotated[str, typer.Option("--until", metavar="WHEN", help="End: 1d (ago), or a time. Default: now.")] = "",
     price: Price = "",
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read an exported ledger instead of the live one."),
-    ] = None,
+    file: LedgerFile = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     nats_url: NatsUrl = "",
     pool: Pool = "",

@@ -14,6 +14,7 @@ from elasticflow.cli.command_options import (
     SubmissionOptions,
     Tenant,
     When,
+    class_named,
     run,
     seal_secrets,
     where_words,
@@ -85,6 +86,8 @@ def submit(
         ClassName | None,
         typer.Option(
             "--class",
+            parser=class_named,
+            metavar="slo|soft|best-effort|padding",
             help="slo: deadline kept or job rejected. soft: tried. best-effort: no deadline. padding: lowest priority.",
         ),
     ] = None,
@@ -171,20 +174,20 @@ def submit(
         name=name,
         tenant=tenant,
         where=where_words(context),
-    )
-    timeout_s = duration_of(timeout, "--timeout")
+    ).checked(SystemClock().now_s())
+    timeout_s, swept = duration_of(timeout, "--timeout"), parse_sweep(sweep or ())
     where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     job, code = load(options.entry, options.arguments, workdir)
     job = options.apply(job)
     if isinstance(job, TorchrunScript) and (warning := job.warning()):
         note(f"warning: {warning}")
     seal_secrets(job, secret or (), **where)
-    if sweep:
+    if swept:
         if quote_id:
             raise typer.BadParameter("a quote is for one job", param_hint="--quote")
         if problems := problems_of_names(job_id=name, tenant=tenant):
             raise InvalidJob(*problems)
-        members = members_of(job, code, parse_sweep(sweep), name=name, now_s=SystemClock().now_s())
+        members = members_of(job, code, swept, name=name, now_s=SystemClock().now_s())
         raise typer.Exit(submit_sweep(members, where, detach=detach, wait=wait, timeout_s=timeout_s, as_json=as_json))
     if quote_id:
         reserved = run(lambda client: client.quote_reservation(quote_id), **where)
@@ -200,18 +203,21 @@ def submit(
         return await client.post(ready.spec, job_id=name, code=ready.code)
 
     sent: list[str] = []  # the job's id, once admission knows it
+    earlier: list[Job] = []  # that of this name, if one was submitted before
 
     def say_undecided(event: ProfileRequested) -> None:
         sent.append(event.job_id)
         note(f"{event.job_id}: {undecided_in_words(event)} ...")
 
     async def submit_and_wait(client: Client) -> tuple[Decision, Job | None]:
+        if name and (known := (await client.state()).job(name)) is not None:
+            earlier.append(known)
         decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)
         sent.append(decision.job_id)
         if not (wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
-            show_decision(decision, options, now_s=client.now_s())
+            show_decision(decision, options, now_s=client.now_s(), earlier=next(iter(earlier), None))
         try:
             return decision, await client.wait(decision.job_id, timeout=timeout_s)
         except NotEnded:
@@ -232,7 +238,7 @@ def submit(
     if as_json:
         print_json(decision_as_json(decision) | ({"end": end_as_json(ended)} if ended else {}))
     elif ended is None:
-        show_decision(decision, options, now_s=SystemClock().now_s())
+        show_decision(decision, options, now_s=SystemClock().now_s(), earlier=next(iter(earlier), None))
     else:
         show_end(ended)
     good = isinstance(decision, JobAdmitted) and (ended is None or in_time(ended))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, Tenant
+from elasticflow.cli.command_options import DataDir, LedgerFile, NatsUrl, Pool, Tenant
 from elasticflow.cli.network_exposure import exposure_warning
 from elasticflow.cli.prices import Price, prices_of
 from elasticflow.cli.terminal_output import note, say_line
@@ -27,10 +27,8 @@ _LOOPBACK = "127.0.0.1"
 
 
 def ui(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="An exported ledger. Default: the live pool."),
-    ] = None,
+    old_file: Annotated[Path | None, typer.Argument(metavar="[FILE]", hidden=True)] = None,
+    file: LedgerFile = None,
     operator: Annotated[
         bool,
         typer.Option("--operator", help="Let the page cancel, amend, checkpoint and reserve, as your tenant."),
@@ -57,11 +55,11 @@ def ui(
       eflow ui
       eflow ui --operator --port 8420
       eflow ui --price V100=2.48,P100=1.46     (quotes and tenants have costs)
-      eflow ui run.ledger          (an export, without NATS)
+      eflow ui --file run.ledger   (an export, without NATS)
     """
     require_extra("web", "eflow ui")
     prices = prices_of(price) if price else None
-    if file is not None:
+    if (file := file or old_file) is not None:
         asyncio.run(serve_file(file, host, port, prices))
         return
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)

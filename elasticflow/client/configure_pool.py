@@ -4,7 +4,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,12 +14,14 @@ from pydantic_core import ErrorDetails
 
 from elasticflow.client.ledger import LedgerView
 from elasticflow.client.operator_decision import append_decision
+from elasticflow.sdk.job_fields import did_you_mean
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.messages.events import PoolConfigured
-from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.pool_config import GpuHourBudget, PoolConfig, TenantQuota
+from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock
@@ -28,6 +30,7 @@ from elasticflow.shared.runtime.process.nats_access import NatsAccess
 _CONNECT_WAIT_S = 5.0
 # The default of a new pool. In a ledger without this field the field is False.
 _NEW = PoolConfig(stop_free=True)
+_NAMES = {each.name for kind in (PoolConfig, TenantQuota, GpuHourBudget, FailureTimeouts) for each in fields(kind)}
 _AS_WANTED: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -35,13 +38,13 @@ def read_config(file: Path) -> PoolConfig:
     """Raises BadSettings, naming each setting that is unknown or wrong."""
     try:
         text = file.read_text()
-        fields = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, tomllib.TOMLDecodeError) as error:
+        given = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # not TOML or JSON, or nested too deep
         raise BadSettings((f"{file}: {error}",)) from None
-    if not isinstance(fields, dict):
+    if not isinstance(given, dict):
         raise BadSettings((f"{file}: a pool's configuration is a map of settings",))
     try:
-        config = TypeAdapter(PoolConfig).validate_python({"stop_free": _NEW.stop_free} | fields, extra="forbid")
+        config = TypeAdapter(PoolConfig).validate_python({"stop_free": _NEW.stop_free} | given, extra="forbid")
     except ValidationError as error:
         raise BadSettings(tuple(f"{file}: {_problem_in(details)}" for details in error.errors())) from None
     if problems := config.timeouts.problems():
@@ -51,7 +54,8 @@ def read_config(file: Path) -> PoolConfig:
 
 def _problem_in(details: ErrorDetails) -> str:
     if details["type"] == "unexpected_keyword_argument":
-        return f"{'.'.join(map(str, details['loc']))} is not a setting of a pool"
+        named = ".".join(map(str, details["loc"]))
+        return f"{named} is not a setting of a pool{did_you_mean(str(details['loc'][-1]), _NAMES)}"
     return codec.problem_in(details)
 
 

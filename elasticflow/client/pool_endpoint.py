@@ -7,6 +7,7 @@ from pathlib import Path
 
 from elasticflow.errors import NoPoolHere
 from elasticflow.local.run_file import RunFile, find_run_file, read_run_file
+from elasticflow.shared.runtime.process.variables import check_names
 
 DEFAULT_POOL = "default"
 DEFAULT_TENANT = "default"
@@ -31,9 +32,10 @@ def find_endpoint(
 ) -> Endpoint:
     """nats_url, else NATS_URL, else the pool that runs in data_dir, else that of the nearest `.eflow` upwards.
 
-    Raises NoPoolHere.
+    Raises NoPoolHere, and BadSettings for a variable that is nearly one of ours.
     """
     environment = os.environ if environment is None else environment
+    check_names(environment)
     start = start or Path.cwd()
     if data_dir is None and environment.get("EF_DATA_DIR"):
         data_dir = Path(environment["EF_DATA_DIR"])

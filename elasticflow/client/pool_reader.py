@@ -71,6 +71,12 @@ class PoolReader:
             raise ArchivesNeeded(self._pool, state.sequence, ARCHIVES)
         return history
 
+    async def known_history(self, name: str) -> tuple[HistoryEntry, ...]:
+        """As `history`. Raises UnknownJob, with close names."""
+        if not (history := await self.history(name)):
+            raise UnknownJob(name, f"pool {self._pool}", (await self.state()).names)
+        return history
+
     async def job(self, job_id: str) -> Job:
         """Raises UnknownJob."""
         return self._known(await self.state(), job_id)
@@ -114,5 +120,5 @@ class PoolReader:
     def _known(self, state: PoolState, job_id: str) -> Job:
         job = state.job(job_id)
         if job is None:
-            raise UnknownJob(job_id, f"pool {self._pool}")
+            raise UnknownJob(job_id, f"pool {self._pool}", state.names)
         return job

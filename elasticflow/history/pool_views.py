@@ -62,6 +62,11 @@ class JobView:
         """From 0 to 1."""
         return self.iteration / self.max_iterations if self.max_iterations else 0.0
 
+    def __str__(self) -> str:
+        metrics = "".join(f"  {name} {value:.4g}" for name, value in self.metrics.items())
+        said = f": {self.explanation}" if self.explanation else ""
+        return f"{self.job_id} {self.activity}  {self.iteration}/{self.max_iterations} iterations{metrics}{said}"
+
     def _repr_html_(self) -> str:
         """In a notebook: the row of `eflow jobs`, as of its end or decision, and what is said of a failure."""
         from rich.text import Text

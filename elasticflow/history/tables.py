@@ -143,6 +143,14 @@ def bar(fraction: float, width: int = 12) -> Text:
     return Text("━" * filled, style="green") + Text("─" * (width - filled), style="bright_black")
 
 
+def as_text(shown: RenderableType) -> str:
+    """Lines without colours, for `print` in a program."""
+    plain = Console(file=io.StringIO(), width=_IN_NOTEBOOKS, highlight=False, no_color=True)
+    with plain.capture() as captured:
+        plain.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
 def as_html(shown: RenderableType) -> str:
     """For a notebook. Markup in names is escaped."""
     recording = Console(file=io.StringIO(), width=_IN_NOTEBOOKS, record=True, highlight=False)

@@ -109,6 +109,8 @@ def take(data_dir: Path) -> int:
 def make_folder(data_dir: Path) -> Path:
     """Create the folder of the services' logs, which proves that it is writable. Raises UnusableFolder."""
     logs = data_dir / "services"
+    if str(data_dir) != os.fsencode(data_dir).decode(errors="replace"):
+        raise UnusableFolder(ascii(str(data_dir)), "its name is not UTF-8, which messages need")
     try:
         logs.mkdir(parents=True, exist_ok=True)
         (data_dir / _LOCK_FILE).touch(mode=0o600)

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from elasticflow.sdk.job_data import uri_of
-from elasticflow.sdk.job_fields import Condition, InvalidJob, as_float, gpu_types_of, metric_condition
+from elasticflow.sdk.job_fields import (
+    Condition,
+    InvalidJob,
+    as_float,
+    class_of,
+    gpu_types_of,
+    metric_condition,
+    plain,
+    undeclared,
+)
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
@@ -184,9 +193,14 @@ class ElasticJob:
         """Set hyperparameters by name and keep the others. Values are numbers, texts or booleans.
 
         global_batch_size: samples in one iteration over all workers, independent of their number.
+        Raises InvalidJob for a name that the class does not declare, although it declares others.
         """
         given = {"global_batch_size": global_batch_size, "learning_rate": learning_rate, **more}
         named = {name: value for name, value in given.items() if value is not None}
+        known = {*type(self).hyperparameters, *self.hyperparameters}
+        problems = undeclared(type(self).__name__, known, named, "hyperparameter")
+        if problems and type(self).hyperparameters:
+            raise InvalidJob(*problems)
         self.hyperparameters = {**self.hyperparameters, **named}
         return self
 
@@ -215,8 +229,8 @@ class ElasticJob:
         """
         if (deadline is None) == (within is None):
             raise InvalidJob("deadline: give either a datetime or within=...")
-        self._deadline_s = timestamp_of(deadline) if isinstance(deadline, datetime) else as_float(deadline)
         try:
+            self._deadline_s = timestamp_of(deadline) if isinstance(deadline, datetime) else as_float(deadline)
             is_parsed = isinstance(within, timedelta | str)
             self._deadline_in_s = seconds_of(within) if is_parsed else as_float(within)
         except ValueError as error:
@@ -290,7 +304,8 @@ class ElasticJob:
         training_function: module and class on the nodes; by default those of this class.
         code_digest: SHA-256 of the packaged code (packaging.py), "" if the nodes can import it.
         """
-        settings, (gpu_type, other_gpu_types) = dict(self.hyperparameters), gpu_types_of(self.gpu_type)
+        settings = {name: plain(value) for name, value in self.hyperparameters.items()}
+        gpu_type, other_gpu_types = gpu_types_of(self.gpu_type)
         spec = JobSpec(
             training_function=training_function or f"{type(self).__module__}:{type(self).__qualname__}",
             code_digest=code_digest,
@@ -303,18 +318,18 @@ class ElasticJob:
             share_profile=self.share_profile,
             global_batch_size=settings.pop("global_batch_size", None),  # pyright: ignore[reportArgumentType]
             hyperparameters=settings,
-            max_iterations=self.max_iterations,  # pyright: ignore[reportArgumentType]
+            max_iterations=plain(self.max_iterations),  # pyright: ignore[reportArgumentType]
             metric_conditions=tuple(metric_condition(*item) for item in self.metric_conditions.items()),
-            job_class=self.job_class,  # pyright: ignore[reportArgumentType]
+            job_class=class_of(self.job_class),  # pyright: ignore[reportArgumentType]
             deadline_s=self._deadline_s,
             deadline_in_s=self._deadline_in_s,
-            seed=self.seed,
+            seed=plain(self.seed),
             description=self.description,
-            min_gpus=self.min_gpus,
-            max_gpus=self.max_gpus,
+            min_gpus=plain(self.min_gpus),
+            max_gpus=plain(self.max_gpus),
             gpu_type=gpu_type,
             other_gpu_types=other_gpu_types,
-            gpu_memory_bytes=self.gpu_memory_bytes,
+            gpu_memory_bytes=plain(self.gpu_memory_bytes),
             mixed_gpu_types=self.mixed_gpu_types,
             shard_optimizer=self.shard_optimizer,
         )

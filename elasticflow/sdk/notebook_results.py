@@ -1,4 +1,4 @@
-"""Results of the synchronous API that a notebook shows as a table."""
+"""Results of the synchronous API, which a notebook shows as a table and `print` as lines."""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import Self
 
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import JobView
-from elasticflow.history.tables import as_html, table
+from elasticflow.history.tables import as_html, as_text, table
 from elasticflow.sdk.times import moment_in_words
 from elasticflow.shared.messages.events import DeadlineQuoted
 
@@ -25,6 +25,9 @@ class JobViews(tuple[JobView, ...]):
     def __getnewargs__(self) -> tuple[tuple[JobView, ...], float]:
         return tuple(self), self.now_s
 
+    def __str__(self) -> str:
+        return as_text(jobs_table(self, self.now_s, all_columns=True)) if self else "no jobs"
+
     def _repr_html_(self) -> str:
         return as_html(jobs_table(self, self.now_s, all_columns=True) if self else "no jobs")
 
@@ -36,6 +39,11 @@ class Quote(DeadlineQuoted):
     @classmethod
     def of(cls, quoted: DeadlineQuoted) -> "Quote":
         return cls(**{field.name: getattr(quoted, field.name) for field in fields(quoted)})
+
+    def __str__(self) -> str:
+        if self.earliest_deadline_s is None:
+            return f"no quote: {self.explanation}"
+        return f"earliest deadline {moment_in_words(math.ceil(self.earliest_deadline_s), self.at_s)}"
 
     def _repr_html_(self) -> str:
         earliest_s = self.earliest_deadline_s

@@ -54,7 +54,7 @@ def _dependencies(file: Path) -> list[str]:
     try:
         project: Any = tomllib.loads(file.read_text())
         found = project["project"]["dependencies"]
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidJob(f"requirements: {file} is no TOML: {error}") from None
     except (KeyError, TypeError):
         raise InvalidJob(f"requirements: {file} has no dependencies in [project]; name a requirements file") from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.sdk.job_fields import nearest_name, value_in_words
+from elasticflow.sdk.job_fields import did_you_mean, undeclared, value_in_words
 from elasticflow.sdk.script import Script
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 
@@ -30,13 +30,11 @@ def combinations(sweep: Mapping[str, Sequence[Scalar]]) -> tuple[Combination, ..
 def job_of(job: ElasticJob, combination: Combination) -> ElasticJob:
     """The job with these hyperparameters. A script gets its settings as arguments: "{lr}" in one stands for the value.
 
-    Raises InvalidJob, naming each unknown hyperparameter and the nearest known one.
+    Raises InvalidJob, naming each unknown hyperparameter and the close known ones.
     """
     in_arguments = _placeholders(job)
-    known = sorted({*job.hyperparameters, "global_batch_size", *in_arguments})
-    unknown = [name for name in combination if name not in known]
-    if unknown:
-        raise InvalidJob(*(_unknown(job, name, known) for name in unknown))
+    if problems := _unknown(job, in_arguments, combination):
+        raise InvalidJob(*problems)
     made = copy.copy(job)
     others = {name: value for name, value in combination.items() if name not in in_arguments}
     made.hyperparameters = {**job.hyperparameters, **others}
@@ -80,11 +78,14 @@ def _filled(argument: str, combination: Combination) -> str:
     return argument
 
 
-def _unknown(job: ElasticJob, name: str, known: Sequence[str]) -> str:
-    nearest = nearest_name(name, known)
-    if isinstance(job, Script):
-        return (
-            f"sweep: no argument of the script contains {{{name}}}; write it where the value belongs, as in "
-            f"-- --{name} {{{name}}}; the nearest known name is {nearest}"
-        )
-    return f"sweep: {type(job).__name__} has no hyperparameter {name}; the nearest is {nearest}"
+def _unknown(job: ElasticJob, in_arguments: set[str], combination: Combination) -> tuple[str, ...]:
+    """A problem for each name that neither the job nor an argument of the script has."""
+    if not isinstance(job, Script):
+        return undeclared(type(job).__name__, job.hyperparameters, combination, "--sweep")
+    known = {*job.hyperparameters, "global_batch_size", *in_arguments}
+    return tuple(
+        f"--sweep {name}: no argument of the script contains {{{name}}}; write it where the value belongs, as in "
+        f"-- --{name} {{{name}}}{did_you_mean(name, known)}"
+        for name in combination
+        if name not in known
+    )

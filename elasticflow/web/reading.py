@@ -17,6 +17,7 @@ from elasticflow.client.client import Client
 from elasticflow.client.worker_logs import FileLogs, LogReader
 from elasticflow.history.event_rows import event_rows
 from elasticflow.history.usage_report import Prices
+from elasticflow.sdk.job_fields import did_you_mean
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import Known, job_detail, past_update
@@ -196,7 +197,8 @@ def known_job(request: Request, past: PoolState) -> Job:
     job_id = request.path_params.get("job_id") or request.query_params.get("like", "")
     found = past.job(job_id)
     if found is None:
-        raise HTTPException(HTTPStatus.NOT_FOUND, f"no job {job_id!r} at this point of the ledger")
+        unknown = f"there is no job {job_id!r} at this time{did_you_mean(job_id, past.names)}"
+        raise HTTPException(HTTPStatus.NOT_FOUND, unknown)
     return found
 
 

@@ -145,7 +145,7 @@ async def _body(request: Request) -> Mapping[str, Any]:
     data = await _received(request, _MAX_BODY_BYTES, "the request is too large")
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the request is not JSON") from None
     if not isinstance(body, dict):
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the request must be a JSON object")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
@@ -90,3 +91,12 @@ def _short(value: Any) -> Any:
     if isinstance(value, str) and len(value) > _LONG:
         return f"{value[:_LONG]}..."
     return value
+
+
+def in_the_past(at_s: float, now_s: float) -> str:
+    """Like "2001-01-01 00:00:00 UTC is 24.9 years in the past"."""
+    past_s = now_s - at_s
+    units = ((31_557_600.0, "years"), (86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
+    unit_s, unit = next((each for each in units if past_s >= 2 * each[0]), (1.0, "s"))
+    when = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{when} is {past_s / unit_s:{'.0f' if unit == 's' else '.1f'}} {unit} in the past"

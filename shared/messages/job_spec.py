@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_environment import DataUris, Requirements, Secrets, Variables, local_path
 from elasticflow.shared.messages.limits import (
+    MAX_TIME_S,
     BatchSize,
     Digest,
     FewItems,
@@ -39,10 +40,15 @@ from elasticflow.shared.messages.limits import (
 
 
 def _in_one_sentence(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
-    """One error for a value of no allowed type, instead of one for each type."""
+    """One error for a value of no allowed type, instead of one for each type. A longer integer is no float: it would be
+    another number."""
     try:
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError("above 63 bits")
+        if not isinstance(value, bool | int | float | str):
+            raise TypeError("no scalar")
         return validated(value)
-    except ValidationError:
+    except (ValueError, TypeError):
         raise PydanticCustomError(
             "scalar", "must be a boolean, a finite number of 64 bits, or text of at most 256 characters"
         ) from None
@@ -190,7 +196,7 @@ class JobSpec:
         return f"{name}#sharded" if self.shard_optimizer else name
 
     def resolved_deadline_s(self, now_s: float) -> float | None:
-        """The absolute deadline; a relative one counts from now_s."""
+        """The absolute deadline; a relative one counts from now_s, up to the last time that a message can have."""
         if self.deadline_in_s is not None:
-            return now_s + self.deadline_in_s
+            return min(now_s + self.deadline_in_s, MAX_TIME_S)
         return self.deadline_s

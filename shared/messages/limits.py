@@ -4,6 +4,7 @@ A value that passed the codec is within these bounds; no other code checks them 
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Len, Lt
@@ -27,6 +28,7 @@ MAX_METRICS_BYTES = 16 * 1024  # of the names and numbers of one worker
 MAX_GPU_TYPE_LENGTH = 64
 MAX_TIME_S = 1e11  # about the year 5138; a larger value has the wrong unit
 
+_MAX_TOKEN_LENGTH = 64
 TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots, spaces or wildcards
 # "": unknown
 GPU_TYPE_PATTERN = rf"^([A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_GPU_TYPE_LENGTH - 1}}})?$"
@@ -131,3 +133,16 @@ def _within_bytes(metrics: Mapping[str, float]) -> Mapping[str, float]:
 
 # of one worker: a heartbeat carries those of all jobs of its node
 WorkerMetrics = Annotated[Mapping[Name, Finite], FewItems, AfterValidator(_within_bytes)]
+
+
+def next_name(token: str) -> str:
+    """The name that people would give the next one: digits-2 after digits, digits-3 after digits-2."""
+    base, separator, number = token.rpartition("-")
+    counts = bool(separator) and number.isdecimal() and len(number) < 4
+    name, count = (base, int(number) + 1) if counts else (token, 2)
+    return f"{name[: _MAX_TOKEN_LENGTH - 5]}-{count}"
+
+
+def local_time(at_s: float) -> str:
+    """Like 2026-05-01 18:00:04, where this process runs."""
+    return datetime.fromtimestamp(at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -165,6 +165,11 @@ class PoolState:
         """A job by id, live or ended."""
         return self.live_jobs.get(job_id) or self.ended_jobs.get(job_id)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all jobs and padding loads that are known."""
+        return (*self.live_jobs, *self.ended_jobs, *self.loads)
+
     def decision_on(self, position: QueuePosition) -> int | None:
         """The sequence of the decision on the command at this position; None if it has none, or a very old one."""
         decided = self.decided_commands.get(position.sequence % MAX_DECIDED_COMMANDS)

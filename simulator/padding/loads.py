@@ -85,7 +85,7 @@ def require_long_windows(file: Path, loads: Sequence[PaddingLoad], windows: Sequ
 def _csv_rows(file: Path) -> Iterator[Row | BadInput]:
     (_, header), *lines = read_lines(file)
     columns = columns_of(file, header, {name: name for name in KEYS})
-    require_columns(file, columns, REQUIRED, KEYS, ADVICE)
+    require_columns(file, columns, REQUIRED, ADVICE)
     return rows_of(file, columns, lines)
 
 

@@ -35,7 +35,7 @@ def read_windows(file: Path) -> tuple[IdleWindow, ...]:
     """The windows of a file, in order of start and GPU. BadInput names every bad row."""
     (_, header), *lines = read_lines(file)
     columns = columns_of(file, header, {name: name for name in COLUMNS})
-    require_columns(file, columns, REQUIRED, COLUMNS, ADVICE)
+    require_columns(file, columns, REQUIRED, ADVICE)
     found: list[tuple[IdleWindow, int]] = []
     bad: list[BadRow] = []
     for row in rows_of(file, columns, lines):
@@ -61,14 +61,10 @@ def write_windows(file: Path, windows: Iterable[IdleWindow]) -> None:
         writer.writerows((one.gpu, repr(one.start_s), repr(one.end_s), one.gpu_type) for one in windows)
 
 
-def require_columns(
-    file: Path, columns: Sequence[str], required: Sequence[str], known: Sequence[str], advice: str
-) -> None:
-    """BadInput if a column is missing or unknown."""
+def require_columns(file: Path, columns: Sequence[str], required: Sequence[str], advice: str) -> None:
+    """BadInput if a column is missing."""
     if missing := [name for name in required if name not in columns]:
         raise bad_input(file, f"no column {', '.join(missing)}", line=1, advice=advice)
-    if unknown := [name for name in columns if name not in known]:
-        raise bad_input(file, f"unknown column {unknown[0]!r}", line=1, advice=advice)
 
 
 def _window(row: Row) -> IdleWindow:

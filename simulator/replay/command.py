@@ -29,7 +29,8 @@ from elasticflow.cli.replay_options import (
 )
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages.export import BadExport, LedgerRecord, read_export, records_in
-from elasticflow.shared.runtime.process.terminal import console, forget_stdout
+from elasticflow.shared.runtime.process.standard_streams import forget_stdout
+from elasticflow.shared.runtime.process.terminal import console
 
 if TYPE_CHECKING:
     from elasticflow.simulator.replay.recorded_ledger import Entry
@@ -62,12 +63,17 @@ def replay(
         raise typer.BadParameter("--from needs --policy")
     if until is not None and at is not None:
         raise typer.BadParameter("--until and --at exclude each other")
-    at_s = None if at is None else _instant_s(at)
+    after_begin_s = _seconds_after_begin(at or "")
+    at_s = None if at is None or after_begin_s is not None else _instant_s(at)
     try:
         if str(file) == STREAM:
             _follow_stream(job, delay, as_json)
             return
         records = _records(file)
+        begin_s = records[0].stored_at_s if records else 0.0
+        at_s = at_s if after_begin_s is None else begin_s + after_begin_s
+        if at is not None and at_s is not None and at_s < begin_s:
+            raise _refused(_before_begin(at, at_s, begin_s))
         entries = _chosen(records, file, until, at_s)
         if policy:
             _show_comparison(entries, from_sequence or 0, policy, as_json)
@@ -84,17 +90,31 @@ def replay(
         forget_stdout()
 
 
+def _seconds_after_begin(text: str) -> float | None:
+    """Of "+400"; None of an instant."""
+    is_relative = text.startswith("+") and text[1:].replace(".", "", 1).isdecimal()
+    return float(text) if is_relative else None
+
+
+def _before_begin(text: str, at_s: float, begin_s: float) -> str:
+    from elasticflow.simulator.replay.state_tables import clock_time
+
+    relative = f"; for {text} s after its begin write --at +{text}" if text.replace(".", "", 1).isdecimal() else ""
+    return f"--at {text}: {clock_time(at_s)} is before the ledger, which begins at {clock_time(begin_s)}{relative}"
+
+
 def _instant_s(text: str) -> float:
     """Seconds since 1970, or ISO 8601; an instant without an offset is in UTC."""
-    with contextlib.suppress(ValueError, OverflowError):  # beyond the years of a datetime, or nan
-        return datetime.fromtimestamp(float(text), UTC).timestamp()
     try:
+        with contextlib.suppress(ValueError, OverflowError):  # ISO, beyond the years of a datetime, or nan
+            return datetime.fromtimestamp(float(text), UTC).timestamp()
         instant = datetime.fromisoformat(text)
-    except ValueError:
+        at_s = (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
+        return datetime.fromtimestamp(at_s, UTC).timestamp()
+    except (ValueError, OverflowError):
         raise typer.BadParameter(
-            f"{text!r} is neither seconds since 1970 nor an ISO 8601 time like 2026-01-31T12:00:00Z"
+            f"{text!r} is no time: write 2026-01-31T12:00:00Z, +400 (seconds after the begin), or seconds since 1970"
         ) from None
-    return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
 
 
 def _chosen(

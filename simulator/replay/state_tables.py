@@ -15,7 +15,6 @@ from elasticflow.shared.messages.event_summary import gpus_in_words
 from elasticflow.shared.state.gpu_types import num_added_by_type
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
-from elasticflow.simulator.replay.modelled_training import placed_rate
 
 _PHASE_STYLES = {
     Phase.PROFILING: "cyan",
@@ -97,10 +96,17 @@ def margin_s(state: PoolState, job: Job) -> float | None:
         return job.deadline_s - job.ended_at_s
     if not (job.live and job.training):
         return None
-    speed = job.iterations_per_s or placed_rate(state, job)
+    speed = job.iterations_per_s or _predicted_speed(state, job)
     if not speed:
         return None
     return job.deadline_s - job.progressed_at_s - (job.spec.max_iterations - job.iteration) / speed
+
+
+def _predicted_speed(state: PoolState, job: Job) -> float:
+    """Of a job that has not reported any so far."""
+    from elasticflow.simulator.replay.modelled_training import placed_rate  # with compiled loops: seconds of imports
+
+    return placed_rate(state, job)
 
 
 def _node(state: PoolState, node: NodeView) -> dict[str, Any]:

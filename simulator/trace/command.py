@@ -23,6 +23,7 @@ from elasticflow.simulator.trace.command_inputs import cluster_of, make_folder, 
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
 from elasticflow.simulator.trace.result_files import write_tables
+from elasticflow.simulator.trace.shown_result import result_table
 from elasticflow.simulator.trace.simulated_run import BY_TYPE, SimulatedRun, execute
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import bundled_traces
@@ -178,14 +179,8 @@ def watched(simulation: Simulation, title: str) -> Iterator[Callable[[], bool]]:
 
 
 def _show(numbers: Mapping[str, object]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for name, value in numbers.items():
-        if value is not None and name != BY_TYPE:
-            table.add_row(name, _readable(value))
     console = Console(highlight=False)
-    console.print(table)
+    console.print(result_table(numbers))
     if by_type := cast(Mapping[str, Mapping[str, object]] | None, numbers[BY_TYPE]):
         console.print(_types(by_type))
 

@@ -132,15 +132,25 @@ def read_lines(file: Path) -> list[tuple[int, list[str]]]:
     return lines
 
 
-def columns_of(file: Path, header: list[str], spellings: Mapping[str, str]) -> list[str]:
-    """The known name of each column; an unknown column keeps its name, unless it looks like a typing error."""
+def columns_of(
+    file: Path, header: list[str], spellings: Mapping[str, str], *, ignores_others: bool = False
+) -> list[str]:
+    """The known name of each column. BadInput names all that are unknown, with the known ones.
+
+    ignores_others: an unknown column keeps its name, unless it looks like a typing error.
+    """
     names = [spellings.get(name.lower(), name) for name in header]
-    for name in names:
+    known = dict.fromkeys(spellings.values())
+    reasons = list[str]()
+    for name in dict.fromkeys(names):
         if names.count(name) > 1:
-            raise bad_input(file, f"two columns mean {name!r}; keep one of them", line=1)
+            reasons.append(f"two columns mean {name!r}; keep one of them")
         likely = difflib.get_close_matches(name.lower(), spellings, n=1, cutoff=0.85)
-        if name not in spellings.values() and likely:
-            raise bad_input(file, f"unknown column {name!r}; is it {likely[0]!r}?", line=1)
+        if name not in known and (likely or not ignores_others):
+            reasons.append(f"unknown column {name!r}" + (f"; is it {likely[0]!r}?" if likely else ""))
+    if reasons:
+        problems = tuple(BadRow(file=str(file), line=1, reason=reason) for reason in reasons)
+        raise BadInput(problems, f"the known columns are {', '.join(known)}")
     return names
 
 

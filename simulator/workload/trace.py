@@ -73,7 +73,7 @@ def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, see
     BadInput names every bad row, or with skip_bad they are in `skipped`; a file without a valid row is an error.
     """
     (_, header), *lines = read_lines(file)
-    columns = columns_of(file, header, SPELLINGS)
+    columns = columns_of(file, header, SPELLINGS, ignores_others=True)
     read_job = _reader(file, columns, throughputs, seed)
     jobs: list[TraceJob] = []
     bad: list[BadRow] = []
@@ -134,7 +134,10 @@ def _reader(file: Path, columns: list[str], throughputs: Throughputs, seed: int)
     missing = [name for name in (REQUIRED_RAW if is_raw else REQUIRED) if name not in columns]
     if missing:
         forms = f"a trace has {', '.join(REQUIRED)}, a raw one {', '.join(REQUIRED_RAW)}"
-        raise bad_input(file, f"no column {', '.join(missing)}; {forms}", line=1)
+        others = [name for name in columns if name not in COLUMNS]
+        unknown = f"; unknown here: {', '.join(others)}" if others else ""
+        advice = f"the known columns are {', '.join(COLUMNS)}"
+        raise bad_input(file, f"no column {', '.join(missing)}; {forms}{unknown}", line=1, advice=advice)
     if is_raw:
         return RawReader(throughputs, np.random.default_rng(seed))
     return partial(_complete_job, throughputs)

@@ -75,10 +75,10 @@ async def test_resubmitting_under_the_same_id_has_no_effect(cli: CommandLinePool
 
 async def test_options_override_the_class(cli: CommandLinePool) -> None:
     ran = await cli.eflow(
-        "submit", "line.py", "--class", "best-effort", "--set", "rate=0.5", "--set", "name=x", "--json"
+        "submit", "line.py", "--class", "best-effort", "--set", "lr=0.5", "--set", "depth=x", "--json"
     )
     spec = ran.value["spec"]
-    assert (spec["job_class"], spec["hyperparameters"]) == ("best_effort", {"rate": 0.5, "name": "x"})
+    assert (spec["job_class"], spec["hyperparameters"]) == ("best_effort", {"lr": 0.5, "depth": "x"})
 
 
 async def test_quoting_submits_nothing(cli: CommandLinePool) -> None:
@@ -153,7 +153,7 @@ async def test_a_failure_is_one_line_and_an_exit_code(cli: CommandLinePool) -> N
         (("jobs", "--nats-url", "nats://127.0.0.1:1"), 2, "no NATS JetStream at nats://127.0.0.1:1"),
         (("jobs", "--pool", "mars"), 2, "no pool 'mars'"),
         (("explain", "unknown"), 1, "unknown job 'unknown'"),
-        (("submit", "line.py", "--deadline", "2001-01-01T00:00"), 1, "in the past"),
+        (("submit", "line.py", "--deadline", "2001-01-01T00:00"), 2, "years in the past"),
     ]
     for arguments, status, said in expected:
         ran = await cli.eflow(*arguments)

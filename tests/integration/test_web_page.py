@@ -52,7 +52,7 @@ def test_events_are_paged_and_filtered(of_file: PageClient) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
-        ("/api/jobs/unknown", 404, "no job 'unknown' at this point of the ledger"),
+        ("/api/jobs/unknown", 404, "there is no job 'unknown' at this time"),
         ("/api/jobs/..%2F..%2Fetc/logs", 404, "Not Found"),
         ("/api/state?sequence=-1", 400, "sequence must be a number, not '-1'"),
         ("/api/state?source=other", 404, "no ledger 'other' is open; open its file again"),

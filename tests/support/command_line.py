@@ -29,7 +29,7 @@ JOB_FILE = """
 from elasticflow import ElasticJob
 
 class Line(ElasticJob):
-    hyperparameters = {"global_batch_size": 64}
+    hyperparameters = {"global_batch_size": 64, "lr": 1, "depth": 1}
     max_iterations = 100
     model_name = "linear"
 """

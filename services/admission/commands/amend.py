@@ -11,6 +11,7 @@ from elasticflow.services.admission.commands.replan import Found, Replanning, ow
 from elasticflow.services.admission.rejection.text import RUNS_NOWHERE, no_such_job
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import AmendJob
+from elasticflow.shared.messages.event_summary import in_the_past
 from elasticflow.shared.messages.events import AmendRejected, JobAmended
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.scheduling.availability.earliest_completion import most_iterations_by
@@ -75,7 +76,7 @@ def obstacle(job: Job | None, command: AmendJob, now_s: float) -> str | None:
     if command.deadline_s is not None and not spec_of(job).job_class.has_deadline:
         return f"deadline_s: a {spec_of(job).job_class.value} job has none"
     if command.deadline_s is not None and command.deadline_s <= now_s:
-        return f"deadline_s: it is {now_s - command.deadline_s:.0f} s in the past; choose a later one"
+        return f"deadline: {in_the_past(command.deadline_s, now_s)}; choose a later one"
     if command.max_iterations is not None and command.max_iterations <= job.iteration:
         return f"max_iterations: it has done {job.iteration} already; choose more, or cancel it"
     return None

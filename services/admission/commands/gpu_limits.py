@@ -13,6 +13,7 @@ from elasticflow.services.admission.commands.replan import Found, Replanning, ow
 from elasticflow.services.admission.rejection.text import RUNS_NOWHERE, no_such_job
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import SetGpuLimits
+from elasticflow.shared.messages.event_summary import in_the_past
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
 from elasticflow.shared.messages.gpu_limits import GpuLimits, range_problem
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
@@ -80,7 +81,7 @@ def _obstacle(job: Job | None, known: GpuLimits | None, command: SetGpuLimits, n
     if _clears(command):
         return None if known is not None else "it has no GPU limits"
     if command.until_s is not None and command.until_s <= now_s:
-        return f"until_s: it is {now_s - command.until_s:.0f} s in the past; choose a later one"
+        return f"until: {in_the_past(command.until_s, now_s)}; choose a later one"
     wrong = range_problem(command.min_gpus or 1, command.max_gpus)
     return None if wrong is None else f"min_gpus: {wrong}"
 

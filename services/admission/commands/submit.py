@@ -21,6 +21,7 @@ from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.admission.sessions_by_type import SessionsByType
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.limits import next_name
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.admission.admission_pricing import Submitted, submitted
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, profile_known
@@ -101,10 +102,20 @@ def _repeated_or_wrong(
     if known is not None and not is_resubmission(known, command):
         if is_submission_of(command, known):
             return whole
-        why = f"job_id: {submission.job_id} names another job already, of another spec or tenant; choose another"
+        why = _taken(state, known, submission)
         return rejected(whole, submission, "duplicate", why)
     problems = problems_of(state, spec_on(state, spec, spec.gpu_type), whole.now_s)
     return rejected(whole, submission, "invalid", "; ".join(problems)) if problems else None
+
+
+def _taken(state: PoolState, known: Job, submission: Submission) -> str:
+    """A name stays that of its job, whose history, logs and checkpoints it names, also after its end."""
+    free = next_name(known.job_id)
+    while state.job(free) is not None or free in state.quote_reservations:
+        free = next_name(free)
+    of = "of another tenant" if known.tenant != submission.tenant else "submitted with other options"
+    end = f" and {known.phase.value}" if not known.live and known.tenant == submission.tenant else ""
+    return f"job_id: {known.job_id} names another job already, {of}{end}; {free} is free"
 
 
 def _is_reserved_by_another(whole: AdmissionSession, submission: Submission) -> bool:

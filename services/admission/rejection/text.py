@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
-from elasticflow.shared.messages.event_summary import memory_in_words
+from elasticflow.shared.messages.event_summary import in_the_past, memory_in_words
 from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -43,8 +42,7 @@ def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
     if spec.job_class is JobClass.SLO and deadline_s is None:
         problems.append("deadline_s: a job of class slo needs a deadline; without one choose best_effort")
     if deadline_s is not None and deadline_s <= now_s:
-        when, late_s = datetime.fromtimestamp(deadline_s, UTC).isoformat(" ", "seconds"), now_s - deadline_s
-        problems.append(f"deadline_s: {when} is {late_s:.0f} s in the past; choose a later one")
+        problems.append(f"deadline: {in_the_past(deadline_s, now_s)}; choose a later one")
     return problems
 
 

@@ -43,7 +43,7 @@ MESSAGE_TYPES: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_ar
 # (name, version) -> a function from the payload of that version to that of the next. Empty until the first release.
 UPCASTERS: dict[tuple[str, int], Callable[[Fields], Fields]] = {}
 
-_pack = cast(Callable[[Fields], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_pack = cast(Callable[..., bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
 _unpackb = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
 
 _COMMANDS = {kind.__name__: kind for kind in get_args(Command)}
@@ -80,9 +80,10 @@ def encode(
     recorded_at_s: float,
     max_bytes: int = MAX_MESSAGE_BYTES,
 ) -> bytes:
-    """The message in its envelope, as msgpack. Raises TooLarge above max_bytes."""
+    """The message in its envelope, as msgpack. Texts lose what UTF-8 cannot hold: "?" takes its place, as in the words
+    of an error; `validate` names such a field of a command. Raises TooLarge above max_bytes."""
     envelope = _tagged(message) | {"id": id, "cause_id": cause_id, "recorded_at_s": recorded_at_s}
-    data = _pack(envelope)
+    data = _pack(envelope, unicode_errors="replace")
     if len(data) > max_bytes:
         raise TooLarge(type(message).__name__, len(data), max_bytes)
     return data
@@ -212,6 +213,8 @@ def problem_in(details: Any) -> str:
     given = f", not {_shown(details['input'])}" if is_shown else ""
     if details["type"] == "string_pattern_mismatch":
         rule = PATTERNS_IN_WORDS[details["ctx"]["pattern"]]
+    elif details["type"] == "string_unicode":
+        rule = "must be text that UTF-8 can hold"
     else:
         rule = details["msg"].replace("Input should be", "must be")
     return f"{place}: {rule}{given}"
@@ -219,7 +222,10 @@ def problem_in(details: Any) -> str:
 
 def _shown(value: object) -> str:
     """A value of any size and depth, shortened."""
-    return f"{_REPR.repr(value):.80}"
+    try:
+        return f"{_REPR.repr(value):.80}"
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        return "a number of thousands of digits"
 
 
 @dataclass(frozen=True, slots=True)

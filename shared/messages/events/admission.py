@@ -17,6 +17,7 @@ from elasticflow.shared.messages.limits import (
     Text,
     TimeS,
     Token,
+    local_time,
 )
 from elasticflow.shared.messages.rejection import InfeasibilityCertificate, Offer
 from elasticflow.shared.messages.share_schedule import ShareSchedule
@@ -69,6 +70,11 @@ class JobAdmitted:
     gpu_type: GpuType = ""  # on which it is promised; "": the pool's first type
     at_s: TimeS
 
+    def __str__(self) -> str:
+        """A line, as of the others that `submit` returns."""
+        promise = "no deadline" if self.deadline_s is None else f"done by {local_time(self.deadline_s)}"
+        return f"admitted {self.job_id}: {promise}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRejected:
@@ -96,6 +102,11 @@ class JobRejected:
     least_elsewhere: Mapping[GpuType, DurationS] = field(default_factory=dict[str, float])  # GPU-seconds on other types
     at_s: TimeS
 
+    def __str__(self) -> str:
+        earliest_s = self.earliest_deadline_s
+        offer = "" if earliest_s is None else f"; earliest deadline {local_time(earliest_s)}"
+        return f"rejected {self.job_id}: {self.explanation}{offer}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCancelled:
@@ -105,6 +116,9 @@ class JobCancelled:
     job_id: Token
     reason: Text
     at_s: TimeS
+
+    def __str__(self) -> str:
+        return f"cancelled {self.job_id}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

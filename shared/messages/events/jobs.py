@@ -211,6 +211,9 @@ class JobFailed:
     iteration: Iterations | None = None  # done when it failed, as far as the sender knows
     at_s: TimeS
 
+    def __str__(self) -> str:
+        return f"failed {self.job_id}: {self.error}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAtRisk:

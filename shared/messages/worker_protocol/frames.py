@@ -41,7 +41,7 @@ MAX_FRAME_BYTES = 1024 * 1024
 
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {t.__name__: TypeAdapter(t) for t in get_args(ChannelMessage)}
 _LENGTH = struct.Struct(">I")
-_pack = cast(Callable[[object], bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
+_pack = cast(Callable[..., bytes], msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
 _unpack = cast(Callable[..., object], msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -50,9 +50,10 @@ class BrokenChannel(ValueError):
 
 
 def encode_frame(message: ChannelMessage) -> bytes:
-    """The message as one frame. Raises ValueError above MAX_FRAME_BYTES."""
+    """The message as one frame. Texts of users' code lose what UTF-8 cannot hold, such as the bytes of a file's name:
+    "?" takes its place. Raises ValueError above MAX_FRAME_BYTES."""
     name = type(message).__name__
-    body = _pack([name, _ADAPTERS[name].dump_python(message, warnings=False)])
+    body = _pack([name, _ADAPTERS[name].dump_python(message, warnings=False)], unicode_errors="replace")
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"{name} of {len(body):,} bytes is above {MAX_FRAME_BYTES:,}")
     return _LENGTH.pack(len(body)) + body

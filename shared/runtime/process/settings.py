@@ -10,6 +10,7 @@ from pathlib import Path
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.limits import PATTERNS_IN_WORDS, TOKEN_PATTERN
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
+from elasticflow.shared.runtime.process.variables import check_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
         """Raises BadSettings, naming every variable that is wrong."""
+        check_names(os.environ if environment is None else environment)
         read = Reader(os.environ if environment is None else environment)
         settings = cls(
             nats_url=read.text("NATS_URL", "nats://127.0.0.1:4222"),

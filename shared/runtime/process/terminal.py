@@ -46,8 +46,3 @@ def reserve_stdout() -> None:
     sys.stdout = os.fdopen(
         number, "w", encoding=before.encoding, errors=before.errors, buffering=1 if before.isatty() else -1
     )
-
-
-def forget_stdout() -> None:
-    """After a BrokenPipeError: what is still to be written there goes nowhere, and is no failure at the exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

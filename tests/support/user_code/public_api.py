@@ -11,7 +11,7 @@ from elasticflow import ElasticJob, Scalar
 
 
 class Own(ElasticJob):
-    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8}
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "learning_rate": 0.1, "name": ""}
     max_iterations = 100
 
     def init_dataset(self) -> Any:

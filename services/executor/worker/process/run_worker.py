@@ -37,6 +37,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, Wa
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 
 _MAX_TEXT = 16_000  # characters of an error or traceback that are sent; the log has all of it
+_MAX_NOTES = 2_000  # after those of the error
 
 log = structlog.get_logger()
 
@@ -120,8 +121,8 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
     except BaseException as error:  # any error of the user's code, including SystemExit
         text = folded(traceback.format_exc())
         print(without_own_secrets(text), file=sys.stderr)
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        message = ": ".join(filter(None, (type(error).__name__, str(error))))
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", None) or ())
+        message = ": ".join(filter(None, (type(error).__name__, _words_of(error))))
         if is_out_of_memory(error) and (advice := job_memory_advice()):
             notes += f"; {advice}"
         notes += _missing_file_advice(error)
@@ -145,10 +146,18 @@ def _missing_file_advice(error: BaseException | None) -> str:
     return "; its node has no such path, or does not show it to jobs: name the data with --data NAME=PATH"
 
 
+def _words_of(error: BaseException) -> str:
+    """Never raises, even if the user's __str__ does."""
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"its __str__ raised {type(failed).__name__}"
+
+
 def _failed(error: str, traceback: str, notes: str = "") -> Failed:
     """Masked before it is cut: a part of a secret would remain."""
     return Failed(
-        error=without_own_secrets(error)[:_MAX_TEXT] + without_own_secrets(notes),
+        error=without_own_secrets(error)[:_MAX_TEXT] + without_own_secrets(notes)[:_MAX_NOTES],
         traceback=without_own_secrets(traceback)[-_MAX_TEXT:],
     )
 

@@ -1,6 +1,7 @@
 """Checks of what user code returns and does; a violation fails the job with a message that says what to change."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -48,7 +49,12 @@ def require_same_metrics(expected: tuple[str, ...], returned: Sequence[tuple[str
 
 
 def require_few_metrics(metrics: Mapping[str, float]) -> None:
-    """An executor ends a worker that reports more, without a word to the user."""
+    """An executor ends a worker that reports more, or other names, without a word to the user."""
+    if wrong := [name for name in metrics if not _is_name(name)]:
+        raise TrainingFailed(
+            f"train() and evaluate() returned metrics with the names {', '.join(map(ascii, wrong[:3]))}: a name needs "
+            "characters, none of them a control character or the byte of a file name that is not UTF-8"
+        )
     longest = max(map(len, metrics), default=0)
     num_bytes = metrics_bytes(metrics)
     if len(metrics) > MAX_FEW_ITEMS or num_bytes > MAX_METRICS_BYTES or longest > MAX_NAME_LENGTH:
@@ -57,6 +63,10 @@ def require_few_metrics(metrics: Mapping[str, float]) -> None:
             f"{longest} characters; at most {MAX_FEW_ITEMS}, {MAX_METRICS_BYTES:,} and {MAX_NAME_LENGTH} are allowed: "
             "return fewer, with shorter names"
         )
+
+
+def _is_name(name: str) -> bool:
+    return (name.isprintable() and name != "") or bool(re.fullmatch(r"[^\x00-\x1f\ud800-\udfff]+", name))
 
 
 def require_finite_loss(metrics: Mapping[str, float], hyperparameters: Mapping[str, Any], iteration: int) -> None:
@@ -232,7 +242,7 @@ def as_metrics(returned: Any) -> dict[str, Number]:
     values = returned if isinstance(returned, Mapping) else {"loss": returned}
     try:
         return {str(name): number_of(value) for name, value in sorted(values.items())}
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TrainingFailed(
             f"train() returned {type(returned).__name__}: return the loss, or a mapping of names to numbers"
         ) from error

@@ -1,11 +1,17 @@
 """The output of `eflow submit` for each decision."""
 
+from dataclasses import replace
+
 import pytest
 
 from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.cli.decision_output import show_decision, show_quote
+from elasticflow.errors import UnknownJob
+from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.commands import DeadlineQuoted
 from elasticflow.shared.messages.events import JobAdmitted
+from elasticflow.shared.messages.limits import next_name
+from elasticflow.shared.state.job import Job, Phase
 from tests.support.histories import NOW_S, spec
 from tests.support.worker_events import admitted
 
@@ -40,3 +46,66 @@ def test_an_answer_names_the_gpu_type(capsys: pytest.CaptureFixture[str]) -> Non
     words = capsys.readouterr().out.split()
     assert " ".join(words[words.index("GPU") :][:3]) == "GPU type P100"
     assert "9 GPU-seconds of type V100" in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("wanted_s", "first"),
+    [
+        (NOW_S + 60.0, "would be promised  {} (in 1m 00s)"),
+        (NOW_S + 20.0, "not promised: {} (in 20.0s) is 30.0s too early"),
+    ],
+)
+def test_a_quote_answers_whether_a_deadline_would_be_promised(
+    wanted_s: float, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quoted = DeadlineQuoted(earliest_deadline_s=NOW_S + 50.0, at_s=NOW_S)
+    show_quote(quoted, NOW_S + 50.0, SubmissionOptions(target="a.py", deadline="1m"), wanted_s)
+    assert capsys.readouterr().out.splitlines()[0] == first.format(clock_time(wanted_s, now_s=NOW_S))
+
+
+BEFORE = Job(job_id="j1", tenant="t", spec=spec(), phase=Phase.ADMITTED, decided_at_s=NOW_S, decided_sequence=1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "ended_at_s", "said"),
+    [
+        (Phase.ADMITTED, None, "; nothing was submitted now"),
+        (
+            Phase.FAILED,
+            NOW_S + 5.0,
+            ", and failed at {} (5.0s ago); nothing was submitted now; to run it again: --name j1-2",
+        ),
+    ],
+)
+def test_a_second_submission_says_that_it_is_one(
+    phase: Phase, ended_at_s: float | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = replace(BEFORE, phase=phase, ended_at_s=ended_at_s)
+    now_s = NOW_S + 10.0
+    show_decision(admitted("j1"), SubmissionOptions(target="a.py", name="j1"), now_s=now_s, earlier=earlier)
+    first = capsys.readouterr().out.splitlines()[0]
+    end = said.format(clock_time(NOW_S + 5.0, now_s=now_s))
+    assert first == f"j1 was admitted already at {clock_time(NOW_S, now_s=now_s)} (10.0s ago){end}"
+
+
+def test_a_job_that_was_rejected_before_is_new(capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = replace(BEFORE, phase=Phase.REJECTED)
+    show_decision(admitted("j1"), SubmissionOptions(target="a.py"), now_s=NOW_S, earlier=earlier)
+    assert capsys.readouterr().out.startswith("admitted  j1")
+
+
+@pytest.mark.parametrize(
+    ("name", "following"),
+    [("j", "j-2"), ("j-2", "j-3"), ("run-2026", "run-2026-2"), ("j-3f9a1c", "j-3f9a1c-2"), ("x" * 64, f"{'x' * 59}-2")],
+)
+def test_the_next_name_counts(name: str, following: str) -> None:
+    assert next_name(name) == following
+
+
+def test_an_unknown_job_is_said_with_close_names() -> None:
+    known = ("hans", "greta", "digits-3f9a1c")
+    assert str(UnknownJob("han", "pool default", known)) == (
+        "unknown job 'han' in pool default; did you mean hans? `eflow jobs --all` lists its jobs"
+    )
+    assert "did you mean digits-3f9a1c?" in str(UnknownJob("digits", "pool default", known))
+    assert str(UnknownJob("x", "pool default", known)).endswith("default; `eflow jobs --all` lists its jobs")

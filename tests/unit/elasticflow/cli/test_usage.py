@@ -10,10 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from elasticflow import ElasticJob
 from elasticflow.cli import main
 from elasticflow.cli.app import app
-from elasticflow.cli.command_options import SubmissionOptions
-from elasticflow.cli.option_values import parse_data, read_secret
+from elasticflow.cli.command_options import ClassName, SubmissionOptions, class_named
+from elasticflow.cli.option_values import parse_data, parse_setting, read_secret
 from elasticflow.cli.up import cpu_slots_in_words, show_pool
 from elasticflow.client.configure_pool import configure, read_config
 from elasticflow.local.run_file import RunFile
@@ -228,7 +229,7 @@ def test_a_job_that_a_file_does_not_know_is_looked_for_in_that_file(nowhere: Pat
         ExportWriter(file).finish()
     status, shown = eflow("explain", "j1", "--file", "run.ledger")
     assert status == 1
-    assert "unknown job 'j1' in run.ledger; `eflow replay run.ledger` lists its jobs" in shown
+    assert "unknown job 'j1' in run.ledger; `eflow jobs --all --file run.ledger` lists its jobs" in shown
 
 
 def test_a_pool_config_is_read_from_toml_and_json(nowhere: Path) -> None:
@@ -256,7 +257,7 @@ def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
         "resize_cost_s: must be greater than or equal to 0, not -1",
         "max_restarts: must be a valid integer, not True",
         "colour is not a setting of a pool",
-        "quotas.lab.jobs_per_day is not a setting of a pool",
+        "quotas.lab.jobs_per_day is not a setting of a pool; did you mean max_jobs_per_day",
     ):
         assert f"{nowhere / 'pool.toml'}: {problem}" in str(wrong.value)
 
@@ -361,11 +362,11 @@ def test_data_on_the_command_line_replaces_that_of_the_same_name_in_a_file(nowhe
 
 def test_a_hyperparameter_that_the_class_does_not_declare_is_named_with_the_nearest_one(nowhere: Path) -> None:
     (nowhere / "user_typo.py").write_text(JOB_FILE.format(name="Net", batch=8))
-    status, shown = eflow("submit", "user_typo.py", "--deadline", "1h", "--set", "global_batch=16")
-    first, second = shown.splitlines()
-    assert status == 2
-    assert first == "eflow: --set global_batch: Net declares no such hyperparameter; did you mean global_batch_size?"
-    assert "no running pool found" in second
+    (nowhere / "job.toml").write_text('target = "user_typo.py"\n[set]\nglobal_batch = 16\n')
+    refused = "--set global_batch: Net declares no such hyperparameter; did you mean global_batch_size?"
+    options = ("user_typo.py", "--set", "global_batch=16")
+    for command in ("submit", *options), ("quote", *options), ("profile", *options), ("quote", "job.toml"):
+        assert eflow(*command) == (1, f"eflow: {refused}\n")
 
 
 def test_a_model_is_not_fetched_into_a_file(nowhere: Path) -> None:
@@ -435,3 +436,50 @@ def test_keys_of_secrets_are_made_once(nowhere: Path) -> None:
     key = shown.partition('secrets_key = "')[2].partition('"')[0]
     assert len(key) == 44
     assert key in eflow("keys", "secrets", "--keys", "k", "--json")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("submit", "x.py", "--deadline", "0001-01-01"), "0001-01-01 00:00:00 is before 1970"),
+        (("submit", "x.py", "--deadline", "0000-01-01"), "'0000-01-01' is not a time"),
+        (("submit", "x.py", "--deadline", "9999-12-31T23:59-14:00"), "or thousands of years away"),
+        (("submit", "x.py", "--deadline", f"{10**400}d"), "is a duration of thousands of years"),
+        (("amend", "j", "--deadline", "0001-01-01"), "is before 1970"),
+        (("report", "--since", "0001-01-01"), "is before 1970"),
+        (("submit", "x.py", "--timeout", "99999999999999d"), "is a duration of thousands of years"),
+    ],
+)
+def test_a_time_that_no_message_can_hold_is_refused(nowhere: Path, arguments: tuple[str, ...], said: str) -> None:
+    status, shown = eflow(*arguments)
+    assert (status, said in shown, len(shown.splitlines())) == (2, True, 1), shown
+
+
+def test_a_nested_setting_is_text_however_deep_it_is() -> None:
+    assert parse_setting(f"a={'[' * 100_000}")[1] == "[" * 100_000
+
+
+@pytest.mark.parametrize("name", ["best-effort", "best_effort", "BEST_EFFORT", "best effort"])
+def test_each_printed_name_of_a_class_is_accepted(name: str) -> None:
+    assert class_named(name) is ClassName.BEST_EFFORT
+    assert ElasticJob().set_job_class("best-effort").job_class  # pyright: ignore[reportArgumentType]
+
+
+def test_a_deadline_that_is_over_is_told_as_a_date_and_a_duration_before_anything_is_imported(nowhere: Path) -> None:
+    (nowhere / "user_never.py").write_text("raise RuntimeError('imported')")
+    for command in ("submit", "quote"):
+        status, shown = eflow(command, "user_never.py", "--deadline", "2001-01-01T00:00")
+        said = " ".join(shown.replace("│", "").split())
+        assert status == 2
+        assert "2001-01-01 00:00:00 is" in said
+        assert "years in the past; choose a later time" in said
+    assert "it must be longer than 0 s" in eflow("submit", "user_never.py", "--deadline", "0s")[1]
+
+
+@pytest.mark.parametrize(
+    "options", [("--deadline", "soon"), ("--gpus", "many"), ("--set", "a"), ("--sweep", "a"), ("--gpu-memory", "big")]
+)
+def test_a_text_without_a_meaning_is_named_before_anything_is_imported(nowhere: Path, options: tuple[str, str]) -> None:
+    (nowhere / "user_never.py").write_text("raise RuntimeError('imported')")
+    status, shown = eflow("submit", "user_never.py", *options)
+    assert (status, "imported" in shown) == (2, False)

@@ -1,21 +1,27 @@
 """The class that users subclass, and the specification that it produces."""
 
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from elasticflow import ElasticJob, Scalar
 from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.sdk.job import Condition, InvalidJob
+from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.job_spec import JobClass, MetricCondition
+from elasticflow.shared.messages.limits import MAX_TIME_S
 
 
 class Small(ElasticJob):
-    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 64, "learning_rate": 0.1}
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 64, "learning_rate": 0.1, "layers": 2}
     max_iterations = 100
     metric_conditions: Mapping[str, Condition] = {"accuracy": (">=", 1)}
 
@@ -39,7 +45,7 @@ def test_declarations_and_setters_become_one_message():
 def test_jobs_that_differ_in_the_learning_rate_alone_share_one_measurement():
     slow, fast, wide = (
         Small().set_hyperparameter(**changes).set_deadline(within="2m").spec().measured_key
-        for changes in ({"learning_rate": 0.01}, {"learning_rate": 0.5}, {"width": 64})
+        for changes in ({"learning_rate": 0.01}, {"learning_rate": 0.5}, {"layers": 64})
     )
     assert slow == fast != wide
 
@@ -73,6 +79,13 @@ def test_a_job_names_its_gpu_type_or_none():
     assert job.set_gpus(gpu_type="V100").set_gpus(min_gpus=2).spec().gpu_type == "V100"
     with pytest.raises(InvalidJob, match="gpu_type: must be up to 64 letters"):
         job.set_gpus(gpu_type="two words").spec()
+
+
+def test_a_mistyped_hyperparameter_is_refused_where_it_is_set():
+    with pytest.raises(InvalidJob, match=r"hyperparameter learning_rat: Small declares .*; did you mean learning_rate"):
+        Small().set_hyperparameter(learning_rat=0.2)
+    free = ElasticJob().set_hyperparameter(global_batch_size=8).set_hyperparameter(width=3)
+    assert free.hyperparameters["width"] == 3, "a class that declares none takes each"
 
 
 def test_setters_change_one_job_only():
@@ -111,6 +124,66 @@ def test_a_hyperparameter_of_a_wrong_type_is_named_once():
         "hyperparameters.layers: must be a boolean, a finite number of 64 bits, "
         "or text of at most 256 characters, not [3]",
     )
+
+
+DEEP: list[object] = []
+for _ in range(50_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1 << 63,
+        1 << 64,
+        -(1 << 63) - 1,
+        10**400,
+        10**5000,
+        math.nan,
+        -math.inf,
+        DEEP,
+        b"x",
+        1j,
+        "donn\udce9es",
+        "x" * 10**6,
+    ],
+    ids=lambda value: f"{type(value).__name__}",
+)
+@pytest.mark.parametrize("field", ["hyperparameters", "global_batch_size", "max_iterations", "seed", "min_gpus"])
+def test_a_value_that_no_message_can_hold_is_refused_at_once(field: str, value: Any):
+    job = Small().set_deadline(within=60)
+    if field in ("hyperparameters", "global_batch_size"):
+        job.hyperparameters = {**job.hyperparameters, field.replace("hyperparameters", "layers"): value}
+    else:
+        setattr(job, field, value)
+    with pytest.raises(InvalidJob, match=f"^{field}"):
+        job.spec()
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), math.nan, math.inf, DEEP])
+def test_no_deadline_is_such_a_value(value: Any):
+    for given in ({"deadline": value}, {"within": value}):
+        with pytest.raises(InvalidJob, match="deadline"):
+            Small().set_deadline(**given).spec()
+    with pytest.raises(InvalidJob, match=r"deadline: 0001-01-01 00:00:00 is before 1970"):
+        Small().set_deadline(datetime(1, 1, 1))  # noqa: DTZ001
+
+
+def test_integers_keep_their_value_up_to_63_bits_and_numbers_of_numpy_are_plain():
+    job = Small().set_deadline(within=np.float64(60))
+    given: Any = {"global_batch_size": np.int64(64), "a": (1 << 63) - 1, "b": np.float32(0.5), "c": np.bool_(True)}
+    job.hyperparameters = given
+    spec = job.spec()
+    sent = codec.encode(SubmitJob(job_id="j", tenant="t", spec=spec), id="1", recorded_at_s=0.0)
+    received = codec.decode(sent).message
+    assert isinstance(received, SubmitJob)
+    assert received.spec.hyperparameters == {"a": (1 << 63) - 1, "b": 0.5, "c": True}
+    assert [type(value) for value in received.spec.hyperparameters.values()] == [int, float, bool]
+
+
+def test_the_longest_deadline_is_one_that_messages_can_hold():
+    spec = Small().set_deadline(within=9.99e10).spec()
+    assert spec.resolved_deadline_s(1.7e9) == MAX_TIME_S
 
 
 def test_a_missing_field_is_named_with_its_setter_and_option():

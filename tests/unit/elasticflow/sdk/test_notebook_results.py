@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from elasticflow.history.pool_views import job_views
 from elasticflow.sdk.notebook_results import JobViews, Quote
-from elasticflow.shared.messages.events import DeadlineQuoted
+from elasticflow.shared.messages.events import DeadlineQuoted, JobCancelled, JobFailed, JobRejected
+from elasticflow.shared.messages.limits import local_time
 from tests.support.histories import NOW_S
-from tests.support.worker_events import progressed, running
+from tests.support.worker_events import admitted, progressed, running
 
 VIEWS = JobViews(job_views(running().then(progressed(1, 20)).state, NOW_S + 6.0), NOW_S + 6.0)
 QUOTED = DeadlineQuoted(earliest_deadline_s=NOW_S + 90.0, gpu_seconds=120.4, at_s=NOW_S)
@@ -63,3 +64,29 @@ def test_a_quote_is_the_event_and_a_table() -> None:
     none = text_of(Quote.of(replace(QUOTED, earliest_deadline_s=None, explanation="no GPU"))._repr_html_())
     assert re.search(r"EARLIEST DEADLINE +-", none)
     assert "no GPU" in none
+
+
+def test_each_result_is_printed_as_a_line() -> None:
+    header, row = str(VIEWS).splitlines()
+    assert header.split()[:4] == ["JOB", "STATE", "CLASS", "GPUS"]
+    assert row.split()[:4] == ["a", "running", "slo", "2"]
+    assert str(VIEWS[0]).startswith("a running  20/100 iterations")
+    assert str(JobViews((), NOW_S)) == "no jobs"
+    assert str(Quote.of(QUOTED)).startswith("earliest deadline ")
+    assert str(Quote(earliest_deadline_s=None, explanation="its speed is unknown", at_s=NOW_S)) == (
+        "no quote: its speed is unknown"
+    )
+    by = local_time(NOW_S + 60.0)
+    rejected = JobRejected(
+        job_id="b",
+        tenant="t",
+        spec=None,
+        reason="deadline",
+        explanation="too early",
+        earliest_deadline_s=NOW_S + 60.0,
+        at_s=NOW_S,
+    )
+    assert str(replace(admitted("a"), deadline_s=NOW_S + 60.0)) == f"admitted a: done by {by}"
+    assert str(rejected) == f"rejected b: too early; earliest deadline {by}"
+    assert str(JobCancelled(job_id="c", reason="wrong data", at_s=NOW_S)) == "cancelled c: wrong data"
+    assert str(JobFailed(job_id="d", generation=1, error="KeyError: 'x'", at_s=NOW_S)) == "failed d: KeyError: 'x'"

@@ -40,8 +40,8 @@ def test_an_unknown_hyperparameter_is_named_with_the_nearest_one() -> None:
     with pytest.raises(InvalidJob) as wrong:
         job_of(Net(), {"learn_rate": 0.1, "dept": 3})
     assert wrong.value.problems == (
-        "sweep: Net has no hyperparameter learn_rate; the nearest is learning_rate",
-        "sweep: Net has no hyperparameter dept; the nearest is depth",
+        "--sweep learn_rate: Net declares no such hyperparameter; did you mean learning_rate?",
+        "--sweep dept: Net declares no such hyperparameter; did you mean depth?",
     )
 
 

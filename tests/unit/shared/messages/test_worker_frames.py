@@ -165,3 +165,9 @@ def test_a_job_id_travels_or_is_refused_at_the_door(job_id):
 def test_a_message_that_is_too_large_is_not_sent():
     with pytest.raises(ValueError, match="is above"):
         encode_frame(Failed(error="x" * (MAX_FRAME_BYTES + 1)))
+
+
+def test_a_text_that_utf_8_cannot_hold_is_sent_with_question_marks() -> None:
+    failed = Failed(error="ValueError: no label for donn\udce9es.csv", traceback="\ud800\0\U0001f600")
+    (received,) = FrameReader[FromWorker](*get_args(FromWorker)).feed(encode_frame(failed))
+    assert received == Failed(error="ValueError: no label for donn?es.csv", traceback="?\0\U0001f600")

@@ -17,7 +17,7 @@ from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.commands import Command, OpenLoad, SubmitJob
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import Event, NodeJoined, PlanDecided
-from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
+from elasticflow.shared.messages.export import ExportWriter, LedgerRecord, read_export
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.service.ledger_encoding import read_message, subject_of
@@ -332,6 +332,7 @@ def test_files_that_cannot_be_replayed_are_refused_with_the_reason(file: Path, t
         ("--job", "unknown"),
         ("--at", "yesterday"),
         ("--at", "nan"),
+        ("--at", "0001-01-01T00:00+14:00"),
         ("--at", "1e999"),
         ("--until", 1, "--at", NOW_S),
     ],
@@ -410,3 +411,24 @@ def test_a_ledger_from_standard_input_is_followed_until_it_is_damaged(recording:
     writer.finish()
     assert CliRunner().invoke(app, ["replay", "-", "--json"], input=whole.getvalue()).exit_code == 0
     assert CliRunner().invoke(app, ["replay", "-"], input=b"something else").exit_code == 2
+
+
+def test_an_instant_before_the_ledger_is_refused_and_one_after_its_begin_is_read(file: Path) -> None:
+    refused = replay(file, "--at", "400")
+    assert refused.exit_code == 2
+    assert (
+        "--at 400: 1970-01-01T00:06:40.000Z is before the ledger, which begins at 2027-01-15T08:00:" in refused.stderr
+    )
+    assert "for 400 s after its begin write --at +400" in refused.stderr
+    with file.open("rb") as opened:
+        begin_s = read_export(opened)[0].stored_at_s
+    relative = json.loads(replay(file, "--at", "+1.5", "--json").stdout)
+    assert relative["at_s"] == begin_s + 1.5
+    assert relative == json.loads(replay(file, "--at", str(begin_s + 1.5), "--json").stdout)
+
+
+def test_a_plain_replay_loads_no_compiled_loops(file: Path) -> None:
+    code = "import sys; from elasticflow.simulator.replay.command import app; app([sys.argv[1]], standalone_mode=False)"
+    code += "; sys.exit('numba' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code, str(file)], check=False, capture_output=True)
+    assert ran.returncode == 0, ran.stderr

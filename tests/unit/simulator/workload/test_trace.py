@@ -6,7 +6,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
-from elasticflow.simulator.workload.trace import read_trace, write_trace
+from elasticflow.simulator.workload.trace import COLUMNS, read_trace, write_trace
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace, bundled_traces
 
 CURVE = ScalingCurve((1, 2), (1.0, 1.5))
@@ -171,6 +171,20 @@ def test_a_header_that_cannot_be_read_is_refused(tmp_path: Path, header: str, wo
     with pytest.raises(BadInput) as refused:
         read_trace(file, TABLES)
     assert f"{file}:1: {words}" in str(refused.value)
+
+
+def test_one_error_names_all_wrong_columns_and_the_known_ones(tmp_path: Path) -> None:
+    file = trace_of(tmp_path, f"{HEADER},best_efort,paddin,ddl,mine", GOOD)
+    with pytest.raises(BadInput) as refused:
+        read_trace(file, TABLES)
+    assert str(refused.value).splitlines() == [
+        f"{file}:1: two columns mean 'deadline'; keep one of them",
+        f"{file}:1: unknown column 'best_efort'; is it 'best_effort'?",
+        f"{file}:1: unknown column 'paddin'; is it 'padding'?",
+        f"the known columns are {', '.join(COLUMNS)}",
+    ]
+    with pytest.raises(BadInput, match="unknown here: a, b, c"):
+        read_trace(trace_of(tmp_path, "a,b,c", GOOD), TABLES)
 
 
 def test_unknown_columns_are_ignored(tmp_path: Path) -> None:
