@@ -79,7 +79,12 @@ def _rejection(session: AdmissionSession) -> JobRejected:
 def _as_submitted(
     sessions: SessionsByType, submission: Submission, chosen: str, answer: AdmissionEvent, refused: Refusals
 ) -> AdmissionEvent:
-    """The decision for the ledger: the user's spec and the type; of a rejection also the demand on the other types."""
+    """The decision for the ledger: the user's spec and the type; of a rejection also the demand on the other types.
+
+    In a pool of one type it is the answer itself, which is folded once.
+    """
+    if len(sessions.state.gpu_types) <= 1 and answer.spec is submission.spec:
+        return answer
     if isinstance(answer, JobAdmitted):
         return replace(answer, spec=submission.spec, gpu_type=chosen)
     if not isinstance(answer, JobRejected):
