@@ -83,12 +83,12 @@ def _as_submitted(
 
     In a pool of one type it is the answer itself, which is folded once.
     """
+    if not isinstance(answer, JobAdmitted | JobRejected):
+        return answer
     if len(sessions.state.gpu_types) <= 1 and answer.spec is submission.spec:
         return answer
     if isinstance(answer, JobAdmitted):
         return replace(answer, spec=submission.spec, gpu_type=chosen)
-    if not isinstance(answer, JobRejected):
-        return answer
     others = {gpu_type: refusal for gpu_type, refusal in refused.items() if gpu_type != chosen}
     elsewhere = {
         gpu_type: refusal.least_gpu_seconds for gpu_type, refusal in others.items() if refusal.least_gpu_seconds
