@@ -5,6 +5,7 @@ Each command is answered on the sessions that the earlier ones left, one for eac
 Source: ElasticFlow, section 4.1 and Algorithm 1.
 """
 
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -32,7 +33,7 @@ from elasticflow.shared.state.idempotent_replies import (
     is_submission_of,
     outcome,
 )
-from elasticflow.shared.state.policy import Policy, Reply, planner
+from elasticflow.shared.state.policy import Policy, Reply, finished, planner
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
 from elasticflow.shared.state.reply_recipient import recipient
 
@@ -44,6 +45,13 @@ def decide(
 
     Before, jobs whose GPU type no longer suffices move.
     """
+    return finished(decide_in_steps(state, commands, now_s, cache))
+
+
+def decide_in_steps(
+    state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
+) -> Generator[None, None, tuple[AdmissionEvent, ...]]:
+    """The same, with a pause after each command."""
     cache = PlanningCache() if cache is None else cache
     for described in commands:
         if isinstance(described, JobDescription):
@@ -63,6 +71,7 @@ def decide(
             sessions, together = in_order(sessions, cast(tuple[SubmitJob, ...], together))
         for command in together:
             sessions = answered(sessions, command)
+            yield
     live_jobs = sessions.state.live_jobs
     unmeasured = cache.last(without_profiling_run, live_jobs)
     for job in cache.last(profiling_jobs, live_jobs):
@@ -109,10 +118,22 @@ def replies_again(state: PoolState, command: Command, events: tuple[PlanEvent, .
 
 
 POLICY = planner(
-    "admission", decide, wake_at_s, shorten=shorten, is_answer=is_answer, replies=replies, replies_again=replies_again
+    "admission",
+    decide,
+    wake_at_s,
+    decide_in_steps=decide_in_steps,
+    shorten=shorten,
+    is_answer=is_answer,
+    replies=replies,
+    replies_again=replies_again,
 )
 
 
 def with_cache(cache: PlanningCache) -> Policy[PoolState]:
     """The same policy as an instance that keeps a cache between decisions."""
-    return replace(POLICY, decide=partial(decide, cache=cache), wake_at_s=partial(wake_at_s, cache=cache))
+    return replace(
+        POLICY,
+        decide=partial(decide, cache=cache),
+        decide_in_steps=partial(decide_in_steps, cache=cache),
+        wake_at_s=partial(wake_at_s, cache=cache),
+    )

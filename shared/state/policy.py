@@ -5,7 +5,7 @@
 Pure functions of frozen values: no clock, no bus, no logger, no randomness.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +16,9 @@ from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
 from elasticflow.shared.state.pool import PoolState
 
 State = TypeVar("State")
+Result = TypeVar("Result")
 
+Steps = Callable[[State, tuple[Command, ...], float], Generator[None, None, tuple[Any, ...]]]
 Shorten = Callable[[tuple[PlanEvent, ...]], tuple[PlanEvent, ...] | None]
 Reply = AdmissionEvent | JobFailed
 Replies = Callable[[PoolState, tuple[Command, ...], tuple[Event, ...]], tuple[Reply, ...]]
@@ -52,6 +54,8 @@ class Policy(Generic[State]):
     observe(state, local_event, now_s) -> the state after a local event: a heartbeat, a worker's message, an action.
     decide(state, commands, now_s) -> what follows, in order: decisions (appended as one `PlanDecided` by
         compare-and-set), events (appended to their own subjects), or actions for the service's action handler.
+    decide_in_steps(state, commands, now_s) -> a generator that returns the same, and pauses on its way: a host gives up
+        a decision whose plan has changed meanwhile. None: the decision is short.
     wake_at_s(state) -> when to decide again without a new message; None: never.
     shorten(events) -> fewer or shorter events that are a decision too, for events that one message cannot hold;
         None: there are none. No answer to a command may be among the events that are left out.
@@ -71,10 +75,21 @@ class Policy(Generic[State]):
     observe: Callable[[State, Any, float], State]
     wake_at_s: Callable[[State], float | None]
     plans: bool = False
+    decide_in_steps: Steps[State] | None = None
     shorten: Shorten = _all_or_nothing
     is_answer: IsAnswer = _may_be_answer
     replies: Replies = job_failures
     replies_again: RepliesAgain = _no_replies
+
+
+def finished(steps: Generator[None, None, Result]) -> Result:
+    """What the generator returns, without its pauses."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: Result = ended.value
+            return result
 
 
 def _itself(pool: PoolState) -> PoolState:
@@ -94,6 +109,7 @@ def planner(
     decide: Callable[[PoolState, tuple[Command, ...], float], tuple[PlanEvent, ...]],
     wake_at_s: Callable[[PoolState], float | None] = _never,
     *,
+    decide_in_steps: Steps[PoolState] | None = None,
     shorten: Shorten = _all_or_nothing,
     is_answer: IsAnswer = _may_be_answer,
     replies: Replies = job_failures,
@@ -109,6 +125,7 @@ def planner(
         observe=_unchanged,
         wake_at_s=wake_at_s,
         plans=True,
+        decide_in_steps=decide_in_steps,
         shorten=shorten,
         is_answer=is_answer,
         replies=replies,

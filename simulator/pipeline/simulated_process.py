@@ -1,7 +1,7 @@
 """A process of a service in the simulated pool: the real replica on the in-memory bus, killed and started again."""
 
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -201,6 +201,14 @@ def _never_spinning(policy: Policy[Any], clock: SteppedClock) -> Policy[Any]:
             num_overdue = 0
         return outputs
 
+    def decide_in_steps(state: Any, commands: Any, now_s: float) -> Generator[None, None, tuple[Any, ...]]:
+        nonlocal num_overdue
+        assert policy.decide_in_steps is not None
+        outputs = yield from policy.decide_in_steps(state, commands, now_s)
+        if outputs:
+            num_overdue = 0
+        return outputs
+
     def wake_at_s(state: Any) -> float | None:
         nonlocal num_overdue
         at_s = policy.wake_at_s(state)
@@ -209,4 +217,5 @@ def _never_spinning(policy: Policy[Any], clock: SteppedClock) -> Policy[Any]:
             raise Spinning(f"{policy.service} asks to be woken at {at_s} and decides nothing at {clock.now_s()}")
         return at_s
 
-    return replace(policy, decide=decide, wake_at_s=wake_at_s)
+    in_steps = None if policy.decide_in_steps is None else decide_in_steps
+    return replace(policy, decide=decide, decide_in_steps=in_steps, wake_at_s=wake_at_s)

@@ -15,7 +15,7 @@ from elasticflow.shared.messages.events import CancelRejected, PlanDecided, Plan
 from elasticflow.shared.runtime.service import ledger_encoding
 from elasticflow.shared.runtime.service.command_queue import Pending
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult
-from elasticflow.shared.state.policy import Policy
+from elasticflow.shared.state.policy import Policy, finished
 from elasticflow.shared.state.pool import PoolState
 
 LIMIT = 3_000  # bytes of a decision
@@ -99,7 +99,7 @@ def decided(case: Case) -> Iterator[DecideResult]:
     waiting = [Pending(command=c, envelope_id="", item=item) for c, item in zip(case.commands, items, strict=True)]
     decider = Decider(policy, INSTANCE, lambda max_commands: tuple(waiting[:max_commands]))
     while waiting:
-        result = decider.decide(state, "", 0.0)
+        result = finished(decider.decide(state, "", 0.0))
         yield result
         assert result.taken or result.decision is not None, "a round without an effect repeats for ever"
         del waiting[: len(result.taken)]

@@ -79,11 +79,16 @@ def _rejection(session: AdmissionSession) -> JobRejected:
 def _as_submitted(
     sessions: SessionsByType, submission: Submission, chosen: str, answer: AdmissionEvent, refused: Refusals
 ) -> AdmissionEvent:
-    """The decision for the ledger: the user's spec and the type; of a rejection also the demand on the other types."""
+    """The decision for the ledger: the user's spec and the type; of a rejection also the demand on the other types.
+
+    In a pool of one type it is the answer itself, which is folded once.
+    """
+    if not isinstance(answer, JobAdmitted | JobRejected):
+        return answer
+    if len(sessions.state.gpu_types) <= 1 and answer.spec is submission.spec:
+        return answer
     if isinstance(answer, JobAdmitted):
         return replace(answer, spec=submission.spec, gpu_type=chosen)
-    if not isinstance(answer, JobRejected):
-        return answer
     others = {gpu_type: refusal for gpu_type, refusal in refused.items() if gpu_type != chosen}
     elsewhere = {
         gpu_type: refusal.least_gpu_seconds for gpu_type, refusal in others.items() if refusal.least_gpu_seconds

@@ -214,7 +214,7 @@ class Host(Generic[State]):
             await self._decide()
 
     async def _decide(self) -> None:
-        """Decide at one instant, then append, act and settle."""
+        """Decide at one instant, then append, act and settle. A decision whose plan changes meanwhile is given up."""
         if self._policy.plans and not await self._guard.may_decide(lambda: self.folded, self._projection.chain):
             return
         if not self._leads():
@@ -222,9 +222,11 @@ class Host(Generic[State]):
         now_s = self._clock.now_s()
         try:
             with self._metrics.decide_seconds.time():
-                result = self._decider.decide(self.state, self._projection.chain.digest, now_s)
+                result = await self._decided(now_s)
         except TooLarge as error:
             self._guard.too_large(error)
+            return
+        if result is None:
             return
         if self._command_queue is not None:
             self._command_queue.took(len(result.taken), self._clock.now_s() - now_s)
@@ -240,16 +242,37 @@ class Host(Generic[State]):
             await self._appender.append_events(result.reported)
             await self._settle(result)
 
+    async def _decided(self, now_s: float) -> DecideResult | None:
+        """None once another replica or service has changed the plan. Raises TooLarge."""
+        plan_end = self.folded.plan_sequence
+        steps = self._decider.decide(self.state, self._projection.chain.digest, now_s)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                result: DecideResult = ended.value
+                return result
+            await asyncio.sleep(0)  # messages that have arrived are folded
+            if self.folded.plan_sequence != plan_end:
+                self._metrics.conflicts_total.inc()
+                self._decider.lost()
+                return None
+
     async def _append(self, result: DecideResult) -> bool:
         """Whether the decision is in the ledger now, or there is none."""
         if result.decision is None:
             return True
         cause_id = result.taken[0].envelope_id if result.taken else f"sequence-{self.folded.sequence}"
         try:
-            return await self._appender.append_decision(result.decision, result.message_id, cause_id)
+            is_stored = await self._appender.append_decision(result.decision, result.message_id, cause_id)
         except TooLarge as error:  # a server with a smaller limit than at the start
             self._guard.too_large(error)
             return False
+        if is_stored:
+            self._decider.won()
+        else:
+            self._decider.lost()
+        return is_stored
 
     def _observe(self, local_event: Any, now_s: float) -> None:
         self._projection.state = self._policy.observe(self.state, local_event, now_s)

@@ -45,7 +45,7 @@ class LedgerAppender(Generic[State]):
     async def append_decision(self, decision: PlanDecided, message_id: str, cause_id: str) -> bool:
         """False if another replica or service was first: then decide again. Raises TooLarge."""
         folded = self._projection.folded
-        assert decision.based_on == folded.sequence, "the state has changed since the decision"
+        assert decision.based_on >= folded.plan_sequence, "the plan has changed since the decision"
         data = codec.encode(decision, id=message_id, cause_id=cause_id, recorded_at_s=decision.now_s)
         subject = subjects.plan(self._pool)
         self._clock_check.sent(message_id)

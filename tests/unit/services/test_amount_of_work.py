@@ -13,18 +13,24 @@ import pytest
 from benchmarks.pipeline.cluster import CURVES
 from benchmarks.pipeline.workload import submissions
 from elasticflow.services.admission import policy
+from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import JobAdmitted, NodeJoined, PlanDecided, PoolConfigured
+from elasticflow.shared.messages.events import GenerationStarted, JobAdmitted, NodeJoined, PlanDecided, PoolConfigured
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.admission import admission_plan, admission_pricing, filling_trials
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state import ledger_chain
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
+from elasticflow.simulator.pipeline.timing_model import TimingModel
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
+from tests.support.scenarios import services
 
 NOW_S = 1_000.0
 TOGETHER = 250  # submissions of one decision
@@ -48,6 +54,8 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(admission_plan, "fill_anew", lambda result: {"fillings": result[1]})
     count(filling_trials.FillingTrials, "fill", lambda _: {"trials": 1})
     count(admission_pricing, "displaced_promises", lambda _: {"prices": 1})
+    count(codec, "encode", lambda _: {"encodings": 1})
+    count(ledger_chain.LedgerChain, "add", lambda _: {"folds": 1})
     return counts
 
 
@@ -101,3 +109,39 @@ def test_a_day_of_jobs(work: Counter[str]) -> None:
     result = run.simulation(Counting(work)).run()
     assert result.partial is False
     assert_at_most(work, fillings=9_200, trials=570, prices=130, decisions=550, events=550)
+
+
+def test_a_resize(work: Counter[str]) -> None:
+    """A job on the four GPUs of two nodes gives two of them to a second one: what all services publish and fold."""
+    curve = {1: 1.0, 2: 1.9, 4: 3.4}
+    first, second = (
+        SubmitJob(
+            job_id=job_id,
+            tenant="lab",
+            spec=JobSpec(
+                training_function="paper:trained",
+                model_name="model",
+                global_batch_size=64,
+                max_iterations=10_000,
+                job_class=JobClass.BEST_EFFORT,
+            ),
+        )
+        for job_id in ("first", "second")
+    )
+    scenario = Scenario(
+        num_gpus_by_node={"one": 2, "two": 2},
+        config=PoolConfig(curves={"model/b64": curve}),
+        timing_model=TimingModel(true_curves={"model/b64": curve}),
+        arrivals=(Arrival(at_s=10.0, command=first), Arrival(at_s=60.0, command=second)),
+        num_replicas={},
+    )
+    with VirtualCluster(scenario, services, seed=0) as cluster:
+        cluster.run(59.0)
+        num_before = len(cluster.records)
+        work.clear()
+        cluster.run(64.0)
+        records, entries = cluster.records[num_before:], cluster.entries[num_before:]
+    started = [entry.message.job_id for entry in entries if isinstance(entry.message, GenerationStarted)]
+    assert sorted(started) == ["first", "second"]
+    work.update(messages=len(records), bytes=sum(len(record.data) for record in records))
+    assert_at_most(work, messages=13, bytes=4_500, folds=80, encodings=53)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import LedgerEnd
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import MAX_HEADER_BYTES
@@ -93,6 +95,29 @@ def test_a_host_that_loses_the_race_decides_again_on_the_other_decision(pool: On
     assert pool.decided == [("JobAdmitted", "other"), ("JobRejected", "a")]
     assert [decision.based_on for decision in pool.decisions] == [0, 1]
     assert (pool.count("conflicts"), pool.count("decisions"), pool.num_unacknowledged) == (1, 1, 0)
+
+
+def test_a_host_gives_up_a_decision_whose_plan_changes_meanwhile(pool: OnePool) -> None:
+    num_steps: list[int] = []
+
+    def in_steps(state: PoolState, commands: tuple[Command, ...], now_s: float) -> Generator[None, None, Any]:
+        if commands and not pool.decided:
+            pool.decide(admitted("other"))
+        num_steps.append(0)
+        for _ in commands * 50:
+            num_steps[-1] += 1
+            yield
+        return admit_one(state, commands, now_s)
+
+    pool.submit("a", "b")
+    policy = replace(ADMISSION, decide_in_steps=in_steps)
+    pool.start(MemoryBus(pool.broker, clock=VirtualClock(pool.loop)), policy)
+    pool.run_for(LONG_S)
+    assert pool.decided == [("JobAdmitted", "other"), ("JobRejected", "a"), ("JobRejected", "b")]
+    assert [decision.based_on for decision in pool.decisions] == [0, 1]
+    assert (pool.count("conflicts"), pool.count("decisions"), pool.num_unacknowledged) == (1, 1, 0)
+    given_up, finished = filter(None, num_steps)
+    assert (given_up < 20, finished) == (True, 100)
 
 
 # -- an append without an acknowledgement
