@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
-from benchmarks.mutations.__main__ import ROOT, as_json, page
+from benchmarks.mutations.__main__ import ROOT, as_json, main, page
 from benchmarks.mutations.mutation_list import MUTATIONS, Mutation
 from benchmarks.mutations.trials import Copy, DoesNotApply, FailsUnmutated, Trial, files_of, mutated
 
@@ -44,6 +45,13 @@ def test_a_mutation_applies_to_the_source_and_names_tests_that_exist(each: Mutat
 
 def test_each_mutation_has_a_name_of_its_own() -> None:
     assert len({each.name for each in MUTATIONS}) == len(MUTATIONS) >= 39
+
+
+def test_a_name_chooses_one_mutation_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    main(only=[MUTATIONS[0].name], listing=True)
+    assert capsys.readouterr().out == f"{MUTATIONS[0].name}: {MUTATIONS[0].loses}\n"
+    with pytest.raises(typer.BadParameter, match="no mutation is called nope"):
+        main(only=["nope"])
 
 
 @pytest.mark.parametrize(("old", "count"), [("return", 2), ("multiply", 0)])
