@@ -73,7 +73,7 @@ def test_trials_tell_what_is_caught_and_leave_the_copy_as_it_was(copy: Copy, tmp
         first, second = copy.trial(caught), copy.trial(mutation("return 1", "return 2"))
         assert (first.caught_by, first.problem) == ("test_sums.py::test_a_total_is_the_sum", "")
         assert (second.caught_by, second.problem) == ("", "survives")
-    assert first.cpu_s > 0.0
+        assert first.cpu_s > 0.0
     assert "times in sums.py" in copy.trial(mutation("multiply", "")).problem
     assert "its tests cannot run" in copy.trial(mutation("def total", "def other")).problem
     assert (tmp_path / "copy/sums.py").read_text() == FILES["sums.py"]
