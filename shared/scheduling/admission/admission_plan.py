@@ -177,10 +177,11 @@ class AdmissionPlan:
         finally:
             self.table.pop()
 
-    def changed_rows(self) -> Integers:
+    def changed_rows(self) -> list[int]:
         """The promised rows whose schedule differs from the recorded one."""
         rows = self.promised
-        return rows[self.changed[rows]]
+        changed: list[int] = rows[self.changed[rows]].tolist()
+        return changed
 
     def fill_anew(self, order: Integers, max_fillings: int, num_gpus: int | None = None) -> bool:
         """Fill all jobs but the fixed rows again, on all GPUs or on `num_gpus` of them, first in this order.

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.availability.availability_profile import AvailabilityProfile, Schedules
 from elasticflow.shared.scheduling.compiled.compile import Integers
@@ -28,5 +26,5 @@ class Proposal:
     def moved(self, job_ids: Sequence[str]) -> dict[str, ShareSchedule]:
         """The changed schedules of other jobs, by job, flat as in events. job_ids: of all rows of the plan."""
         others: list[int] = self.rows[:-1].tolist()
-        schedules = flat_schedules(self.found, np.arange(len(others)))
+        schedules = flat_schedules(self.found, range(len(others)))
         return {job_ids[row]: schedule for row, schedule in zip(others, schedules, strict=True)}

@@ -1,6 +1,6 @@
 """Jobs as the algorithms see them at one instant: single jobs with names, and many jobs as rows of arrays.
 
-Axes: J = rows; L = levels; M = segments; S = segments of all schedules.
+Axes: J = rows; L = levels; M = segments; K = some rows; S = all segments of these.
 """
 
 import math
@@ -121,12 +121,13 @@ def schedule_of(schedules: Schedules, row: int) -> Schedule:
     return tuple(map(ShareSegment, *(column[row, : count[row]].tolist() for column in columns)))
 
 
-def flat_schedules(schedules: Schedules, rows: Integers) -> list[ShareSchedule]:
-    """The schedules of these rows as events carry them. All rows together are ten times as fast as one by one."""
+def flat_schedules(schedules: Schedules, rows: Sequence[int]) -> list[ShareSchedule]:
+    """The schedules of these rows as events carry them, read together."""
     *columns, count = schedules
-    counts = count[rows]
+    row_K = np.array(rows, np.int64)
+    counts = count[row_K]
     longest = int(counts.max(initial=0))
-    by_row = zip(*(column[rows, :longest].tolist() for column in columns), counts.tolist(), strict=True)
+    by_row = zip(*(column[row_K, :longest].tolist() for column in columns), counts.tolist(), strict=True)
     return [
         tuple(chain.from_iterable(zip(starts[:num], ends[:num], num_gpus[:num], strict=True)))
         for starts, ends, num_gpus, num in by_row

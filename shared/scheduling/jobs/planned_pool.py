@@ -35,7 +35,7 @@ class PlannedPool:
     def changed_schedules(self) -> dict[str, ShareSchedule]:
         """The schedules that differ from those of the ledger, by job, flat as in events."""
         table, rows = self.plan.table, self.plan.changed_rows()
-        job_ids = [table.job_ids[row] for row in rows.tolist()]
+        job_ids = [table.job_ids[row] for row in rows]
         return dict(zip(job_ids, flat_schedules(table.schedules, rows), strict=True))
 
 

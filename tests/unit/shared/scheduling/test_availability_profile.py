@@ -89,6 +89,6 @@ def test_schedules_are_read_as_they_were_written_and_one_too_long_is_empty() -> 
     schedules, longest = empty_schedules(4), tuple(float(number) for number in range(3 * MAX_SEGMENTS))
     written = [PROMISED, (), longest, (*longest, 0.0, 1.0, 1)]
     write_schedules(schedules, [3, 0, 1, 2], written)
-    assert flat_schedules(schedules, np.array([3, 0, 1, 2])) == [PROMISED, (), longest, ()]
-    assert [type(number) for number in flat_schedules(schedules, np.array([3]))[0]] == 2 * [float, float, int]
-    assert flat_schedules(schedules, np.array([], np.int64)) == []
+    assert flat_schedules(schedules, [3, 0, 1, 2]) == [PROMISED, (), longest, ()]
+    assert [type(number) for number in flat_schedules(schedules, [3])[0]] == 2 * [float, float, int]
+    assert flat_schedules(schedules, []) == []
