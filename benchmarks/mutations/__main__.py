@@ -1,15 +1,13 @@
-"""Tries mutations of the system on a temporary copy of the tree: a fast test must catch each of them.
+"""`python -m benchmarks.mutations`: which mutations of the system a fast test catches."""
 
-Exits 1 if one survives, if one does not apply to the source any more, or if its tests fail without it.
-"""
-
-import argparse
 import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from benchmarks.mutations.mutation_list import MUTATIONS, Mutation
 from benchmarks.mutations.trials import Copy, FailsUnmutated, Trial, files_of
@@ -37,9 +35,9 @@ def page(trials: Sequence[Trial], commit: str) -> str:
 
 - Measured on {today()} at `{commit}`: {", ".join(f"`{folder}`" for folder in MEASURED)}.
 
-`python -m benchmarks.mutations --out benchmarks/results/mutations.md` wrote this page. It applies each mutation to a
-copy of the tree, runs the named tests until the first one fails, and restores the copy. Before that, all of these tests
-pass on the copy. The scheduler's loops run interpreted, so that no mutation of them is compiled.
+`python -m benchmarks.mutations --markdown benchmarks/results/mutations.md` wrote this page. It applies each mutation to
+a copy of the tree, runs the named tests until the first one fails, and restores the copy. Before that, all of these
+tests pass on the copy. The scheduler's loops run interpreted, so that no mutation of them is compiled.
 
 On {machine()}, **{num_caught} mutations are caught**, in {cpu_s:.0f} seconds of CPU beside the run on the
 unchanged copy. A mutation that survives, or does not apply any more, makes the command fail.
@@ -74,27 +72,27 @@ def _code(text: str) -> str:
 
 
 def _chosen(names: Sequence[str]) -> list[Mutation]:
-    return [mutation for mutation in MUTATIONS if not names or mutation.name in names]
+    known = {mutation.name: mutation for mutation in MUTATIONS}
+    if unknown := [name for name in names if name not in known]:
+        raise typer.BadParameter(f"no mutation is called {unknown[0]}: --list names them", param_hint="--only")
+    return [known[name] for name in dict.fromkeys(names or known)]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
-    parser.add_argument(
-        "--only",
-        metavar="NAME",
-        action="append",
-        default=[],
-        choices=[mutation.name for mutation in MUTATIONS],
-        help="try this one; may be repeated (default: all)",
-    )
-    parser.add_argument("--list", action="store_true", help="print the names, and try none")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page of results to this file")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file, as JSON")
-    options = parser.parse_args(arguments)
-    chosen = _chosen(options.only)
-    if options.list:
+def main(
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Try this one; may be repeated.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Print the names, and try none.")] = False,
+    alone: Annotated[bool, typer.Option("--json", help="Only the JSON object, on standard output.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the page of results to this file.")] = None,
+) -> None:
+    """Try mutations of the system on a temporary copy of the tree: a fast test must catch each of them.
+
+    Exit code 1 if one survives, if one does not apply to the source any more, or if its tests fail without it.
+    """
+    chosen = _chosen(only or ())
+    if listing:
         print("\n".join(f"{mutation.name}: {mutation.loses}" for mutation in chosen))
-        return 0
+        return
     commit, trials = current_commit(), list[Trial]()
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copy = Copy(ROOT, files_of(ROOT), Path(folder))
@@ -102,20 +100,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             copy.check(chosen)
         except FailsUnmutated as error:
             print(error, file=sys.stderr)
-            return 1
-        print(HEADER, flush=True)
+            raise typer.Exit(1) from None
+        if not alone:
+            print(HEADER, flush=True)
         for mutation in chosen:
             trials.append(trial := copy.trial(mutation))
-            print(row(trial), flush=True)
-    if options.out:
-        options.out.write_text(page(trials, commit))
-    if options.json:
-        options.json.write_text(json.dumps(as_json(trials, commit), indent=1) + "\n")
+            if not alone:
+                print(row(trial), flush=True)
+    text = json.dumps(as_json(trials, commit), indent=2)
+    if alone:
+        print(text)
+    if out:
+        out.write_text(text + "\n")
+    if markdown:
+        markdown.write_text(page(trials, commit))
     for trial in trials:
         if trial.problem:
             print(f"{trial.mutation.name}: {trial.problem}", file=sys.stderr)
-    return int(any(trial.problem for trial in trials))
+    raise typer.Exit(int(any(trial.problem for trial in trials)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

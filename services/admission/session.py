@@ -19,7 +19,7 @@ from elasticflow.shared.scheduling.admission.admission_search import AdmissionSe
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, flat, planned_pool
+from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply
@@ -166,8 +166,7 @@ class AdmissionSession:
     def accept(self, proposal: Proposal) -> "tuple[AdmissionSession, dict[str, ShareSchedule]]":
         """Promise it. Also the schedules of other jobs that are no longer those of the ledger, by job."""
         plan, replanned = self.plan, self.changed_schedules()
-        for row, schedule in proposal.moved.items():
-            replanned[plan.table.job_ids[row]] = flat(schedule)
+        replanned |= proposal.moved(plan.table.job_ids)
         plan.accept(proposal)
         accepted = fast_replace(
             self,

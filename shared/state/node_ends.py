@@ -6,6 +6,7 @@ A node counts until `PoolConfig.leave_s` before its announced end: in that time 
 import math
 from typing import NamedTuple
 
+from elasticflow.shared.frozen_values import memoize_last
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import nodes_of
 from elasticflow.shared.state.pool import NodeState, PoolState
@@ -42,15 +43,14 @@ def drain_at_s(node: NodeState, leave_s: float) -> float:
 
 def nodes_to_drain(state: PoolState, now_s: float) -> list[NodeState]:
     """The nodes whose drain is due, by id."""
-    due = (node for node in state.nodes.values() if node.takes_jobs and drain_at_s(node, state.config.leave_s) <= now_s)
-    return sorted(due, key=lambda node: node.node_id)
+    ahead = [node for node in ending_nodes(state.nodes) if node.takes_jobs]
+    return [node for node in ahead if drain_at_s(node, state.config.leave_s) <= now_s]
 
 
 def next_drain_s(state: PoolState) -> float | None:
     """When the next drain is due."""
-    due_s = (drain_at_s(node, state.config.leave_s) for node in state.nodes.values() if node.takes_jobs)
-    first_s = min(due_s, default=math.inf)
-    return None if first_s == math.inf else first_s
+    ahead = [node for node in ending_nodes(state.nodes) if node.takes_jobs]
+    return min((drain_at_s(node, state.config.leave_s) for node in ahead), default=None)
 
 
 def promisable_of(nodes: Map[str, NodeState], reserve_nodes: int, leave_s: float) -> tuple[PromisableGpus, ...]:
@@ -87,6 +87,7 @@ def moves_of(state: PoolState, ending: tuple[NodeState, ...], now_s: float) -> t
     return tuple(sorted({at_s for node_id, at_s in due_by_node.items() if node_id not in begun or node_id in used}))
 
 
+@memoize_last  # each decision and each wake asks for it, and few events change nodes
 def ending_nodes(nodes: Map[str, NodeState]) -> tuple[NodeState, ...]:
     """The nodes that are there and have announced an end, by id."""
     ending = (node for node in nodes.values() if node.alive and node.until_s is not None)

@@ -1,6 +1,6 @@
 """Checks certificates. It shares no code with the scheduler: its model of progress is written here only.
 
-Admissions are checked in whole numbers, without tolerance: every float is a whole number of units of 2^-1074.
+Admissions are checked in whole numbers, without tolerance: floats are whole numbers of some power of two.
 Rejections are checked in floats, by a bound that must win by more than their rounding. The model: a job that changes
 to n GPUs, from another number or from none, stops for the stop of n and holds the GPUs meanwhile; then it does rate(n)
 iterations a second.
@@ -9,9 +9,9 @@ iterations a second.
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from elasticflow.shared.messages import rejection
 from elasticflow.simulator.verification.certificates import (
@@ -24,8 +24,6 @@ from elasticflow.simulator.verification.certificates import (
     RejectionCertificate,
 )
 
-_UNIT_BITS = 1074
-_Floats = npt.NDArray[np.float64]
 _ROUNDING = 1e-9  # relative; the sums behind a rejection lose far less
 _Prices = Sequence[rejection.PricedInterval]
 _Hull = tuple[Level, list[Level], list[tuple[int, float]]]
@@ -36,20 +34,17 @@ class Checker:
 
     def __init__(self) -> None:
         self._promises: dict[str, Promise] = {}
-        self._held: dict[str, _Floats] = {}  # by job: start_s, end_s, GPUs of each segment
 
     def check_promises(self, certificate: PromiseCertificate) -> list[str]:
         """Check that each new or changed schedule keeps its promise, and that all schedules fit together."""
         problems: list[str] = []
         for job_id in certificate.ended:
             self._promises.pop(job_id, None)
-            self._held.pop(job_id, None)
         for promise in certificate.promises:
             job = promise.job
             known = self._promises.get(job.job_id, promise).job
             problem = _amended(known, job) or _broken(promise, certificate.now_s)
             self._promises[job.job_id] = promise
-            self._held[job.job_id] = np.array(promise.schedule, np.float64).reshape(-1, 3)
             if problem is not None:
                 problems.append(f"{job.job_id}: {problem}")
         return problems + list(self._overdraft(certificate.now_s, certificate.num_gpus, certificate.later))
@@ -68,12 +63,11 @@ class Checker:
 
     def _overdraft(self, now_s: float, num_gpus: int, later: Sequence[GpusFrom]) -> Iterator[str]:
         """The instant from `now_s` on at which most GPUs are missing, if any are. GPUs that are gone count as held."""
-        if self._held:
-            missing = [Held(from_s, math.inf, gone) for from_s, gone in _gone(num_gpus, later)]
-            held_and_gone = [*self._held.values(), np.array(missing, np.float64).reshape(-1, 3)]
-            start_s, end_s, gpus = np.concatenate(held_and_gone).T  # numbers of GPUs are exact as floats
-            if not len(start_s):
-                return
+        gone_later = [Held(from_s, math.inf, gone) for from_s, gone in _gone(num_gpus, later)]
+        schedules = (*(promise.schedule for promise in self._promises.values()), gone_later)
+        numbers = np.fromiter(chain.from_iterable(chain.from_iterable(schedules)), np.float64)
+        if self._promises and len(numbers):
+            start_s, end_s, gpus = numbers.reshape(-1, 3).T  # numbers of GPUs are exact as floats
             instants_s = np.maximum(np.concatenate((start_s, end_s)), now_s)
             order = np.argsort(instants_s)
             instants_s, held = instants_s[order], np.cumsum(np.concatenate((gpus, -gpus))[order])
@@ -106,35 +100,42 @@ def _amended(promised: CertifiedJob, job: CertifiedJob) -> str | None:
 
 def _broken(promise: Promise, now_s: float) -> str | None:
     """Why this is no schedule of its job, or leaves it late: all iterations end by the deadline, to the last bit."""
-    job, now, deadline = promise.job, _units(now_s), _units(promise.job.deadline_s)
-    levels, free_s = _exactly(job.levels), -math.inf
-    held, until, ready, done = job.current_num_gpus, now, _units(job.stalled_until_s), 0
+    job, free_s, (levels, per_iteration) = promise.job, -math.inf, _exactly(promise.job.levels)
+    times_s = [now_s, job.deadline_s, job.stalled_until_s]
     for start_s, end_s, num_gpus in promise.schedule:
         if not (free_s <= start_s < end_s < math.inf and start_s > -math.inf):
             return f"its schedule is out of order at {start_s} s"
         if num_gpus not in levels:
             return f"it does not run on {num_gpus} GPUs"
-        start, end, (rate, stop), free_s = max(_units(start_s), now), _units(end_s), levels[num_gpus], end_s
+        times_s += (start_s, end_s, levels[num_gpus][1])
+        free_s = end_s
+    (now, deadline, ready, *steps), per_s = _whole(times_s)
+    held, until, done, times = job.current_num_gpus, now, 0, iter(steps)
+    for (_, _, num_gpus), begin, end, stop in zip(promise.schedule, times, times, times, strict=True):
         if end > now:
+            start, (rate, _) = max(begin, now), levels[num_gpus]
             if num_gpus != held or start > until:
                 ready = start + stop
             done += rate * max(min(end, deadline) - max(start, ready), 0)
             held, until = num_gpus, end
-    if done < _units(job.remaining_iterations) << _UNIT_BITS:
+    remaining, parts = job.remaining_iterations.as_integer_ratio()
+    if done * parts < remaining * per_s * per_iteration:
         return f"its schedule does not end it by {job.deadline_s} s"
     return None
 
 
 @lru_cache(maxsize=1 << 12)
-def _exactly(levels: tuple[Level, ...]) -> dict[int, tuple[int, int]]:
-    """Speed and stop of each level, in units."""
-    return {num_gpus: (_units(speed), _units(stop_s)) for num_gpus, speed, stop_s in levels}
+def _exactly(levels: tuple[Level, ...]) -> tuple[dict[int, tuple[int, float]], int]:
+    """Speed of each level in whole units beside its stop, and how many units make one iteration a second."""
+    speeds, per_1 = _whole([level.iterations_per_s for level in levels])
+    return {level.num_gpus: (speed, level.stop_s) for level, speed in zip(levels, speeds, strict=True)}, per_1
 
 
-@lru_cache(maxsize=1 << 14)
-def _units(value: float) -> int:
-    numerator, denominator = value.as_integer_ratio()
-    return numerator << (_UNIT_BITS + 1 - denominator.bit_length())
+def _whole(values: Sequence[float]) -> tuple[list[int], int]:
+    """Values in whole numbers of their largest common unit, a power of two, and how many units make 1."""
+    ratios = [value.as_integer_ratio() for value in values]
+    per_1 = max((denominator for _, denominator in ratios), default=1)
+    return [numerator * (per_1 // denominator) for numerator, denominator in ratios], per_1
 
 
 def _rejection_problems(certificate: RejectionCertificate) -> Iterator[str]:

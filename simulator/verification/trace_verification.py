@@ -11,7 +11,7 @@ next loss voids all promises again, and a rejection that cannot be proved counts
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from elasticflow.shared.frozen_values import memoize_last
 from elasticflow.shared.messages.events import (
@@ -24,7 +24,7 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import InfeasibleProgram, OverloadedInterval, Unproven
-from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
@@ -44,8 +44,7 @@ from elasticflow.simulator.workload.workload import Workload
 _NEVER_S = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class _Certified:
+class _Certified(NamedTuple):
     """The last checked state of a promised job, and the GPUs that its schedule plans until changes_s.
 
     job: that has this state; None: just admitted.
@@ -184,7 +183,7 @@ class TraceVerification:
         """The promise of the job as it is now, with a new schedule or its previous one."""
         job = state.live_jobs.get(job_id)
         known = self._certified.get(job_id)
-        schedule = known.schedule if known and steps is None else tuple(map(Held._make, segments(steps or ())))
+        schedule = known.schedule if known and steps is None else _schedule_of(steps or ())
         self._certified[job_id] = _Certified(job, state_of(job), schedule, *_held_at(schedule, now_s))
         return Promise(job=self._jobs.at(job_id, job, now_s), schedule=schedule)
 
@@ -238,6 +237,10 @@ class TraceVerification:
         self.certificates_checked += 1
         self.certificate_failures += bool(problems)
         self.failures += [f"at {now_s} s: {problem}" for problem in problems]
+
+
+def _schedule_of(steps: ShareSchedule) -> tuple[Held, ...]:
+    return tuple(map(Held, steps[0::3], steps[1::3], map(int, steps[2::3])))
 
 
 def _held_at(schedule: tuple[Held, ...], now_s: float) -> tuple[int, float]:

@@ -12,6 +12,7 @@ from elasticflow.shared.scheduling.admission.admission_search import MANY_JOBS, 
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, end_s
+from elasticflow.shared.scheduling.jobs.planned_pool import unflat
 from tests.support.admission_plans import admit, fits_around, utilization
 from tests.support.exact_replay import advanced, exact_end_s, is_on_time, most_gpus_at_once, share_at
 from tests.support.example_specs import examples
@@ -116,7 +117,7 @@ def test_a_proposal_leaves_the_plan_untouched_until_it_is_accepted(
     if proposal is None:
         return
     plan.accept(proposal)
-    moved = {plan.table.job_ids[row]: schedule for row, schedule in proposal.moved.items()}
+    moved = {job_id: unflat(schedule) for job_id, schedule in proposal.moved(plan.table.job_ids).items()}
     assert plan.schedules == before | moved | {"new": proposal.schedule}
     assert plan.schedules["new"] == proposal.schedule
 

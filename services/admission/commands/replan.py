@@ -13,7 +13,7 @@ from elasticflow.shared.scheduling.admission.admission_search import AdmissionSe
 from elasticflow.shared.scheduling.admission.proposal import Proposal
 from elasticflow.shared.scheduling.availability.earliest_completion import end_under_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, gpu_seconds
-from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, flat, planned_pool
+from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     PlannedTime,
     known_curve,
@@ -79,10 +79,7 @@ class Replanning:
         """Schedules of other jobs that the event has to carry."""
         if not isinstance(found, Proposal):
             return self.session.changed_schedules()
-        replanned, table = self.others.changed_schedules(), self.others.plan.table
-        for row, schedule in found.moved.items():
-            replanned[table.job_ids[row]] = flat(schedule)
-        return replanned
+        return self.others.changed_schedules() | found.moved(self.others.plan.table.job_ids)
 
 
 def objection_to_more(session: AdmissionSession, job: Job, added_gpu_seconds: float) -> str | None:

@@ -1,16 +1,17 @@
 """Jobs as the algorithms see them at one instant: single jobs with names, and many jobs as rows of arrays.
 
-Axes: J = rows; L = levels; M = segments.
+Axes: J = rows; L = levels; M = segments; K = some rows; S = all segments of these.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from elasticflow.shared.messages.share_schedule import ShareSegment
+from elasticflow.shared.messages.share_schedule import ShareSchedule, ShareSegment
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     Schedules,
@@ -109,7 +110,7 @@ class JobTable:
 
     def write_schedule(self, row: int, schedule: Sequence[float]) -> None:
         """Store a schedule for a row: start_s, end_s, num_gpus of each segment."""
-        write_schedule(self.schedules, row, schedule)
+        write_schedules(self.schedules, [row], [schedule])
 
     def _grow(self, num_levels: int) -> None:
         """Double the rows, and make space for `num_levels` levels."""
@@ -120,10 +121,21 @@ class JobTable:
 
 def schedule_of(schedules: Schedules, row: int) -> Schedule:
     """The schedule of a row, segment by segment."""
-    starts, ends, num_gpus, count = schedules
-    return tuple(
-        ShareSegment(float(starts[row, k]), float(ends[row, k]), int(num_gpus[row, k])) for k in range(count[row])
-    )
+    *columns, count = schedules
+    return tuple(map(ShareSegment, *(column[row, : count[row]].tolist() for column in columns)))
+
+
+def flat_schedules(schedules: Schedules, rows: Sequence[int]) -> list[ShareSchedule]:
+    """The schedules of these rows as events carry them, read together."""
+    *columns, count = schedules
+    row_K = np.array(rows, np.int64)
+    counts = count[row_K]
+    longest = int(counts.max(initial=0))
+    by_row = zip(*(column[row_K, :longest].tolist() for column in columns), counts.tolist(), strict=True)
+    return [
+        tuple(chain.from_iterable(zip(starts[:num], ends[:num], num_gpus[:num], strict=True)))
+        for starts, ends, num_gpus, num in by_row
+    ]
 
 
 def with_room(jobs: Jobs, num_rows: int, num_levels: int) -> Jobs:
@@ -215,11 +227,15 @@ def _levels(curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s:
     return Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L, moved_L)
 
 
-def write_schedule(schedules: Schedules, row: int, numbers: Sequence[float]) -> None:
-    """Store start_s, end_s, num_gpus of each segment; a schedule with too many segments is stored as empty."""
-    count = len(numbers) // 3 if len(numbers) <= 3 * MAX_SEGMENTS else 0
-    schedules.count_J[row] = count
-    for segment in range(count):
-        schedules.start_JM[row, segment] = numbers[3 * segment]
-        schedules.end_JM[row, segment] = numbers[3 * segment + 1]
-        schedules.num_gpus_JM[row, segment] = numbers[3 * segment + 2]
+def write_schedules(schedules: Schedules, rows: Sequence[int], flat: Sequence[Sequence[float]]) -> None:
+    """Store start_s, end_s, num_gpus of each segment for each of these rows; a schedule with too many segments is
+    stored as empty."""
+    stored = [numbers if len(numbers) <= 3 * MAX_SEGMENTS else () for numbers in flat]
+    counts = np.array([len(numbers) // 3 for numbers in stored], np.int64)
+    row_S = np.repeat(np.array(rows, np.int64), counts)
+    segment_S = np.arange(len(row_S)) - np.repeat(np.cumsum(counts) - counts, counts)
+    numbers = np.fromiter(chain.from_iterable(stored), np.float64)
+    schedules.count_J[rows] = counts
+    schedules.start_JM[row_S, segment_S] = numbers[0::3]
+    schedules.end_JM[row_S, segment_S] = numbers[1::3]
+    schedules.num_gpus_JM[row_S, segment_S] = numbers[2::3]

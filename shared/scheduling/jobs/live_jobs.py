@@ -24,7 +24,7 @@ from elasticflow.shared.scheduling.jobs.job_table import (
     with_room,
     with_rows,
     write_levels,
-    write_schedule,
+    write_schedules,
 )
 from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
@@ -43,7 +43,7 @@ from elasticflow.shared.state.pool import PoolState, num_draining_gpus, spec_of
 
 _SPARE_ROWS = 8  # for arriving jobs
 OVERDUE_S = 1.0  # of work that an overdue job is assumed to need
-_unaffected_by_progress = attrgetter(  # fields that a report of progress does not change
+_lasting = attrgetter(  # fields that neither a report of progress nor another schedule changes
     "spec",
     "phase",
     "deadline_s",
@@ -52,7 +52,6 @@ _unaffected_by_progress = attrgetter(  # fields that a report of progress does n
     "placed_at_s",
     "broken",
     "has_outdated_spec",
-    "planned_share",
     "speed",
 )
 _ROUNDING = 1e-12  # of the iterations of a job: less remaining work is rounding
@@ -98,34 +97,42 @@ class LiveJobRows:
         return self._gather(slots[np.lexsort((self._ties[slots], self._arrays.deadline_J[slots]))], now_s)
 
     def _slots_of(self, state: PoolState) -> Integers:
-        """The slots of all jobs; a changed job is written again, completely or only its progress."""
+        """The slots of all jobs; a changed job is written again, completely or only its progress and schedule."""
         jobs = list(state.live_jobs.values())
         found = [self._slot_of_object.get(id(job)) for job in jobs]
         if None not in found:
             return np.array(found, np.int64)
-        slots, reported, progressed = list[int](), list[int](), list[Job]()
+        slots, changed, reported = list[int](), list[int](), list[int]()
         for job, slot in zip(jobs, found, strict=True):
             if slot is None:
                 slot = self._slots.get(job.job_id)
-                if slot is not None and self._unaffected_by_progress[slot] == _unaffected_by_progress(job):
+                if slot is not None and self._lasting[slot] == _lasting(job):
+                    self._replace(slot, job)
                     reported.append(slot)
-                    progressed.append(job)
                 else:
                     slot = self._write(state, job)
+                changed.append(slot)
             slots.append(slot)
-        self._write_progress(reported, progressed)
+        self._write_progress(reported)
+        self._write_schedules(changed)
         return np.array(slots, np.int64)
 
-    def _write_progress(self, slots: list[int], jobs: list[Job]) -> None:
-        for slot, job in zip(slots, jobs, strict=True):
-            self._replace(slot, job)
-        rows = np.array(slots, np.int64)
+    def _write_progress(self, slots: list[int]) -> None:
+        rows, jobs = np.array(slots, np.int64), [self._jobs_of[slot] for slot in slots]
         self._arrays.unsaved_J[rows] = np.array([job.unsaved_iterations for job in jobs])
         self._arrays.starts_over_J[rows] = np.array([job.starts_over for job in jobs])
         self._left[rows] = self._iterations[rows] - np.array([job.iteration for job in jobs])
         self._progressed_at[rows] = np.array([job.progressed_at_s for job in jobs])
         reported = [inf if (rate := job.iterations_per_s) is None else rate for job in jobs]
         self._rates[rows] = np.minimum(self._curve_rates[rows], np.array(reported))
+
+    def _write_schedules(self, slots: list[int]) -> None:
+        promised = zip(slots, self._promised[slots].tolist(), strict=True)
+        planned = {slot: self._jobs_of[slot].planned_share if is_promised else () for slot, is_promised in promised}
+        anew = {slot: share for slot, share in planned.items() if share is not self._planned[slot]}
+        write_schedules(self._schedules, list(anew), list(anew.values()))
+        for slot, share in anew.items():
+            self._planned[slot] = share
 
     def _replace(self, slot: int, job: Job) -> Job:
         """Store the new object of a job in its slot; return the old one."""
@@ -161,12 +168,12 @@ class LiveJobRows:
         )
 
     def _write(self, state: PoolState, job: Job) -> int:
-        """Write one row, in a new slot if the job has none; return the slot."""
+        """Write one row but for its schedule, in a new slot if the job has none; return the slot."""
         slot = self._slots.get(job.job_id)
         if slot is None:
             slot = self._add(job)
         before, spec = self._replace(slot, job), spec_of(job)
-        self._counts[slot], self._unaffected_by_progress[slot] = False, None
+        self._counts[slot], self._lasting[slot] = False, None
         if job.phase is not Phase.ADMITTED:  # what a promise asks of its row is written once there is one
             self._curves[slot] = None
             return slot
@@ -177,7 +184,7 @@ class LiveJobRows:
             self._curve_keys[slot], self._measured[slot] = key, measured
         if curve is None:
             return slot
-        self._counts[slot], self._unaffected_by_progress[slot] = True, _unaffected_by_progress(job)
+        self._counts[slot], self._lasting[slot] = True, _lasting(job)
         arrays = self._arrays
         self._iterations[slot] = spec.max_iterations
         self._left[slot] = spec.max_iterations - job.iteration
@@ -190,10 +197,6 @@ class LiveJobRows:
         arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)
         promised = self._promised[slot] = job.promised
         arrays.deadline_J[slot] = planned_deadline_s(state, job.deadline_s) if promised else np.inf
-        planned = job.planned_share if promised else ()
-        if planned is not self._planned[slot]:
-            write_schedule(self._schedules, slot, planned)
-            self._planned[slot] = planned
         return slot
 
     def _add(self, job: Job) -> int:
@@ -204,7 +207,7 @@ class LiveJobRows:
         self._measured.append(None)
         self._curves.append(None)
         self._planned.append(None)
-        self._unaffected_by_progress.append(None)
+        self._lasting.append(None)
         if slot == len(self._left):
             self._grow()
         self._ties[slot] = zlib.crc32(job.job_id.encode())
@@ -231,7 +234,7 @@ class LiveJobRows:
         self._measured: list[MeasuredCurve | None] = []
         self._curves: list[ScalingCurve | None] = []
         self._planned: list[ShareSchedule | None] = []
-        self._unaffected_by_progress: list[object] = []
+        self._lasting: list[object] = []
         self._arrays: Jobs = empty_jobs(64, 8)
         self._schedules: Schedules = empty_schedules(64)
         self._left, self._iterations = np.zeros(64), np.zeros(64)
@@ -245,7 +248,7 @@ class LiveJobRows:
         for slot, job in enumerate(self._jobs_of):
             if curves.get(self._curve_keys[slot]) is not self._measured[slot]:
                 self._slot_of_object.pop(id(job), None)
-                self._unaffected_by_progress[slot] = None
+                self._lasting[slot] = None
 
     def _grow(self) -> None:
         """Double the rows."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, flat_schedules
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
@@ -34,8 +34,9 @@ class PlannedPool:
 
     def changed_schedules(self) -> dict[str, ShareSchedule]:
         """The schedules that differ from those of the ledger, by job, flat as in events."""
-        plan = self.plan
-        return {plan.table.job_ids[row]: flat(plan.table.schedule(row)) for row in plan.changed_rows()}
+        table, rows = self.plan.table, self.plan.changed_rows()
+        job_ids = [table.job_ids[row] for row in rows]
+        return dict(zip(job_ids, flat_schedules(table.schedules, rows), strict=True))
 
 
 def planned_pool(

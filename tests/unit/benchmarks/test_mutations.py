@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
-from benchmarks.mutations.__main__ import ROOT, as_json, page
+from benchmarks.mutations.__main__ import ROOT, as_json, main, page
 from benchmarks.mutations.mutation_list import MUTATIONS, Mutation
 from benchmarks.mutations.trials import Copy, DoesNotApply, FailsUnmutated, Trial, files_of, mutated
 
@@ -46,6 +47,13 @@ def test_each_mutation_has_a_name_of_its_own() -> None:
     assert len({each.name for each in MUTATIONS}) == len(MUTATIONS) >= 39
 
 
+def test_a_name_chooses_one_mutation_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    main(only=[MUTATIONS[0].name], listing=True)
+    assert capsys.readouterr().out == f"{MUTATIONS[0].name}: {MUTATIONS[0].loses}\n"
+    with pytest.raises(typer.BadParameter, match="no mutation is called nope"):
+        main(only=["nope"])
+
+
 @pytest.mark.parametrize(("old", "count"), [("return", 2), ("multiply", 0)])
 def test_a_text_that_is_not_there_exactly_once_does_not_apply(old: str, count: int) -> None:
     with pytest.raises(DoesNotApply, match=f"{count} times in sums.py"):
@@ -65,7 +73,7 @@ def test_trials_tell_what_is_caught_and_leave_the_copy_as_it_was(copy: Copy, tmp
         first, second = copy.trial(caught), copy.trial(mutation("return 1", "return 2"))
         assert (first.caught_by, first.problem) == ("test_sums.py::test_a_total_is_the_sum", "")
         assert (second.caught_by, second.problem) == ("", "survives")
-    assert first.cpu_s > 0.0
+        assert first.cpu_s > 0.0
     assert "times in sums.py" in copy.trial(mutation("multiply", "")).problem
     assert "its tests cannot run" in copy.trial(mutation("def total", "def other")).problem
     assert (tmp_path / "copy/sums.py").read_text() == FILES["sums.py"]

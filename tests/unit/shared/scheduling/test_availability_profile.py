@@ -3,16 +3,18 @@
 import numpy as np
 
 from elasticflow.shared.scheduling.availability.availability_profile import (
+    MAX_SEGMENTS,
     AvailabilityProfile,
     copy_into,
     empty_availability_profile,
+    empty_schedules,
     piece_at,
     release,
     reserve,
     reset,
     sweep,
 )
-from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob
+from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, flat_schedules, write_schedules
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 
 PROMISED = (1.0, 3.0, 2, 3.0, 5.0, 4)
@@ -81,3 +83,12 @@ def test_a_copy_shares_nothing() -> None:
     copy_into(other, profile)
     reserve(profile, table(PROMISED).schedules, 0)
     assert pieces(other) == [(0.0, 8)]
+
+
+def test_schedules_are_read_as_they_were_written_and_one_too_long_is_empty() -> None:
+    schedules, longest = empty_schedules(4), tuple(float(number) for number in range(3 * MAX_SEGMENTS))
+    written = [PROMISED, (), longest, (*longest, 0.0, 1.0, 1)]
+    write_schedules(schedules, [3, 0, 1, 2], written)
+    assert flat_schedules(schedules, [3, 0, 1, 2]) == [PROMISED, (), longest, ()]
+    assert [type(number) for number in flat_schedules(schedules, [3])[0]] == 2 * [float, float, int]
+    assert flat_schedules(schedules, []) == []
