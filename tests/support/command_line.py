@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -71,7 +72,8 @@ class CommandLinePool:
             stderr=asyncio.subprocess.PIPE,
         )
 
-    async def _process(self, *arguments: str, **environment: str) -> Ran:
+    async def beside(self, *arguments: str, **environment: str) -> Ran:
+        """Run the command in a process of its own, beside other commands."""
         process = await self.start(*arguments, **environment)
         async with asyncio.timeout(WAIT_S):
             out, err = await process.communicate()
@@ -82,7 +84,7 @@ class CommandLinePool:
     async def eflow(self, *arguments: str, **environment: str) -> Ran:
         """Run the command in a thread of this process: a process takes longer to start than the rest of a test."""
         if arguments[0] in IN_OTHER_PROCESSES:
-            return await self._process(*arguments, **environment)
+            return await self.beside(*arguments, **environment)
         unset = {name: None for name in os.environ if name.startswith(("EF_", "NATS_"))}
         here = {**unset, "NATS_URL": self.url, "EF_DATA_DIR": str(self.folder), **environment}
         async with asyncio.timeout(WAIT_S):
@@ -93,6 +95,7 @@ class CommandLinePool:
     def _invoke(self, arguments: Sequence[str], environment: Mapping[str, str | None]) -> Any:
         """Leaves nothing of the user's files loaded: another test has others of the same names."""
         path, loaded = sys.path[:], {*sys.modules}
+        importlib.invalidate_caches()  # the test may have written the file just now
         with contextlib.chdir(self.folder):
             try:
                 return CliRunner().invoke(app, arguments, env=environment, prog_name="eflow")
