@@ -15,7 +15,7 @@ PAGE := $(VENV)/.page
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser)
 TSC := $(shell command -v tsc)
 WORKERS ?= 2
-SLOW_WORKERS ?= 3
+SLOW_WORKERS ?= 4
 SEEDS ?= 1000
 SOURCES := shared services simulator elasticflow examples benchmarks tests docs/*.py setup.py
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LINE = re.compile(r"([0-9.]+)s (?:call|setup|teardown) +(tests/\S+?\.py)::(\S+)")
 STARTS = {  # what the text of a file says that it starts, the largest first
-    "a pool": r"running_pool|command_line_pool|eflow\(|\bcli\b|pool_of_versions",
+    "a pool": r"running_pool|\bsession_pool\b|command_line_pool|eflow\(|\bcli\b|pool_of_versions",
     "workers": r"\bnode\b.*spec_of|each_node|prove\(|runners\b",
     "nats-server": r"nats_server|connect_nats|EmbeddedServer|\bconnect\b",
     "a simulation": r"simulat|VirtualCluster",

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
@@ -12,6 +13,7 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from tests.support.command_line import CommandLinePool, command_line_pool
+from tests.support.real_pool import RunningPool, running_pool
 from tests.support.shared_pool import POOL, Connect
 
 
@@ -41,6 +43,14 @@ async def bus(connect: Connect) -> Bus:
     bus = await connect()
     await bus.ensure_pool(POOL)
     return bus
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def session_pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPool]:
+    """A real pool with one node of two slots, which takes seconds to start. Each test has its own names of jobs and
+    loads, ends them, and leaves a pool that can train."""
+    async with running_pool(tmp_path_factory.mktemp("shared"), num_nodes=1, replicas={}) as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ async def test_files_that_are_gone_damaged_or_not_stored_yet_are_explained(cli: 
 async def test_a_job_that_ends_instead_of_writing_the_checkpoint_is_fetched(cli: CommandLinePool) -> None:
     await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
     await cli.place("j1", f"{NODE}:0")
-    fetching = asyncio.create_task(cli.eflow("fetch", "j1"))
+    fetching = asyncio.create_task(cli.beside("fetch", "j1"))
     async with asyncio.timeout(60.0), aclosing(cli.bus.follow(POOL, after_sequence=0)) as batches:
         async for batch in batches:
             if any(b"CheckpointRequested" in record.data for record in batch):

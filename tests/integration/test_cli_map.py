@@ -12,15 +12,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from elasticflow.client.result_window import FIRST_TASKS
 from elasticflow.shared.state.load import LoadPhase
-from tests.support.real_pool import POOL, RunningPool, running_pool
+from tests.support.real_pool import POOL, RunningPool
 from tests.support.shared_pool import stored_results
 from tests.support.terminal_user import ROOT, Ran
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WAIT_S = 240.0  # far above the usual time
 FUNCTIONS = """
@@ -65,12 +64,10 @@ class MapUser:
         return state.loads[load_id].phase
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def user(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MapUser]:
-    folder = tmp_path_factory.mktemp("user")
-    (folder / "functions.py").write_text(FUNCTIONS)
-    async with running_pool(tmp_path_factory.mktemp("pool"), num_nodes=1, replicas={}) as pool:
-        yield MapUser(pool, folder)
+@pytest.fixture
+def user(session_pool: RunningPool, tmp_path: Path) -> MapUser:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    return MapUser(session_pool, tmp_path)
 
 
 @contextlib.asynccontextmanager
@@ -120,9 +117,9 @@ async def test_lines_of_json_go_to_an_installed_function_and_results_to_a_file(u
 
 
 async def test_an_empty_input_prints_nothing(user: MapUser) -> None:
-    ran = await user.eflow("map", "functions.py:echo", "--name", "empty")
+    ran = await user.eflow("map", "functions.py:echo", "--name", "map-empty")
     assert (ran.status, ran.out, ran.err) == (0, "", "")
-    assert await user.phase_at_end("empty") is LoadPhase.FINISHED
+    assert await user.phase_at_end("map-empty") is LoadPhase.FINISHED
 
 
 async def test_lines_that_are_not_utf8_come_back(user: MapUser) -> None:
@@ -131,7 +128,7 @@ async def test_lines_that_are_not_utf8_come_back(user: MapUser) -> None:
 
 
 async def test_a_failed_task_ends_the_load(user: MapUser) -> None:
-    async with typing(user, "map", "functions.py:echo", "--attempts", "2", "--name", "bad") as process:
+    async with typing(user, "map", "functions.py:echo", "--attempts", "2", "--name", "map-bad") as process:
         await type_line(process, b"a\nbad\nc")
         assert process.stdout is not None
         assert process.stderr is not None
@@ -139,7 +136,7 @@ async def test_a_failed_task_ends_the_load(user: MapUser) -> None:
         assert await process.stdout.read() == b'"a"\n'
         message = (await process.stderr.read()).decode()
     assert message.startswith("eflow: task 1 failed 2 times, at last with: ValueError: no such sample\n")
-    assert await user.phase_at_end("bad") is LoadPhase.CANCELLED
+    assert await user.phase_at_end("map-bad") is LoadPhase.CANCELLED
 
 
 async def test_failed_tasks_and_unprintable_results_are_reported_and_the_load_goes_on(user: MapUser) -> None:
@@ -162,14 +159,14 @@ async def test_results_that_json_cannot_hold_are_written_to_files(user: MapUser)
 
 
 async def test_a_line_that_is_not_json_is_named(user: MapUser) -> None:
-    ran = await user.eflow("map", "functions.py:echo", "--json-lines", "--name", "broken", lines="1\n2\n{\n")
+    ran = await user.eflow("map", "functions.py:echo", "--json-lines", "--name", "map-broken", lines="1\n2\n{\n")
     assert ran.status == 2
     assert ran.err.startswith("eflow: line 3 of standard input is not JSON: ")
-    assert await user.phase_at_end("broken") is LoadPhase.CANCELLED
+    assert await user.phase_at_end("map-broken") is LoadPhase.CANCELLED
 
 
 async def test_results_appear_while_the_input_is_open_and_ctrl_c_cancels(user: MapUser) -> None:
-    async with typing(user, "map", "functions.py:echo", "--name", "typed") as process:
+    async with typing(user, "map", "functions.py:echo", "--name", "map-typed") as process:
         for word in (b"first", b"second"):
             await type_line(process, word)
             assert json.loads(await printed_line(process)) == word.decode()
@@ -177,59 +174,61 @@ async def test_results_appear_while_the_input_is_open_and_ctrl_c_cancels(user: M
         assert await process.wait() == 130
         assert process.stderr is not None
         assert await process.stderr.read() == b""
-    assert await user.phase_at_end("typed") is LoadPhase.CANCELLED
+    assert await user.phase_at_end("map-typed") is LoadPhase.CANCELLED
 
 
 async def test_a_reader_that_stops_ends_an_endless_input(user: MapUser) -> None:
-    async with typing(user, "map", "functions.py:echo", "--task", "0.001s", "--name", "endless") as process:
+    async with typing(user, "map", "functions.py:echo", "--task", "0.001s", "--name", "map-endless") as process:
         writing = asyncio.create_task(type_without_end(process))
         assert await printed_line(process) == b'"y"'
         process.stdout._transport.close()  # type: ignore[union-attr] - as `head` does
         assert await process.wait() == 0
         await writing
-    assert await user.phase_at_end("endless") is LoadPhase.CANCELLED
+    assert await user.phase_at_end("map-endless") is LoadPhase.CANCELLED
 
 
 async def test_a_detached_load_is_read_later_and_then_deleted(user: MapUser) -> None:
-    sent = await user.eflow("map", "functions.py:echo", "--detach", "--name", "later", lines="a\nb\nc\n")
-    assert (sent.status, sent.out, sent.err) == (0, "later\n", "")
-    kept = await user.eflow("results", "later", "--keep", "--as-completed", "--json")
+    sent = await user.eflow("map", "functions.py:echo", "--detach", "--name", "map-later", lines="a\nb\nc\n")
+    assert (sent.status, sent.out, sent.err) == (0, "map-later\n", "")
+    kept = await user.eflow("results", "map-later", "--keep", "--as-completed", "--json")
     values = {line["index"]: line["value"] for line in map(json.loads, kept.out.splitlines())}
     assert (kept.status, values) == (0, {0: "a", 1: "b", 2: "c"})
-    read = await user.eflow("results", "later")
+    read = await user.eflow("results", "map-later")
     assert (read.status, read.out) == (0, '"a"\n"b"\n"c"\n')
-    again = await user.eflow("results", "later")
+    again = await user.eflow("results", "map-later")
     assert (again.status, again.out) == (1, "")
-    assert "3 of 3 results of the padding load 'later' are not stored" in again.err
-    assert await stored_results(user.pool.bus, "later", pool=POOL) == []
+    assert "3 of 3 results of the padding load 'map-later' are not stored" in again.err
+    assert await stored_results(user.pool.bus, "map-later", pool=POOL) == []
 
 
 async def test_results_of_a_load_whose_map_still_runs_are_those_of_the_map(user: MapUser) -> None:
-    async with typing(user, "map", "functions.py:echo", "--name", "shared") as process:
+    async with typing(user, "map", "functions.py:echo", "--name", "map-shared") as process:
         await type_line(process, b"first")
         assert await printed_line(process) == b'"first"'
-        other = await user.eflow("results", "shared")
-        assert (other.status, other.out, other.err.count("'shared' still runs")) == (1, "", 1)
+        other = await user.eflow("results", "map-shared")
+        assert (other.status, other.out, other.err.count("'map-shared' still runs")) == (1, "", 1)
         await type_line(process, b"second")
         assert await printed_line(process) == b'"second"'
 
 
 async def test_unprintable_results_of_a_detached_load_are_not_deleted(user: MapUser) -> None:
-    await user.eflow("map", "functions.py:echo", "--detach", "--name", "sets", lines="set\na\n")
-    assert (await user.eflow("results", "sets", "--keep-going")).status == 1
-    pickled = await user.eflow("results", "sets", "--pickle", "sets")
+    await user.eflow("map", "functions.py:echo", "--detach", "--name", "map-sets", lines="set\na\n")
+    assert (await user.eflow("results", "map-sets", "--keep-going")).status == 1
+    pickled = await user.eflow("results", "map-sets", "--pickle", "sets")
     assert (pickled.status, pickled.out.splitlines()) == (0, ['"sets/0.pickle"', '"sets/1.pickle"'])
 
 
 async def test_a_detached_load_has_at_most_the_results_that_may_be_stored(user: MapUser) -> None:
     lines = "line\n" * (FIRST_TASKS + 50)
-    sent = await user.eflow("map", "functions.py:large", "--detach", "--task", "0.01s", "--name", "much", lines=lines)
-    assert (sent.status, sent.out) == (1, "much\n")
+    sent = await user.eflow(
+        "map", "functions.py:large", "--detach", "--task", "0.01s", "--name", "map-much", lines=lines
+    )
+    assert (sent.status, sent.out) == (1, "map-much\n")
     said = re.search(r"only the first (\d+) inputs were sent", sent.err)
     assert said is not None, sent.err
     num_sent = int(said[1])  # fewer where the first results were there before the last of these inputs was sent
     assert 0 < num_sent <= FIRST_TASKS
-    read = await user.eflow("results", "much", "--out", "much.jsonl")
+    read = await user.eflow("results", "map-much", "--out", "much.jsonl")
     assert read.status == 0
     assert len((user.folder / "much.jsonl").read_text().splitlines()) == num_sent
 
@@ -247,10 +246,10 @@ async def test_unknown_and_cancelled_loads_have_no_results(user: MapUser) -> Non
         1,
         [f"eflow: unknown padding load 'nothing' in pool {POOL}; `eflow loads --all` lists its loads"],
     )
-    async with typing(user, "map", "functions.py:echo", "--name", "stopped") as process:
+    async with typing(user, "map", "functions.py:echo", "--name", "map-stopped") as process:
         await type_line(process, b"first")
         await printed_line(process)
         process.send_signal(signal.SIGINT)
         await process.wait()
-    cancelled = await user.eflow("results", "stopped")
+    cancelled = await user.eflow("results", "map-stopped")
     assert (cancelled.status, "was cancelled before its last result" in cancelled.err) == (1, True)

@@ -85,7 +85,7 @@ async def test_a_checkpoint_is_requested_and_reported_when_it_is_complete(cli: C
     assert (none_yet.status, none_yet.out) == (1, "no checkpoint: j1 has written none so far\n")
     await cli.place("j1", "node-0:0", "node-0:1")
     await cli.train("j1", iteration=40)
-    asking = asyncio.create_task(cli.eflow("checkpoint", "j1"))
+    asking = asyncio.create_task(cli.beside("checkpoint", "j1"))
     async with asyncio.timeout(WAIT_S):
         newest: dict[str, Any] = {}
         while newest.get("type") != "CheckpointRequested":

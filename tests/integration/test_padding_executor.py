@@ -6,7 +6,7 @@ import inspect
 import math
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,11 +18,11 @@ import pytest_asyncio
 import elasticflow
 from elasticflow import LoadNotOpened, LoadWasCancelled, PackagingFailed, PaddingExecutor, TaskError
 from elasticflow.shared.state.load import LoadPhase
-from tests.support.real_pool import PATIENCE_S, POOL, RunningPool, eventually, running_pool
+from tests.support.real_pool import PATIENCE_S, POOL, RunningPool, eventually
 from tests.support.user_code import task_functions
 from tests.support.user_code.task_functions import double, misbehave, wait_for
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 T = TypeVar("T")
 SCRIPT = """
 import sys
@@ -45,14 +45,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPool]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pool(session_pool: RunningPool) -> RunningPool:
     """Its GPUs have been idle for so long that admission opens a load with tasks of a second."""
-    async with running_pool(tmp_path_factory.mktemp("executor"), num_nodes=1, replicas={}) as pool:
-        async with asyncio.timeout(PATIENCE_S):
-            while not await in_thread(lambda: is_open(pool)):  # noqa: ASYNC110 - time alone changes the answer
-                await asyncio.sleep(0.05)
-        yield pool
+    async with asyncio.timeout(PATIENCE_S):
+        while not await in_thread(lambda: is_open(session_pool)):  # noqa: ASYNC110 - time alone changes the answer
+            await asyncio.sleep(0.05)
+    return session_pool
 
 
 async def in_thread(function: Callable[[], T]) -> T:
@@ -78,7 +77,7 @@ async def phase_of(pool: RunningPool, load_id: str) -> LoadPhase:
 
 async def test_several_functions_share_a_load(pool: RunningPool) -> None:
     def run() -> list[Any]:
-        with executor(pool, load_id="shared") as opened:
+        with executor(pool, load_id="of-functions") as opened:
             first = opened.submit(double, 4)
             assert first.result(PATIENCE_S) == 8, "a call does not wait for later ones"
             futures = [
@@ -90,8 +89,8 @@ async def test_several_functions_share_a_load(pool: RunningPool) -> None:
             return [future.result(PATIENCE_S) for future in futures]
 
     assert await in_thread(run) == [3.0, 2.0, 10]
-    assert await phase_of(pool, "shared") is LoadPhase.FINISHED
-    assert (await pool.client.state()).loads["shared"].num_results == 34
+    assert await phase_of(pool, "of-functions") is LoadPhase.FINISHED
+    assert (await pool.client.state()).loads["of-functions"].num_results == 34
 
 
 async def test_a_failed_call_fails_its_future_only(pool: RunningPool) -> None:
@@ -109,21 +108,21 @@ async def test_a_failed_call_fails_its_future_only(pool: RunningPool) -> None:
 
 
 async def test_calls_under_way_are_cancelled_with_the_load(pool: RunningPool, tmp_path: Path) -> None:
-    opened = executor(pool, load_id="left")
+    opened = executor(pool, load_id="left-calls")
     future = await in_thread(lambda: opened.submit(wait_for, str(tmp_path / "never")))
     await eventually((tmp_path / "never.waiting").exists, "the call is under way")
     assert future.running()
     assert not future.cancel()
     await in_thread(opened.cancel)
     assert isinstance(await in_thread(lambda: future.exception(PATIENCE_S)), LoadWasCancelled)
-    assert await phase_of(pool, "left") is LoadPhase.CANCELLED
+    assert await phase_of(pool, "left-calls") is LoadPhase.CANCELLED
 
 
 async def test_a_load_that_is_cancelled_elsewhere_breaks_its_executor(pool: RunningPool, tmp_path: Path) -> None:
-    opened = executor(pool, load_id="broken")
+    opened = executor(pool, load_id="broken-calls")
     future = await in_thread(lambda: opened.submit(wait_for, str(tmp_path / "never")))
     await eventually((tmp_path / "never.waiting").exists, "the call is under way")
-    await pool.client.cancel_load("broken", reason="no longer needed")
+    await pool.client.cancel_load("broken-calls", reason="no longer needed")
     with pytest.raises(LoadWasCancelled, match="no longer needed"):
         await in_thread(lambda: future.result(PATIENCE_S))
     with pytest.raises(BrokenExecutor, match="no longer needed"):

@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import pytest_asyncio
 
 import elasticflow
 from elasticflow.client import loads
@@ -20,17 +19,16 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.load import LoadPhase
-from tests.support.real_pool import POOL, RunningPool, eventually, job, running_pool
+from tests.support.real_pool import POOL, RunningPool, eventually, job
 from tests.support.shared_pool import stored_results
 from tests.support.user_code import dies_at_import, task_functions
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPool]:
-    async with running_pool(tmp_path_factory.mktemp("padding"), num_nodes=1, replicas={}) as pool:
-        yield pool
+@pytest.fixture
+def pool(session_pool: RunningPool) -> RunningPool:
+    return session_pool
 
 
 async def mapped(pool: RunningPool, function: Callable[[Any], Any], inputs: Iterable[Any], **options: Any) -> list[Any]:

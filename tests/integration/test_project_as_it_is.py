@@ -167,7 +167,7 @@ async def test_a_project_with_variables_and_a_requirement_trains(
     for name, value in {"EF_ISOLATION": isolation, "EF_DATA_FOLDERS": f"{wheels}:{sets}"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", _python_path())
-    async with running_pool(tmp_path, num_nodes=2, replicas={}) as pool:
+    async with running_pool(tmp_path, num_nodes=1, replicas={}) as pool:
         project = Project(tmp_path / "project", wheels, pool)
         options = (
             *("--workdir", ".", "--requirement", "requirements.txt", "--env", "COLOUR=blue", "--secret", "TOKEN"),

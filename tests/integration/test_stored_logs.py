@@ -5,11 +5,13 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.executor_process import ROOT
-from tests.support.real_pool import POOL, RunningPool, job, running_pool, slowed_down
+from tests.support.real_pool import POOL, RunningPool, job, slowed_down
 
 WAIT_S = 240.0
 TALKS = "tests.support.user_code.talking_jobs:Talks"
@@ -32,35 +34,38 @@ def of_file(lines: list[str], file: Path) -> list[str]:
     return [line for line in lines if line.startswith(f"{file.stem} | ")]
 
 
-async def test_lines_are_followed_without_shared_storage_through_a_killed_executor(tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_lines_are_followed_without_shared_storage_through_a_killed_executor(
+    session_pool: RunningPool, tmp_path: Path
+) -> None:
+    pool = session_pool
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     slow_down = tmp_path / "slow_down"
-    async with running_pool(tmp_path / "pool", num_nodes=1, replicas={}) as pool:
-        spec = slowed_down(job(JobClass.BEST_EFFORT, training_function=TALKS, max_iterations=400), slow_down)
-        await pool.acknowledged(spec, "talks")
-        await pool.when(trains, "it trains")
-        async with asyncio.timeout(WAIT_S):
-            process = await follower(pool, elsewhere, "talks")
-            assert process.stdout is not None
-            first = (await process.stdout.readline()).decode()
-            await pool.kill(next(name for name in pool.pids() if name.startswith("executor")))
-            slow_down.unlink()
-            out, err = await process.communicate()
-        assert process.returncode == 0, err.decode()
-        ended = (await pool.ended(["talks"])).ended_jobs["talks"]
-        assert ended.phase is Phase.FINISHED
-        followed = [first.rstrip("\n"), *out.decode().splitlines()]
-        reader, stored = pool.client.stored_logs(ended), list[str]()
+    spec = slowed_down(job(JobClass.BEST_EFFORT, training_function=TALKS, max_iterations=400), slow_down)
+    await pool.acknowledged(spec, "talks")
+    await pool.when(trains, "it trains")
+    async with asyncio.timeout(WAIT_S):
+        process = await follower(pool, elsewhere, "talks")
+        assert process.stdout is not None
+        first = (await process.stdout.readline()).decode()
+        await pool.kill(next(name for name in pool.pids() if name.startswith("executor")))
+        slow_down.unlink()
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    ended = (await pool.ended(["talks"])).ended_jobs["talks"]
+    assert ended.phase is Phase.FINISHED
+    followed = [first.rstrip("\n"), *out.decode().splitlines()]
+    reader, stored = pool.client.stored_logs(ended), list[str]()
 
-        async with asyncio.timeout(WAIT_S):
-            while not reader.complete:
-                stored += [line async for line in reader.new_lines(await pool.client.state())]
-                await asyncio.sleep(0.1)  # nodes publish once a second
-        files = sorted((pool.data_dir / "logs" / "talks").glob("g*-r0.log"))
-        for file in files:
-            written = [f"{file.stem} | {line}" for line in file.read_text().splitlines()]
-            assert of_file(stored, file) == written
-            assert of_file(followed, file) == written[: len(of_file(followed, file))]
-        assert len(files) >= 2
-        assert stored[: len(followed)] == followed
+    async with asyncio.timeout(WAIT_S):
+        while not reader.complete:
+            stored += [line async for line in reader.new_lines(await pool.client.state())]
+            await asyncio.sleep(0.1)  # nodes publish once a second
+    files = sorted((pool.data_dir / "logs" / "talks").glob("g*-r0.log"))
+    for file in files:
+        written = [f"{file.stem} | {line}" for line in file.read_text().splitlines()]
+        assert of_file(stored, file) == written
+        assert of_file(followed, file) == written[: len(of_file(followed, file))]
+    assert len(files) >= 2
+    assert stored[: len(followed)] == followed

@@ -64,7 +64,7 @@ def problems(cluster: VirtualCluster) -> list[str]:
     return [*wrong, *cluster.state.live_jobs, *([] if difference is None else [str(difference)])]
 
 
-@pytest.mark.parametrize("name", few_daily(SEEDS, 4))
+@pytest.mark.parametrize("name", few_daily(SEEDS, 3))
 def test_no_promise_is_broken_and_no_gpu_given_twice(name: str) -> None:
     cluster = run(name)
     assert list(broken_promises(cluster.state)) == []

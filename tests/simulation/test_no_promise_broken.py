@@ -14,6 +14,7 @@ from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJo
 from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from tests.support.admission_plans import admit
+from tests.support.rings import few_daily
 
 NOW_S = 1_800_000_000.0  # where floats lie 2.4e-7 s apart
 
@@ -155,7 +156,7 @@ def simulate(seed: int, num_gpus: int, num_jobs: int, mean_gap_s: float) -> Clus
     raise AssertionError(f"seed {seed}: the simulation does not come to an end")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", few_daily(range(20), 8))
 def test_every_admitted_job_ends_by_its_deadline(seed: int) -> None:
     num_gpus = (4, 8, 12, 16, 64)[seed % 5]
     cluster = simulate(seed, num_gpus, num_jobs=60, mean_gap_s=2000 / num_gpus)

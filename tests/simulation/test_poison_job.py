@@ -11,6 +11,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.nodes import VirtualNode
+from tests.support.rings import few_daily
 from tests.support.scenarios import random_scenario
 from tests.support.simulated_runs import not_at_rest, run_to_rest
 
@@ -19,7 +20,7 @@ OUTAGE_S = 12.0  # longer than the monitor waits for a heartbeat
 
 
 @pytest.mark.parametrize("curves_known", [True, False])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", few_daily(range(5), 2))
 def test_a_job_that_ends_executors_takes_two_nodes_along(
     seed: int, curves_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

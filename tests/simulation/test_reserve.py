@@ -23,6 +23,7 @@ from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, exe
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.workload import bundled_throughputs
+from tests.support.rings import few_daily
 
 NUM_RUNS = int(os.environ.get("EF_FAILURE_RUNS", "50"))
 BLOCK = 25  # runs of one test
@@ -62,7 +63,10 @@ def numbers_of(results: list[Result]) -> tuple[int, int, int]:
     )
 
 
-@pytest.mark.parametrize(("num_nodes", "first"), [(1, first) for first in range(0, NUM_RUNS, BLOCK)] + [(2, NUM_RUNS)])
+@pytest.mark.parametrize(
+    ("num_nodes", "first"),
+    few_daily([(1, 0), (2, NUM_RUNS), *((1, first) for first in range(BLOCK, NUM_RUNS, BLOCK))], 2),
+)
 def test_no_promise_breaks_with_as_many_nodes_down_as_are_in_reserve(num_nodes: int, first: int) -> None:
     outcomes = [failing(seed, num_nodes, num_nodes) for seed in range(first, first + BLOCK)]
     assert [(outcome.result.num_late(), outcome.failures) for outcome in outcomes] == [(0, ())] * len(outcomes)

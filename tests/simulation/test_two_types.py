@@ -38,8 +38,10 @@ def simulated(run: SimulatedRun) -> Result:
     return result
 
 
-@pytest.mark.parametrize("policy", ["selective", "first-come"])
-@pytest.mark.parametrize("trace", ["small", "bursty"])
+@pytest.mark.parametrize(
+    ("trace", "policy"),
+    few_daily([("bursty", "selective"), ("small", "first-come"), ("small", "selective"), ("bursty", "first-come")], 2),
+)
 def test_two_types_keep_more_promises_than_the_better_one(trace: str, policy: str) -> None:
     both = simulated(run_of(trace, policy, FAST, SLOW))
     alone = [simulated(run_of(trace, policy, gpu_type)) for gpu_type in (FAST, SLOW)]

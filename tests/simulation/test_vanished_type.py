@@ -16,6 +16,7 @@ from elasticflow.simulator.pipeline.invariants import broken_promises, violation
 from elasticflow.simulator.pipeline.timing_model import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.simulation.test_profiles_by_type import CURVE, SPEC
+from tests.support.rings import few_daily
 from tests.support.scenarios import services
 
 CURVES = dict.fromkeys(("new/b256", "new/b256@V100", "new/b256@P100"), CURVE)  # any type may join first
@@ -46,7 +47,7 @@ def decided(cluster: VirtualCluster) -> list[Any]:
     return [event for message in messages if isinstance(message, PlanDecided) for event in message.events]
 
 
-@pytest.mark.parametrize("seed", [2, 7])  # in which the only V100 node crashes
+@pytest.mark.parametrize("seed", few_daily([2, 7], 1))  # in which the only V100 node crashes
 def test_promises_move_and_none_is_broken(seed: int) -> None:
     """Nodes crash for up to ten minutes while the jobs train."""
     with VirtualCluster(scenario(), services, seed=seed, faults=LONG_CRASHES) as cluster:

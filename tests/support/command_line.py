@@ -1,13 +1,18 @@
-"""`eflow` as a process, over a real nats-server, with a real admission service."""
+"""`eflow` over a real nats-server, with a real admission service: in this process, or as one of its own."""
 
 import asyncio
+import contextlib
+import importlib
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from elasticflow.cli.app import app
 from elasticflow.services.admission.service import serve
 from elasticflow.shared.errors import NoResponder
 from elasticflow.shared.messages import events, subjects
@@ -15,16 +20,23 @@ from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
 from elasticflow.shared.runtime.service.run_service import Process
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import LINEAR, gpus
 from tests.support.terminal_user import Ran
 
 POOL = "default"
 WAIT_S = 240.0
+IN_OTHER_PROCESSES = (
+    "replay",
+    "simulate",
+    "suits",
+    "node",
+    "up",
+)  # these commands start another program, or become one
 JOB_FILE = """
 from elasticflow import ElasticJob
 
@@ -60,13 +72,38 @@ class CommandLinePool:
             stderr=asyncio.subprocess.PIPE,
         )
 
-    async def eflow(self, *arguments: str, **environment: str) -> Ran:
+    async def beside(self, *arguments: str, **environment: str) -> Ran:
+        """Run the command in a process of its own, beside other commands."""
         process = await self.start(*arguments, **environment)
         async with asyncio.timeout(WAIT_S):
             out, err = await process.communicate()
         assert process.returncode is not None
         assert b"Traceback" not in err, err.decode()
         return Ran(status=process.returncode, out=out.decode(), err=err.decode())
+
+    async def eflow(self, *arguments: str, **environment: str) -> Ran:
+        """Run the command in a thread of this process: a process takes longer to start than the rest of a test."""
+        if arguments[0] in IN_OTHER_PROCESSES:
+            return await self.beside(*arguments, **environment)
+        unset = {name: None for name in os.environ if name.startswith(("EF_", "NATS_"))}
+        here = {**unset, "NATS_URL": self.url, "EF_DATA_DIR": str(self.folder), **environment}
+        async with asyncio.timeout(WAIT_S):
+            ran = await asyncio.to_thread(self._invoke, arguments, here)
+        assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+        return Ran(status=ran.exit_code, out=ran.stdout, err=ran.stderr)
+
+    def _invoke(self, arguments: Sequence[str], environment: Mapping[str, str | None]) -> Any:
+        """Leaves nothing of the user's files loaded: another test has others of the same names."""
+        path, loaded = sys.path[:], {*sys.modules}
+        importlib.invalidate_caches()  # the test may have written the file just now
+        with contextlib.chdir(self.folder):
+            try:
+                return CliRunner().invoke(app, arguments, env=environment, prog_name="eflow")
+            finally:
+                sys.path[:] = path
+                for name in {*sys.modules} - loaded:
+                    if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(self.folder)):
+                        del sys.modules[name]
 
     async def append(self, *messages: Any) -> None:
         """Append events, and decisions of the allocator and of placement, as the services do."""
@@ -121,7 +158,7 @@ async def command_line_pool(url: str, folder: Path) -> AsyncIterator[CommandLine
             settings=settings,
             bus=await connect_nats(url, name="admission"),
             clock=SystemClock(),
-            log=get_log("admission"),
+            log=SilentLog(),  # its lines would be among those of a command
             metrics=Metrics("admission", POOL),
         )
         stack.push_async_callback(process.bus.close)

@@ -61,7 +61,7 @@ class Neighbour:
     async def start(self) -> None:
         self._slow_down.parent.mkdir(parents=True)
         self._slow_down.touch()
-        slow = {"slow_down": str(self._slow_down)}
+        slow = {"slow_down": str(self._slow_down), "slow_down_s": 0.00003}  # it takes many steps beside many attacks
         spec = job_spec("Points", **NEIGHBOUR, hyperparameters=slow)
         self.workers = await self._node.launch(spec, job_id=self._job_id, num_workers=2, checkpoint_every_s=0.2)
         await self.workers.first(Started)

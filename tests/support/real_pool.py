@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from typer.testing import CliRunner
 
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import write_ledger
@@ -31,6 +31,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.replay.command import app as replaying
 from elasticflow.simulator.replay.recorded_ledger import Entry, read_entries
 
 POOL = "faults"
@@ -159,12 +160,8 @@ class RunningPool:
         """The whole ledger. Fails unless `replay --verify` reproduces every decision."""
         file = self.data_dir.parent / "ledger.eflow"
         await persistently(lambda: write_ledger(self.client, file))
-        command = (sys.executable, "-m", "elasticflow.simulator", "replay", str(file), "--verify")
-        replay = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        output, _ = await replay.communicate()
-        assert replay.returncode == 0, output.decode()
+        replay = await asyncio.to_thread(CliRunner().invoke, replaying, [str(file), "--verify"])
+        assert replay.exit_code == 0, replay.output
         with file.open("rb") as opened:
             return read_entries(read_export(opened))
 

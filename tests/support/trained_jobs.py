@@ -99,7 +99,7 @@ async def train_disturbed(node, spec, job_id: str):
     return workers
 
 
-def stateful(spec_of, *, until: int = 40, **hyperparameters: Any):
+def stateful(spec_of, *, until: int = 20, **hyperparameters: Any):
     return spec_of("Stateful", global_batch_size=UNEVEN, max_iterations=until, hyperparameters=hyperparameters)
 
 

@@ -27,6 +27,12 @@ from tests.support.task_runners import Runners
 
 ASYNCHRONOUS_WORKERS = "tests.support.asynchronous_workers"  # its import changes the transport of a process
 IS_ASYNCHRONOUS = os.environ.get("EF_TEST_TRANSPORT") == TransportName.ASYNCHRONOUS
+LIBRARIES = (
+    "transformers.trainer",
+    "peft",
+    "accelerate",
+    "pytorch_lightning",
+)  # seconds to load; in each worker otherwise
 WAIT_S = 240.0  # for expected events; far above the usual time, also of a busy machine
 T = TypeVar("T")
 Device = Literal["cpu", "cuda"]
@@ -231,10 +237,18 @@ async def asynchronous_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
         yield node
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def library_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """Its fork server has loaded the training libraries, as EF_PRELOAD lets it."""
+    preload = (*LIBRARIES, *((ASYNCHRONOUS_WORKERS,) if IS_ASYNCHRONOUS else ()))
+    async with _running(Node(tmp_path_factory.mktemp("library_node"), preload=preload)) as node:
+        yield node
+
+
 @pytest.fixture(params=few_daily([TransportName.GLOO, TransportName.ASYNCHRONOUS], 1), ids=str)
-def each_node(request: pytest.FixtureRequest, node: Node, asynchronous_node: Node) -> Node:
-    """For tests that run over both transports."""
-    return node if request.param == TransportName.GLOO else asynchronous_node
+def each_node(request: pytest.FixtureRequest) -> Node:
+    """For tests that run over both transports. Starts no node that is not used."""
+    return request.getfixturevalue("node" if request.param == TransportName.GLOO else "asynchronous_node")
 
 
 @asynccontextmanager

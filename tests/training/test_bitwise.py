@@ -17,12 +17,13 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
+from tests.support.rings import few_daily
 from tests.support.trained_jobs import UNEVEN, Trained, checkpoint_of, end_of, stateful, train
 from tests.support.user_code.training_functions import NUM_SAMPLES, Stateful
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 40  # iterations
+LAST = 20  # iterations
 UNDISTURBED = "undisturbed"
 
 
@@ -53,7 +54,7 @@ async def test_a_local_run_ends_with_the_bits_of_a_pool(node, one_worker, tmp_pa
     assert dict(os.environ) == environment
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
+@pytest.mark.parametrize("num_workers", few_daily([2, 3, 4, 8], 3))
 async def test_any_number_of_workers_gives_the_same_bits(node, spec_of, one_worker, num_workers):
     assert await train(node, stateful(spec_of), num_workers=num_workers) == one_worker
 
@@ -65,7 +66,7 @@ async def test_a_surplus_worker_repeats_a_part_that_counts_elsewhere(node, spec_
 async def test_resizes_do_not_change_the_bits(each_node, spec_of, one_worker):
     job_id = each_node.new_job_id()
     end = None
-    for generation, (num_workers, until) in enumerate([(1, 11), (4, 23), (2, LAST)], start=1):
+    for generation, (num_workers, until) in enumerate([(1, 6), (4, 13), (2, LAST)], start=1):
         spec = stateful(spec_of, until=until)
         end = await train(each_node, spec, job_id=job_id, num_workers=num_workers, generation=generation)
     assert end == one_worker
@@ -74,7 +75,7 @@ async def test_resizes_do_not_change_the_bits(each_node, spec_of, one_worker):
 async def test_a_killed_worker_does_not_change_the_bits(each_node, spec_of, one_worker, tmp_path):
     """Between the backward pass and the optimizer's step, in the middle of its virtual nodes."""
     job_id = each_node.new_job_id()
-    doomed = stateful(spec_of, dies_at=17, record=str(tmp_path))
+    doomed = stateful(spec_of, dies_at=11, record=str(tmp_path))
     workers = await each_node.launch(doomed, job_id=job_id, num_workers=3)
     await workers.first(Interrupted)
     workers.stop()
@@ -82,13 +83,13 @@ async def test_a_killed_worker_does_not_change_the_bits(each_node, spec_of, one_
     assert signal.SIGKILL in {exit_.signal for exit_ in exits.values()}
     assert not workers.all_of(Finished)
     workers = await each_node.launch(stateful(spec_of), job_id=job_id, num_workers=2, generation=2)
-    assert (await workers.first(Started)).iteration == 17
+    assert (await workers.first(Started)).iteration == 11
     assert await end_of(each_node, workers) == one_worker
 
 
 @pytest.mark.parametrize("job", [Digits(), Text(), Wine()], ids=lambda job: type(job).__name__)
 async def test_examples_with_convolutions_attention_and_noise(node, job):
-    spec = job.term_condition(max_iterations=10).set_deadline(within=600).spec()
+    spec = job.term_condition(max_iterations=5).set_deadline(within=600).spec()
     alone, together = [await train(node, spec, num_workers=num_workers) for num_workers in (1, 3)]
     assert together == alone
 

@@ -43,10 +43,10 @@ async def test_example_learns(node, job, num_workers, metric, at_least):
         3,
     ),
 )
-async def test_example_with_a_library_learns(node, spec_of, name, library, batch_size, result, least, most):
+async def test_example_with_a_library_learns(library_node, spec_of, name, library, batch_size, result, least, most):
     pytest.importorskip(library)
-    job_id = node.new_job_id()
+    job_id = library_node.new_job_id()
     spec = script(spec_of, name=f"examples.libraries.{name}", global_batch_size=batch_size, until=100)
-    await train(node, spec, job_id=job_id, num_workers=2)
-    (printed,) = re.findall(rf"{result} ([0-9.]+)", node.log_of(job_id))
+    await train(library_node, spec, job_id=job_id, num_workers=2)
+    (printed,) = re.findall(rf"{result} ([0-9.]+)", library_node.log_of(job_id))
     assert least <= float(printed) <= most

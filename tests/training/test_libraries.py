@@ -13,8 +13,15 @@ from tests.support.rings import few_daily
 from tests.support.trained_jobs import LAST_GENERATION, checkpoint_of, end_of, script, train, train_disturbed
 from tests.support.user_code import library_scripts
 from tests.support.user_code.library_scripts import BATCH_SIZE, LAST, NUM_SAMPLES
+from tests.training.conftest import Node
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def node(library_node: Node) -> Node:
+    return library_node
+
 
 PACKAGES = {
     "transformers": "transformers",
@@ -110,7 +117,11 @@ async def test_a_librarys_schedule_is_built_for_the_jobs_steps(node, spec_of, li
     ("library", "settings", "error"),
     [
         ("transformers", {"include_num_input_tokens_seen": True}, "a worker sees a part of the tokens; remove it"),
-        ("accelerate", {"t_max": 192}, "is built for 192 steps, but the job takes 60, with global batches of 21"),
+        (
+            "accelerate",
+            {"t_max": 192},
+            f"is built for 192 steps, but the job takes {LAST}, with global batches of 21",
+        ),
         ("lightning", {"val_check_interval": 2}, "set check_val_every_n_epoch"),
     ],
 )

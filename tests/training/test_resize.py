@@ -43,7 +43,7 @@ async def run_to_the_end(node, spec, **launch) -> torch.Tensor:
 )
 async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(each_node, spec_of, tmp_path, function):
     settings = {"step_s": STEP_S[function], "record": str(tmp_path)}
-    spec = spec_of(function, max_iterations=200, hyperparameters=settings)
+    spec = spec_of(function, max_iterations=100, hyperparameters=settings)
     job_id = each_node.new_job_id()
     iteration = 0
     for generation, num_workers in ((1, 2), (2, 4)):
@@ -55,14 +55,14 @@ async def test_two_then_four_then_one_worker_end_with_the_weights_of_one_worker(
         assert {exit_.code for exit_ in exits.values()} == {ExitCode.DONE}
         iteration = (await workers.first(CheckpointWritten)).iteration
     workers = await each_node.launch(spec, job_id=job_id, generation=3)
-    assert 0 < (await workers.first(Started)).iteration == iteration < 200
-    assert (await workers.first(Finished)).iteration == 200
+    assert 0 < (await workers.first(Started)).iteration == iteration < 100
+    assert (await workers.first(Finished)).iteration == 100
     await workers.ended()
 
-    undisturbed = await run_to_the_end(each_node, spec_of("Points", max_iterations=200))
+    undisturbed = await run_to_the_end(each_node, spec_of("Points", max_iterations=100))
     moved = weights_of(each_node, job_id)
     torch.testing.assert_close(moved, undisturbed, **TOLERANCE[function])
-    assert_each_sample_once_an_epoch(tmp_path, num_iterations=200)
+    assert_each_sample_once_an_epoch(tmp_path, num_iterations=100)
 
 
 def assert_each_sample_once_an_epoch(record: Path, *, num_iterations: int) -> None:

@@ -54,11 +54,11 @@ async def test_the_example_learns_the_same_on_three_workers_and_saves_it(node, s
 
 async def test_a_script_and_a_class_give_the_same_bits_through_switches_and_a_crash(node, spec_of):
     job_id = node.new_job_id()
-    await train(node, stateful(spec_of, until=60), job_id=job_id)
+    await train(node, stateful(spec_of, until=30), job_id=job_id)
     expected = digest_of_what_was_trained(node, job_id)
 
     job_id = node.new_job_id()
-    spec = script(spec_of, "stateful", global_batch_size=21, until=60)
+    spec = script(spec_of, "stateful", global_batch_size=21, until=30)
     slow_down = slow_down_script(node, job_id)
     workers = await node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Progressed)

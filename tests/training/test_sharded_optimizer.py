@@ -19,9 +19,9 @@ from tests.support.trained_jobs import UNEVEN, Trained, end_of, switch, train
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 30  # iterations
-LONG = 100  # with SLOW_DOWN_S two minutes of two workers, while `slow_down` exists
-SLOW_DOWN_S = 0.006  # for each iteration done
+LAST = 20  # iterations
+LONG = 60  # with SLOW_DOWN_S two minutes of two workers, while `slow_down` exists
+SLOW_DOWN_S = 0.0005  # times the square of the iterations done
 TEN_RESIZES = [  # by new rank: the old one, None for a joining worker
     [0, 1, None],
     [2, 0],
@@ -86,7 +86,7 @@ async def test_ten_resizes_without_a_stop_do_not_change_the_bits(each_node, spec
 async def test_a_checkpoint_continues_at_any_size_and_with_whole_states(node, spec_of, whole):
     job_id, end = node.new_job_id(), None
     for generation, (num_workers, until, sharded) in enumerate(
-        [(3, 8, True), (2, 15, True), (2, 22, False), (4, LAST, True)], start=1
+        [(3, 4, True), (2, 8, True), (2, 12, False), (4, LAST, True)], start=1
     ):
         spec = job(spec_of, until=until, sharded=sharded)
         end = await train(node, spec, job_id=job_id, num_workers=num_workers, generation=generation)
@@ -98,12 +98,12 @@ async def test_after_the_loss_of_a_part_the_job_continues_from_its_checkpoint(
     node, spec_of, whole, tmp_path, num_survivors
 ):
     job_id = node.new_job_id()
-    doomed = job(spec_of, dies_at=17, record=str(tmp_path))
+    doomed = job(spec_of, dies_at=9, record=str(tmp_path))
     workers = await node.launch(doomed, job_id=job_id, num_workers=3, checkpoint_every_s=0.01)
     await workers.first(CheckpointWritten)
     while len(interrupted := workers.all_of(Interrupted)) < 2:
         await workers.next_event()
-    assert {each.iteration for each in interrupted} == {17}
+    assert {each.iteration for each in interrupted} == {9}
     survivors = [rank for rank in range(3) if workers.all_of(Interrupted, rank)]
     lost = [rank for rank in range(3) if rank not in survivors]
     if num_survivors == 1:
@@ -114,7 +114,7 @@ async def test_after_the_loss_of_a_part_the_job_continues_from_its_checkpoint(
     assert {exits[rank].code for rank in survivors} == {ExitCode.PEER_LOST}
     assert not after.all_of(Switched)
     again = await node.launch(job(spec_of), job_id=job_id, num_workers=2, generation=3)
-    assert 0 < (await again.first(Started)).iteration <= 17
+    assert 0 < (await again.first(Started)).iteration <= 9
     assert await end_of(node, again) == whole
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from elasticflow import ElasticJob, Scalar
 from elasticflow.adapters.tensorboard import TensorBoard
 
-SLOW_DOWN_S = 0.005
+SLOW_DOWN_S = 0.005  # times the square of the iterations done
 NUM_IMAGES, IMAGES_IN_A_SHARD = 48, 8
 
 Image = tuple[torch.Tensor, torch.Tensor]  # (channels, height, width), and its target (1,)
@@ -70,7 +70,7 @@ class Plain(ElasticJob):
 
     def train(self, batch: Image, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         if (slow_down := str(self.hyperparameters["slow_down"])) and Path(slow_down).exists():
-            time.sleep(SLOW_DOWN_S * self.iteration)
+            time.sleep(SLOW_DOWN_S * self.iteration**2)
         optimizer.zero_grad()
         loss = self.loss(model, *batch)
         loss.backward()

@@ -32,7 +32,7 @@ def stateful() -> None:
             loss = nn.functional.mse_loss(model(points), targets)
             loss.backward()
             if Path("slow_down").exists():
-                time.sleep(SLOW_DOWN_S * loader.iteration)
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
             with contextlib.suppress(FileNotFoundError):
                 Path("die").rename("dead")
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -76,7 +76,7 @@ def streams() -> None:
             loss = nn.functional.mse_loss(model(points), targets)
             loss.backward()
             if Path("slow_down").exists():
-                time.sleep(SLOW_DOWN_S * loader.iteration)
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
             optimizer.step()
     try:
         length = str(len(loader))
@@ -163,7 +163,7 @@ def sampled() -> None:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(points), targets).backward()
             if Path("slow_down").exists():
-                time.sleep(SLOW_DOWN_S * loader.iteration)
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
             optimizer.step()
     print(f"an epoch has {len(loader)} iterations")
 
@@ -315,7 +315,7 @@ class OwnLoop:
         loss = nn.functional.mse_loss(self.model(points), targets)
         (loss / self.best).backward()
         if Path("slow_down").exists():
-            time.sleep(SLOW_DOWN_S * self.loader.iteration)
+            time.sleep(SLOW_DOWN_S * self.loader.iteration**2)
         self.optimizer.step()
         self.state["steps"] += 1
         self.best = min(self.best, loss.item())

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 from elasticflow import ElasticJob, Scalar
 
 NUM_SAMPLES = 50
-SLOW_DOWN_S = 0.002  # for each iteration done, in each part of a batch
+SLOW_DOWN_S = 0.005  # times the square of the iterations done, in each part of a batch: few steps take a minute
 
 
 class Numbered(Dataset):
@@ -84,7 +84,7 @@ class Points(ElasticJob):
 
     def slow_down(self):
         if (file := self.hyperparameters["slow_down"]) and Path(file).exists():
-            time.sleep(self.hyperparameters["slow_down_s"] * self.iteration)
+            time.sleep(self.hyperparameters["slow_down_s"] * self.iteration**2)
 
     def more(self, points):
         """To the record folder."""
