@@ -535,6 +535,38 @@ _NODES = (
 
 _TRAINING = (
     Mutation(
+        name="a counter of the job counts parts of a batch",
+        file="services/executor/worker/steps/additional_state.py",
+        old="            self._plain.write(snapshot.plain, deletes=True)\n",
+        new="            pass\n",
+        tests=(f"{_STEPS}/test_state_of_a_step.py",),
+        loses="a schedule by an own counter runs faster on fewer GPUs, without a word",
+    ),
+    Mutation(
+        name="a counter of a loop counts passes",
+        file="services/executor/worker/steps/plain_state.py",
+        old="        else:\n            self.write(self._before)\n",
+        new="",
+        tests=(f"{_STEPS}/test_plain_state.py",),
+        loses="global_step of a script differs at each number of GPUs, and so do its weights",
+    ),
+    Mutation(
+        name="a step that does not repeat passes",
+        file="services/executor/worker/steps/repeatability_check.py",
+        old='    if trainer.device.type == "cpu" and',
+        new='    if trainer.device.type == "none" and',
+        tests=(f"{_STEPS}/test_repeatability_check.py",),
+        loses="state in files and iterators gives other weights at each number of GPUs",
+    ),
+    Mutation(
+        name="a layer that train() adds passes",
+        file="services/executor/worker/steps/model_structure.py",
+        old="        if added or removed:\n",
+        new="        if removed:\n",
+        tests=(f"{_STEPS}/test_model_structure.py",),
+        loses="a joining worker lacks a layer, and a worker with several parts has it several times",
+    ),
+    Mutation(
         name="a virtual node counted twice",
         file="services/executor/worker/steps/virtual_nodes.py",
         old="        if rank >= most:\n            return range(0)\n",
