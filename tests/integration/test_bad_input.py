@@ -6,6 +6,7 @@ failures of the bus in `tests/faults`.
 """
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -74,6 +75,7 @@ def spec(name: str, *, learning_rate: float, **changes: Any) -> JobSpec:
         training_function=f"examples.broken:{name}",
         global_batch_size=16,
         hyperparameters={"learning_rate": learning_rate},
+        speed_neutral=("learning_rate",),  # as the class names it
         max_iterations=100,
         deadline_in_s=600.0,
     )
@@ -198,7 +200,7 @@ async def test_a_training_function_that_raises_in_its_10th_iteration(user: User)
         "submit", "examples.broken:RaisesInIteration10", "--deadline", "10m", "--name", "raises", "--wait"
     )
     assert ran.status == 1
-    assert "failed  raises: " in ran.out
+    assert re.search(r"failed +raises: ", ran.out)
     assert "RuntimeError: this is the 10th iteration (in iteration 9)" in ran.out
     said, answer = await user.publishes("SubmitJob", "profiling-raises", spec=published("RaisesInIteration10"))
     assert (said, "line 44, in train" in answer["traceback"]) == ("JobFailed", True)

@@ -21,7 +21,7 @@ async def follower(pool: RunningPool, folder: Path, job_id: str) -> asyncio.subp
     """`eflow logs -f` of a user elsewhere."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
     environment |= {"NATS_URL": pool.client.endpoint.nats_url, "PYTHONPATH": str(ROOT)}
-    command = (sys.executable, "-m", "elasticflow", "logs", "-f", job_id, "--pool", POOL)
+    command = (sys.executable, "-m", "elasticflow", "logs", "-f", job_id, "--all-workers", "--pool", POOL)
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*command, cwd=folder, env=environment, stdout=pipe, stderr=pipe)
 

@@ -83,7 +83,7 @@ class CommandLinePool:
 
     async def eflow(self, *arguments: str, **environment: str) -> Ran:
         """Run the command in a thread of this process: a process takes longer to start than the rest of a test."""
-        if arguments[0] in IN_OTHER_PROCESSES:
+        if not arguments or arguments[0] in IN_OTHER_PROCESSES:
             return await self.beside(*arguments, **environment)
         unset = {name: None for name in os.environ if name.startswith(("EF_", "NATS_"))}
         here = {**unset, "NATS_URL": self.url, "EF_DATA_DIR": str(self.folder), **environment}

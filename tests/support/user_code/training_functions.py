@@ -241,10 +241,14 @@ class LosesItsGpu(Points):
         return super().train(batch, model, optimizer)
 
 
+class Seen(set[int]):
+    """No plain state."""
+
+
 class Scheduled(Points):
     """Its learning rate depends on an attribute, which differs in a worker that joins later."""
 
-    iterations: ClassVar[set] = set()
+    iterations: ClassVar = Seen()
 
     def train(self, batch, model, optimizer):
         self.iterations.add(self.iteration)
