@@ -162,11 +162,12 @@ async def test_a_backward_pass_that_does_not_repeat_fails_on_a_cpu_slot(node, sp
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-async def test_a_repeated_first_step_counts_once(node, spec_of, num_workers):
-    """With momentum, which the first step creates."""
+@pytest.mark.parametrize("function", ["Points", "patterns:NonPersistentBuffer"])
+async def test_a_repeated_first_step_counts_once(node, spec_of, num_workers, function):
+    """With momentum, which the first step creates, and buffers, which it changes."""
     ends = []
     for model_name in ("", "known"):
-        spec = spec_of("Points", max_iterations=100, model_name=model_name)
+        spec = spec_of(function, max_iterations=100, model_name=model_name)
         workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=num_workers)
         ends.append(await workers.first(Finished))
         await workers.ended()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Progressed
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Profiled, Progressed, Warned
 from tests.support.trained_jobs import end_of, switch, train
 from tests.support.training_patterns import PATTERNS, Pattern
 
@@ -38,6 +38,10 @@ async def test_the_same_bits_on_any_number_of_workers(node, spec_of, slow_down, 
         train(node, job(spec_of, pattern)), resized(node, spec_of, pattern, slow_down)
     )
     assert changed == alone
+    profiled = await node.launch(job(spec_of, pattern), job_id=node.new_job_id(), purpose="profile")
+    await profiled.first(Profiled)
+    assert not profiled.all_of(Warned)
+    await profiled.ended()
 
 
 @pytest.mark.parametrize("pattern", REFUSED, ids=lambda each: each.job)

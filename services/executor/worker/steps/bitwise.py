@@ -154,6 +154,10 @@ class BitwiseSteps:
         self._gradients_before, self._digests = [], []
         self._carried.roll_back()
 
+    def note_loaded(self) -> None:
+        """Between two steps: another state has been loaded into the model."""
+        self._buffers.note_loaded()
+
     def end_watching(self) -> None:
         """In the thread of a script, before it waits for its next batch."""
         self._changes.end_watching()

@@ -130,6 +130,9 @@ class FastSteps:
                 buffer.copy_(before)
         self._carried.roll_back()
 
+    def note_loaded(self) -> None:
+        """A step begins with the model's buffers."""
+
     def changed_buffers(self) -> list[list[float]]:
         """No buffers are combined."""
         return [[]]

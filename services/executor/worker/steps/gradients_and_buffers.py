@@ -101,6 +101,11 @@ class Buffers:
     def begin_step(self) -> None:
         self._has_stepped = False
 
+    def note_loaded(self) -> None:
+        """Between two steps: the model's buffers have been loaded."""
+        _copy_all(self._common, self._working)
+        self._versions = [buffer._version for buffer in self._working]
+
     def activate(self, index: int | None) -> None:
         """Give the model the buffers of one micro-batch computed here. None: the common ones."""
         if self._active is not None:

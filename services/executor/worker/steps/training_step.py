@@ -79,6 +79,10 @@ class TrainingSteps(JobState):
         self._memory = memory_growth_on(self.device)
         self.engine = self.make_engine(self.members)
 
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self.engine.note_loaded()
+
     @property
     def is_rank_0(self) -> bool:
         return self.members.rank == 0
