@@ -232,8 +232,9 @@ class ElasticScript:
 
     @property
     def begins_epoch(self) -> bool:
-        """Whether the step before the present one has ended an epoch."""
-        return self.iteration == 0 or self._epoch_at(self.iteration) > self._epoch_at(self.iteration - 1)
+        """Whether the present step is the first one that begins in its epoch."""
+        assert self._dataset is not None, "the loop has begun"
+        return self.iteration == self._dataset.first_iteration(self.iteration, self.global_batch_size)
 
     @property
     def step_ends_epoch(self) -> bool:
