@@ -6,37 +6,14 @@ from collections.abc import Mapping
 from elasticflow.shared.errors import BadSettings
 
 # All that processes of a pool, commands and deploy/compose.yaml read. Other names may belong to other programs.
-VARIABLES = tuple(
-    f"EF_{name}"
-    for name in (
-        *("ADVERTISE_HOST", "ARCHIVES", "ARTIFACTS", "ARTIFACT_STORE", "CALLED_AS", "CGROUP", "CPU_SHARE", "DATA_DIR"),
-        *(
-            "DATA_FOLDERS",
-            "DATA_INTERFACE",
-            "DEVICE",
-            "DIE_WITH_PARENT",
-            "GPU_MEMORY_BYTES",
-            "GPU_TYPE",
-            "GPU_SLOTS",
-            "INSTANCE",
-        ),
-        *("ISOLATION", "JOB_MEMORY_BYTES", "KEYS_DIR", "LOG_FORMAT", "LOG_LEVEL", "METRICS_HOST", "METRICS_PORT"),
-        *("NATS_CA", "NATS_CERT", "NATS_CREDS", "NATS_KEY", "NODE_ID", "NODE_UNTIL", "POOL", "PRELOAD", "RACK"),
-        *(
-            "REPLICAS",
-            "SCRIPT_PROCESS",
-            "SECRETS_DIR",
-            "SECRETS_KEY",
-            "SLOTS",
-            "SLOTS_OF_GPU",
-            "SOCKETS",
-            "STOP_GRACE_S",
-            "TENANT",
-            "WARM_WORKERS",
-        ),
-        *("WEBHOOK_URL", "WORKER", "WORKERS_SECRET_FILE"),
-    )
-)
+_NAMES = """
+    ADVERTISE_HOST ARCHIVES ARTIFACTS ARTIFACT_STORE CALLED_AS CGROUP CPU_SHARE DATA_DIR DATA_FOLDERS
+    DATA_INTERFACE DEVICE DIE_WITH_PARENT GPU_MEMORY_BYTES GPU_TYPE GPU_SLOTS INSTANCE ISOLATION JOB_MEMORY_BYTES
+    KEYS_DIR LOG_FORMAT LOG_LEVEL METRICS_HOST METRICS_PORT NATS_CA NATS_CERT NATS_CREDS NATS_KEY NODE_ID
+    NODE_UNTIL POOL PRELOAD RACK REPLICAS SCRIPT_PROCESS SECRETS_DIR SECRETS_KEY SLOTS SLOTS_OF_GPU SOCKETS
+    STOP_GRACE_S TENANT WARM_WORKERS WEBHOOK_URL WORKER WORKERS_SECRET_FILE
+"""
+VARIABLES = tuple(f"EF_{name}" for name in _NAMES.split())
 _IN_WORKER = "EF_WORKER"  # a job names its data there
 _CLOSE = 0.8
 

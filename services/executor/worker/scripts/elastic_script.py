@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS
-from elasticflow.services.executor.worker.process.users_code import is_users_module
+from elasticflow.services.executor.worker.process.users_code import is_users_frame
 from elasticflow.services.executor.worker.scripts.batches import Batches, Steps, enumerate_steps
 from elasticflow.services.executor.worker.scripts.schedules import JobLength, ScheduleCheck, step_only_if
 from elasticflow.services.executor.worker.scripts.script_environment import (
@@ -291,7 +291,7 @@ class ElasticScript:
         """Variables of the loop. A library counts its steps by itself."""
         if self.is_looped_by_library or self.is_over:
             return ()
-        return namespaces_of_frames(each for each in self.script_frames() if is_users_module(_module_of(each)))
+        return namespaces_of_frames(filter(is_users_frame, self.script_frames()))
 
     def _may_step(self, schedule: ScheduleCheck, *arguments: Any) -> bool:
         """Whether a schedule acts in this pass of the loop."""
@@ -322,10 +322,6 @@ class ElasticScript:
 
         optimizer.register_step_post_hook(stepped)
         backward_of_torch, torch.autograd.backward = torch.autograd.backward, backward
-
-
-def _module_of(frame: FrameType) -> str:
-    return frame.f_globals.get("__name__", "")
 
 
 def is_looped_by_library(function: object) -> bool:

@@ -42,8 +42,7 @@ class AdditionalState:
     ) -> None:
         self.objects = objects
         self._plain = plain or PlainState()
-        self._first_plain = self._plain.read()
-        self._data = frozenset(self._plain.too_large)
+        self.note_first_plain()
         self._optimizer = optimizer
         self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
 

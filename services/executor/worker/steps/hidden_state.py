@@ -21,7 +21,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from elasticflow.services.executor.worker.process.users_code import is_users_module
+from elasticflow.services.executor.worker.data.stream_reader import checksum_of
+from elasticflow.services.executor.worker.process.users_code import is_users_module, items_of
 
 _MOST_BYTES, _MOST_ITEMS = 1 << 26, 1000  # of one value: larger ones are data
 _DEPTH = 5
@@ -80,11 +81,11 @@ def _compared(value: Any) -> Any:
         case bool() | int() | float() | complex() | str() | bytes():
             return type(value), value if len(repr(value)) < _MOST_ITEMS else zlib.crc32(repr(value).encode())
         case torch.Tensor():
-            return checksum(value) if value.nbytes <= _MOST_BYTES and not value.is_sparse else None
+            return checksum_of(value, 0) if value.nbytes <= _MOST_BYTES and not value.is_sparse else None
         case np.ndarray() if value.dtype != object:
-            return zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data) if value.nbytes <= _MOST_BYTES else None
+            return checksum_of(value, 0) if value.nbytes <= _MOST_BYTES else None
         case torch.Generator():
-            return checksum(value.get_state())
+            return checksum_of(value.get_state(), 0)
         case np.random.Generator():
             return repr(value.bit_generator.state)
         case np.random.RandomState():
@@ -99,11 +100,9 @@ def _compared(value: Any) -> Any:
 
 def _items_of(value: Any) -> Iterable[tuple[str, Any]]:
     match value:
-        case Mapping():
-            return ((f"[{key!r}]", item) for key, item in list(itertools.islice(value.items(), _MOST_ITEMS)))
         case list() | tuple() | deque():
-            length = [("'s length", len(value))]
-            return [*length, *((f"[{index}]", item) for index, item in zip(range(_MOST_ITEMS), value, strict=False))]
+            first = list(itertools.islice(value, _MOST_ITEMS))
+            return [("'s length", len(value)), *items_of(first, _MOST_ITEMS)]
         case set() | frozenset():
             return [("'s length", len(value))]
         case FunctionType():
@@ -112,10 +111,8 @@ def _items_of(value: Any) -> Iterable[tuple[str, Any]]:
             return [("", value.__func__), ("'s object", value.__self__)]
         case nn.Module():
             return []
-        case _ if is_users_module(type(value).__module__):
-            return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
         case _:
-            return []
+            return items_of(value, _MOST_ITEMS)
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -130,11 +127,6 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
         yield f"'s default {number}", default
     for name, value in vars(function).items():
         yield f".{name}", value
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    data = tensor.detach().cpu().resolve_conj().contiguous()
-    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _plain_attributes(model: nn.Module) -> dict[str, bytes]:

@@ -22,12 +22,14 @@ from elasticflow.services.executor.worker.process.job_environment import enter_e
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.process.working_folder import name_artifact_folder
 from elasticflow.services.executor.worker.steps.metric_feed import MetricFeed
+from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, training_function_of
 from elasticflow.services.executor.worker.steps.worker_setup import set_up, worker_engine
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker, Warned
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
 
+Condition = Literal["max_iterations", "metric"]
 OnStep = Callable[[int, Mapping[str, float]], None]
 
 
@@ -36,7 +38,7 @@ class LocalTraining:
     """A job that has met a condition. The model is on its device."""
 
     iteration: int
-    condition: Literal["max_iterations", "metric"]
+    condition: Condition
     metrics: Mapping[str, float]
     model: nn.Module
 
@@ -60,25 +62,22 @@ def train_here(
     """
     with _settings_of_process():
         assignment = enter_environment(assignment)
-        name_artifact_folder(Path(assignment.checkpoint_dir))  # the job works where its user does
+        name_artifact_folder(folder := Path(assignment.checkpoint_dir))  # the job works where its user does
+        function = training_function_of(job_class, assignment.spec)
+        function.data_workers = 0  # pyright: ignore[reportAttributeAccessIssue]  # reads here, where a debugger sees it
+        link = _NoExecutor(warn)
         try:
-            return _train(job_class, assignment, on_step, stops, warn)
+            trainer, _ = set_up(assignment, link, Telemetry(link), worker_engine, function)
+            condition = _train(trainer, MetricFeed(function.on_step, folder), on_step, stops)
         except MemoryExceeded as exceeded:
             raise TrainingFailed(f"{exceeded}; a pool would compute smaller micro-batches") from exceeded
+        write_model(folder, trainer.iteration, trainer.state()["model"])
+        metrics = trainer.finite_metrics()
+        return LocalTraining(iteration=trainer.iteration, condition=condition, metrics=metrics, model=trainer.model)
 
 
-def _train(
-    job_class: type[Any],
-    assignment: Assignment,
-    on_step: OnStep,
-    stops: Callable[[], bool],
-    warn: Callable[[str], None],
-) -> LocalTraining:
-    link, folder = _NoExecutor(warn), Path(assignment.checkpoint_dir)
-    function = training_function_of(job_class, assignment.spec)
-    function.data_workers = 0  # pyright: ignore[reportAttributeAccessIssue]  # reads here, where a debugger sees it
-    trainer, _ = set_up(assignment, link, Telemetry(link), worker_engine, function)
-    feed = MetricFeed(function.on_step, folder)
+def _train(trainer: Trainer, feed: MetricFeed, on_step: OnStep, stops: Callable[[], bool]) -> Condition:
+    """The condition that ended it."""
     while True:
         if trainer.evaluation_is_due():
             trainer.evaluate()
@@ -92,10 +91,8 @@ def _train(
             trainer.check_state()
         on_step(trainer.iteration, trainer.finite_metrics())
     trainer.evaluate_finally()
-    metrics = trainer.finite_metrics()
-    feed.feed(trainer.iteration, metrics)
-    write_model(folder, trainer.iteration, trainer.state()["model"])
-    return LocalTraining(iteration=trainer.iteration, condition=condition, metrics=metrics, model=trainer.model)
+    feed.feed(trainer.iteration, trainer.finite_metrics())
+    return condition
 
 
 class _NoExecutor:

@@ -4,6 +4,7 @@ Workers that join, and checkpoints, have what init_model() has made. train() is 
 it would also add a layer once for each.
 """
 
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -13,24 +14,19 @@ from elasticflow.services.executor.worker.steps.training_function import Trainin
 
 
 class ModelStructure:
-    """Of one job in one process. A step costs a comparison of two flags, unless it changes some module."""
+    """Of one job in one process. A step costs a comparison of two numbers, unless it changes some module."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._names = _names_in(model)
-        self._is_changed = False
-        for register in (
-            torch_module.register_module_parameter_registration_hook,
-            torch_module.register_module_buffer_registration_hook,
-            torch_module.register_module_module_registration_hook,
-        ):
-            register(self._note)
+        self._registrations = _registrations()
+        self._num_seen = self._registrations.count
 
     def require_unchanged(self, iteration: int) -> None:
         """At the end of a step. Raises TrainingFailed."""
-        if not self._is_changed:
+        if self._registrations.count == self._num_seen:
             return
-        self._is_changed = False
+        self._num_seen = self._registrations.count
         names = _names_in(self._model)
         added, removed = sorted(names - self._names), sorted(self._names - names)
         if added or removed:
@@ -42,8 +38,27 @@ class ModelStructure:
                 "until then)"
             )
 
-    def _note(self, *_: Any) -> None:
-        self._is_changed = True
+
+class _Registrations:
+    """Of parameters, buffers and modules in any module of this process."""
+
+    count = 0
+
+    def note(self, *_: Any) -> None:
+        self.count += 1
+
+
+@cache
+def _registrations() -> _Registrations:
+    """One for all jobs of a process, which would otherwise keep the model of each."""
+    registrations = _Registrations()
+    for register in (
+        torch_module.register_module_parameter_registration_hook,
+        torch_module.register_module_buffer_registration_hook,
+        torch_module.register_module_module_registration_hook,
+    ):
+        register(registrations.note)
+    return registrations
 
 
 def _names_in(model: nn.Module) -> frozenset[str]:

@@ -29,7 +29,7 @@ _CODE = (FunctionType, ModuleType, type)
 _OF_TORCH = (torch.Tensor, nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset)
 _NOT_PLAIN = object()
 
-Plain = Any  # a leaf, or the kind of a container and what it holds: ("list", (1, 2))
+Plain = Any  # a leaf, or the kind of a container and what it holds: ("list", (1, 2)), ("deque", (1, 2), 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class PlainState:
         plain = tuple(self._plain(item, depth - 1) for item in in_order)
         if any(each is _NOT_PLAIN or _kind_of(each) == "object" for each in plain):
             return _NOT_PLAIN
-        return kind, plain
+        return (kind, plain, items.maxlen) if kind == "deque" else (kind, plain)
 
 
 def _is_name(name: str, space: Namespace) -> bool:
@@ -146,7 +146,7 @@ def _made(plain: Plain) -> Any:
     """_NOT_PLAIN: an object of the user's class, which only the user can make."""
     if type(plain) is not tuple:
         return plain
-    kind, items = plain
+    kind, items, *bound = plain
     match kind:
         case "object":
             return _NOT_PLAIN
@@ -154,7 +154,7 @@ def _made(plain: Plain) -> Any:
             made = {key: _made(item) for key, item in items}
             return {key: item for key, item in made.items() if item is not _NOT_PLAIN}
         case _:
-            return _TYPES[kind](map(_made, items))
+            return _TYPES[kind](map(_made, items), *bound)
 
 
 def _assign(values: MutableMapping[Any, Any], name: Any, plain: Plain, plain_of: Callable[[Any], Plain]) -> None:

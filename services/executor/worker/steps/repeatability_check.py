@@ -15,9 +15,10 @@ import structlog
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from elasticflow.services.executor.worker.data.stream_reader import checksum_of
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript, is_looped_by_library
-from elasticflow.services.executor.worker.steps.hidden_state import checksum, is_plain, values_by_name
+from elasticflow.services.executor.worker.steps.hidden_state import is_plain, values_by_name
 from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 
@@ -130,7 +131,7 @@ def _results(trainer: Trainer) -> dict[str, float | int | None]:
     parameters = dict(trainer.model.named_parameters())
     gradients = {f"gradient of {name}": each.grad for name, each in parameters.items()}
     found = {name: each for name, each in (gradients | parameters).items() if each is not None and not each.is_sparse}
-    return {"loss": trainer.metrics.get("loss")} | {name: checksum(each) for name, each in found.items()}
+    return {"loss": trainer.metrics.get("loss")} | {name: checksum_of(each, 0) for name, each in found.items()}
 
 
 def _copy_of(state: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ sentence. A tensor that train() makes is no state, and plain state is part of it
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from elasticflow.services.executor.worker.process.users_code import is_users_module
+from elasticflow.services.executor.worker.process.users_code import is_users_frame, items_of
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState
 from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.steps.gradient_digest import COMPARE_TENSORS_EVERY
@@ -144,9 +144,8 @@ class UndeclaredState:
 
 def _variables_of(frames: Iterable[FrameType]) -> dict[str, Any]:
     """Of the user's code among them, by name: those of inner functions hide others."""
-    of_user = [frame for frame in frames if is_users_module(frame.f_globals.get("__name__", ""))]
     found: dict[str, Any] = {}
-    for frame in reversed(of_user):
+    for frame in reversed(list(filter(is_users_frame, frames))):
         found |= frame.f_globals | frame.f_locals
     return found
 
@@ -160,20 +159,8 @@ def _walk(name: str, value: Any, depth: int, known: set[int]) -> Iterator[tuple[
     """It, and what is in containers and in objects of the user's classes. known: ids of declared objects."""
     yield name, value
     if depth > 0 and not _is_tensor(value) and id(value) not in known and not isinstance(value, _NO_STATE):
-        for of_item, item in _items_of(value):
+        for of_item, item in items_of(value, _MOST_ITEMS):
             yield from _walk(name + of_item, item, depth - 1, known)
-
-
-def _items_of(value: Any) -> Iterable[tuple[str, Any]]:
-    match value:
-        case Mapping():
-            return ((f"[{key!r}]", item) for key, item in list(islice(value.items(), _MOST_ITEMS)))
-        case list() | tuple():
-            return ((f"[{index}]", item) for index, item in enumerate(value[:_MOST_ITEMS]))
-        case _ if is_users_module(type(value).__module__):
-            return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
-        case _:
-            return []
 
 
 def _is_tensor(value: Any) -> bool:

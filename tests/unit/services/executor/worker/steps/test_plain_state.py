@@ -92,6 +92,13 @@ def test_what_a_call_adds_is_not_there_in_the_next_one_unless_it_is_not_plain() 
     assert there["hidden"] is not None, "the repeated first step finds it"
 
 
+def test_a_bounded_queue_stays_bounded_where_it_is_made_anew() -> None:
+    joining: dict[str, Any] = {}
+    of(joining).write(of({"recent": deque([1, 2], maxlen=2)}).read())
+    joining["recent"].append(3)
+    assert list(joining["recent"]) == [2, 3]
+
+
 def test_large_containers_are_data_and_one_that_has_grown_is_named_once() -> None:
     there = {"few": [0] * plain_state.MOST_ITEMS, "many": [0] * (plain_state.MOST_ITEMS + 1)}
     optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
