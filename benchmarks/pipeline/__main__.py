@@ -42,18 +42,20 @@ async def _measure(scale: float) -> dict[str, Any]:
         latency = await measure_latency(cluster, rate_per_s=50.0, num_jobs=int(1500 * scale))
         raw = await raw_publishes_per_s(cluster, int(5000 * scale))
         one_pool = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("burst",))
+        detached = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("detached",), senders_wait=False)
         two_replicas = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("shared",), admissions=2)
         two_pools = await measure_burst(cluster, num_jobs=int(5000 * scale), pools=("east", "west"))
         rebuild = await measure_rebuild(cluster, num_events=int(100_000 * scale))
         idle = await measure_idle(cluster, seconds=30.0 * max(scale, 0.3))
     growth = await asyncio.to_thread(measure_growth, num_jobs=8, settled_s=3_600.0 * scale, counted_s=1_200.0 * scale)
-    for burst in (one_pool, two_replicas, two_pools):
+    for burst in (one_pool, detached, two_replicas, two_pools):
         burst["share_of_raw_publishes"] = burst["decisions_per_s"] / raw
     return {
         "machine": machine(),
         "latency": latency,
         "raw_publishes_per_s": raw,
         "burst_one_pool": one_pool,
+        "burst_one_pool_detached": detached,
         "burst_one_pool_two_admissions": two_replicas,
         "burst_two_pools": two_pools,
         "rebuild": rebuild,
@@ -82,6 +84,13 @@ def _table(result: dict[str, Any]) -> Table:
         f"{one['decisions_per_s']:,.0f}/s",
         ">= 1,000/s",
         f"{raw}: {one['share_of_raw_publishes']:.0%}",
+    )
+    detached = result["burst_one_pool_detached"]
+    table.add_row(
+        "the same, senders do not wait",
+        f"{detached['decisions_per_s']:,.0f}/s",
+        "",
+        f"{detached['share_of_raw_publishes']:.0%} of raw",
     )
     shared = result["burst_one_pool_two_admissions"]
     table.add_row(

@@ -1,6 +1,7 @@
 """A burst of thousands of submissions until their decisions, compared with raw JetStream publishes from Python."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.pipeline.cluster import CLOCK, Cluster
@@ -20,14 +21,20 @@ async def raw_publishes_per_s(cluster: Cluster, num_messages: int) -> float:
 
 
 async def measure_burst(
-    cluster: Cluster, *, num_jobs: int, pools: tuple[str, ...], admissions: int = 1
+    cluster: Cluster, *, num_jobs: int, pools: tuple[str, ...], admissions: int = 1, senders_wait: bool = True
 ) -> dict[str, Any]:
-    """Decisions per second, from the first publish to the last decision. admissions: replicas for each pool."""
+    """Decisions per second, from the first publish to the last decision. admissions: replicas for each pool.
+
+    senders_wait: or else rejections have no counteroffers.
+    """
     for pool in pools:
         await cluster.open_pool(pool, num_nodes=8, gpus_per_node=8)
         await cluster.start_planners(pool, admissions=admissions)
     share = num_jobs // len(pools)
-    payloads = [[as_bytes(command, CLOCK.now_s()) for command in submissions(share, prefix=pool)] for pool in pools]
+    payloads = [
+        [as_bytes(replace(each, sender_waits=senders_wait), CLOCK.now_s()) for each in submissions(share, prefix=pool)]
+        for pool in pools
+    ]
     loop = asyncio.get_running_loop()
     started = loop.time()
     counting = [asyncio.create_task(_count_decisions(cluster, pool, share)) for pool in pools]
@@ -40,6 +47,7 @@ async def measure_burst(
         "submissions": share * len(pools),
         "pools": len(pools),
         "admissions_per_pool": admissions,
+        "senders_wait": senders_wait,
         "admitted": sum(admitted for admitted, _ in counts),
         "rejected": sum(rejected for _, rejected in counts),
         "publish_s": published_s,

@@ -109,7 +109,12 @@ def submit(
         str,
         typer.Option("--timeout", metavar="TIME", help="With --wait: the longest wait, like 90s, 10m. Default: none."),
     ] = "",
-    detach: Annotated[bool, typer.Option("--detach", "--no-wait", help="Do not wait for the decision.")] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", "--no-wait", help="Do not wait for the decision. Rejections then have no counteroffers."
+        ),
+    ] = False,
     nats_url: NatsUrl = "",
     pool: Pool = "",
     data_dir: DataDir = None,

@@ -124,13 +124,17 @@ class Client(ArtifactReader, DetachedLoads):
         return await self._reply_to(command, kinds, timeout, code=code, on_undecided=on_undecided)
 
     async def post(self, spec: JobSpec, *, job_id: str = "", code: Package | None = None) -> str:
-        """Submit a job without waiting for the decision. Returns its id. Raises InvalidJob, naming every bad field."""
-        command = self._submission(spec, job_id)
+        """Submit a job without waiting for the decision; a rejection has no counteroffers. Returns the job's id.
+
+        Raises InvalidJob, naming every bad field.
+        """
+        command = self._submission(spec, job_id, waits=False)
         await self._publish(command, fresh_message_id(command), code)
         return command.job_id
 
-    def _submission(self, spec: JobSpec, job_id: str) -> SubmitJob:
-        command = SubmitJob(job_id=job_id or fresh_job_id(spec), tenant=self.tenant, spec=spec)
+    def _submission(self, spec: JobSpec, job_id: str, *, waits: bool = True) -> SubmitJob:
+        job_id = job_id or fresh_job_id(spec)
+        command = SubmitJob(job_id=job_id, tenant=self.tenant, spec=spec, sender_waits=waits)
         check(command)
         return command
 

@@ -23,12 +23,17 @@ from elasticflow.shared.messages.share_schedule import ShareSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitJob:
-    """Train this job by its deadline. Resubmitting the same spec under the same job_id has no effect."""
+    """Train this job by its deadline. Resubmitting the same spec under the same job_id has no effect.
+
+    sender_waits: for the decision. If not, no counteroffers are made with a rejection, because they take longer than
+    the decision.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
     tenant: Token
     spec: JobSpec
+    sender_waits: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

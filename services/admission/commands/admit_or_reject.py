@@ -59,7 +59,7 @@ def _promise(session: AdmissionSession, submission: Submission, job: Schedulable
 
 
 def refuse(session: AdmissionSession, submission: Submission) -> Refusal:
-    """After `admit` without an event: the earliest deadline that could be promised instead."""
+    """After `admit` without an event: the earliest deadline that could be promised instead, if its sender waits."""
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)
     assert curve is not None, "else `admit` has rejected it"
@@ -68,7 +68,8 @@ def refuse(session: AdmissionSession, submission: Submission) -> Refusal:
     is_possible = math.isfinite(least)
     is_demand = is_possible and counts_as_demand(state, request_of(session, submission, least))
     is_overpriced = is_possible and session.is_overpriced(job)
-    return refusal_of(session, job, spec, is_overpriced=is_overpriced, is_demand=is_demand)
+    least = least if is_demand else 0.0
+    return refusal_of(session, job, spec, least, is_overpriced=is_overpriced, makes_offers=submission.sender_waits)
 
 
 def reject(submission: Submission, refusal: Refusal) -> AdmissionSession:

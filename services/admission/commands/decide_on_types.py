@@ -94,7 +94,8 @@ def _as_submitted(
         gpu_type: refusal.least_gpu_seconds for gpu_type, refusal in others.items() if refusal.least_gpu_seconds
     }
     answer = replace(answer, spec=submission.spec, gpu_type=chosen, least_elsewhere=elsewhere)
-    why_not = (*_offered_elsewhere(sessions, others), *why_not_elsewhere(sessions.state, submission.spec))
+    offered = _offered_elsewhere(sessions, others) if submission.sender_waits else ()
+    why_not = (*offered, *why_not_elsewhere(sessions.state, submission.spec))
     if not others and not why_not:
         return answer
     explanation = "; ".join((f"on {type_name(sessions.state, chosen)}: {answer.explanation}", *why_not))

@@ -20,7 +20,8 @@ from elasticflow.shared.state.pool import PoolState
 class Submission:
     """A submitted job, or one that waited for its profile.
 
-    deadline_s: absolute. profile_only: the user asks for its throughput profile and no more.
+    deadline_s: absolute. profile_only: the user asks for its throughput profile and no more. sender_waits: or else a
+    rejection has no counteroffers.
     """
 
     job_id: str
@@ -28,6 +29,7 @@ class Submission:
     spec: JobSpec
     deadline_s: float | None
     profile_only: bool = False
+    sender_waits: bool = True
 
 
 def submission_of(command: SubmitJob | ProfileJob, now_s: float) -> Submission:
@@ -37,6 +39,7 @@ def submission_of(command: SubmitJob | ProfileJob, now_s: float) -> Submission:
         spec=command.spec,
         deadline_s=command.spec.resolved_deadline_s(now_s),
         profile_only=isinstance(command, ProfileJob),
+        sender_waits=not isinstance(command, SubmitJob) or command.sender_waits,
     )
 
 

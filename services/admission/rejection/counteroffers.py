@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elasticflow.services.admission.rejection.certificates import infeasibility_certificate, overpriced
-from elasticflow.services.admission.rejection.text import why_late, why_overpriced
+from elasticflow.services.admission.rejection.text import NO_OFFER_SOUGHT, offered_in_words, why_late, why_overpriced
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import RejectionReason
@@ -42,7 +42,8 @@ class Refusal:
 
     `rejection` takes longer, so it is made for one type only.
 
-    decided: the session that counts the rejection. least_gpu_seconds: as demand; 0 if the submission is none.
+    decided: the session that counts the rejection. earliest_s: None also if no offers are made.
+    least_gpu_seconds: as demand; 0 if the submission is none. makes_offers: its sender waits for them.
     """
 
     decided: AdmissionSession
@@ -52,6 +53,7 @@ class Refusal:
     earliest_s: PlannedTime | None
     least_gpu_seconds: float
     is_thorough: bool
+    makes_offers: bool
 
     @property
     def earliest_deadline_s(self) -> float | None:
@@ -61,25 +63,34 @@ class Refusal:
 
     def rejection(self) -> Rejection:
         """The explanation, the certificate and the counteroffers."""
-        session, job, spec, earliest_s = self.decided.priced_afterwards(), self.job, self.spec, self.earliest_s
-        state, now_s = session.planned_state, session.now_s
-        fitting = most_iterations_by(session.plan, job)
-        if self.reason == "price":
-            least = least_gpu_seconds(job, now_s)
-            most = self.decided.price_limit_gpu_seconds(job)
-            crowded = self.decided.most_displaced_within_s(job)
-            why = why_overpriced(state, least, most, crowded, earliest_s, now_s)
-            certificate: InfeasibilityCertificate = overpriced(least, most, crowded)
-        else:
-            if self.is_thorough:
-                fitting = max(fitting, session.admission_search.most_iterations(job))
-            why = why_late(state, spec, job, earliest_s, _hindering_ends(session, job), now_s)
-            certificate = infeasibility_certificate(session, job, earliest_s, is_thorough=self.is_thorough)
-        return Rejection(
-            explanation=why,
-            infeasibility_certificate=certificate,
-            offers=_offers(session, job, spec, earliest_s, _affordable(session, job, fitting)),
-        )
+        session = self.decided.priced_afterwards() if self.makes_offers else self.decided
+        why, certificate = self._overpriced(session) if self.reason == "price" else self._late(session)
+        offers = self._offers(session) if self.makes_offers else ()
+        return Rejection(explanation=why, infeasibility_certificate=certificate, offers=offers)
+
+    def _overpriced(self, session: AdmissionSession) -> tuple[str, InfeasibilityCertificate]:
+        job, now_s = self.job, session.now_s
+        least, most = least_gpu_seconds(job, now_s), self.decided.price_limit_gpu_seconds(job)
+        crowded = self.decided.most_displaced_within_s(job)
+        why = why_overpriced(least, most, crowded, self._offered_in_words(session), now_s)
+        return why, overpriced(least, most, crowded)
+
+    def _late(self, session: AdmissionSession) -> tuple[str, InfeasibilityCertificate]:
+        job, ending = self.job, _hindering_ends(session, self.job)
+        offered = self._offered_in_words(session)
+        why = why_late(session.planned_state, job, offered, ending, session.now_s)
+        return why, infeasibility_certificate(session, job, self.earliest_s, is_thorough=self.is_thorough)
+
+    def _offered_in_words(self, session: AdmissionSession) -> str:
+        if not self.makes_offers:
+            return NO_OFFER_SOUGHT
+        return offered_in_words(session.planned_state, self.earliest_s, session.now_s)
+
+    def _offers(self, session: AdmissionSession) -> tuple[Offer, ...]:
+        job, fitting = self.job, most_iterations_by(session.plan, self.job)
+        if self.is_thorough and self.reason == "deadline":
+            fitting = max(fitting, session.admission_search.most_iterations(job))
+        return _offers(session, job, self.spec, self.earliest_s, _affordable(session, job, fitting))
 
 
 def _hindering_ends(session: AdmissionSession, job: SchedulableJob) -> Sequence[NodeState]:
@@ -98,35 +109,46 @@ def _hindering_ends(session: AdmissionSession, job: SchedulableJob) -> Sequence[
 
 
 def refusal_of(
-    session: AdmissionSession, job: SchedulableJob, spec: JobSpec, *, is_overpriced: bool, is_demand: bool
+    session: AdmissionSession,
+    job: SchedulableJob,
+    spec: JobSpec,
+    demand_gpu_seconds: float,
+    *,
+    is_overpriced: bool,
+    makes_offers: bool,
 ) -> Refusal:
-    """is_overpriced: it would displace more than it is worth, even if it fits. is_demand: the submission counts when an
-    offer is taken.
+    """is_overpriced: it would displace more than it is worth, even if it fits. demand_gpu_seconds: of the submission
+    when an offer is taken; 0: it does not count.
     """
-    is_thorough = session.is_thorough and not is_overpriced
+    is_thorough = session.is_thorough and not is_overpriced and makes_offers
     session = fast_replace(session, num_rejections=session.num_rejections + 1)
     session = session.expecting_another().with_pricing()
-    if is_thorough:
-        session = session.with_search()
-    now_s = session.now_s
-    least = least_gpu_seconds(job, now_s)
-    decided = session.with_pricing_afterwards((least if is_demand else math.inf, job.deadline_s - now_s))
-    session = decided.priced_afterwards()
-    if is_overpriced:
-        fits_s = earliest_deadline_around_s(session.plan, job)
-        asked_s = math.ceil(job.deadline_s)
-        earliest_s = None if fits_s is None else session.first_affordable_s(job, max(asked_s, fits_s), 1.0)
-    else:
-        earliest_s = session.earliest_deadline_s(job, tight=is_thorough)
+    earliest_s: PlannedTime | None = None
+    if makes_offers:
+        session = session.with_search() if is_thorough else session
+        session = session.with_pricing_afterwards((demand_gpu_seconds or math.inf, job.deadline_s - session.now_s))
+        earliest_s = _earliest_s(session.priced_afterwards(), job, is_overpriced=is_overpriced, tight=is_thorough)
     return Refusal(
-        decided=decided,
+        decided=session,
         job=job,
         spec=spec,
         reason="price" if is_overpriced else "deadline",
         earliest_s=earliest_s,
-        least_gpu_seconds=least if is_demand else 0.0,
+        least_gpu_seconds=demand_gpu_seconds,
         is_thorough=is_thorough,
+        makes_offers=makes_offers,
     )
+
+
+def _earliest_s(
+    session: AdmissionSession, job: SchedulableJob, *, is_overpriced: bool, tight: bool
+) -> PlannedTime | None:
+    """The earliest deadline that could be promised; for an overpriced job one that moves no other, and that pays."""
+    if not is_overpriced:
+        return session.earliest_deadline_s(job, tight=tight)
+    fits_s = earliest_deadline_around_s(session.plan, job)
+    asked_s = math.ceil(job.deadline_s)
+    return None if fits_s is None else session.first_affordable_s(job, max(asked_s, fits_s), 1.0)
 
 
 def _offers(

@@ -30,6 +30,7 @@ _SPEED_UNKNOWN = (
 
 
 MAX_NODES_NAMED = 3
+NO_OFFER_SOUGHT = "no later deadline was sought, because the sender does not wait; `eflow quote` finds the earliest"
 RUNS_NOWHERE = "it runs on no number of GPUs that the pool has now"
 
 
@@ -134,23 +135,18 @@ def _profiling_failures(state: PoolState, spec: JobSpec) -> list[str]:
     ]
 
 
-def why_late(
-    state: PoolState,
-    spec: JobSpec,
-    job: SchedulableJob,
-    earliest_s: PlannedTime | None,
-    ending: Sequence[NodeState],
-    now_s: float,
-) -> str:
-    """Why the deadline cannot be kept. ending: the nodes without whose announced ends it could be."""
+def why_late(state: PoolState, job: SchedulableJob, offered: str, ending: Sequence[NodeState], now_s: float) -> str:
+    """Why the deadline cannot be kept. offered: the deadline instead. ending: nodes without whose announced ends it
+    could be."""
     window_s = promised_deadline_s(state, PlannedTime(job.deadline_s)) - now_s
     most = job.curve.max_useful_gpus
     gpus = "1 GPU" if most == 1 else f"{most} GPUs"
     fastest = job.curve.throughput(most)
-    alone_s = spec.max_iterations / fastest + job.resize_cost.seconds(most)
+    iterations = round(job.remaining_iterations)
+    alone_s = iterations / fastest + job.resize_cost.seconds(most)
     return (
-        f"{spec.max_iterations} iterations in {window_s:.0f} s do not fit: alone on {gpus} they take "
-        f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {_offered(state, earliest_s, now_s)}"
+        f"{iterations} iterations in {window_s:.0f} s do not fit: alone on {gpus} they take "
+        f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {offered}"
         f"{_ends_in_words(ending, now_s)}"
     )
 
@@ -163,25 +159,18 @@ def _ends_in_words(ending: Sequence[NodeState], now_s: float) -> str:
     return f"; it would fit if no node ended before that: {named}{more}" if named else ""
 
 
-def why_overpriced(
-    state: PoolState,
-    gpu_seconds: float,
-    limit: float,
-    crowded: tuple[float, float],
-    earliest_s: PlannedTime | None,
-    now_s: float,
-) -> str:
-    """Why a job is rejected that would displace more than it is worth. crowded: when the displaced jobs are due."""
+def why_overpriced(gpu_seconds: float, limit: float, crowded: tuple[float, float], offered: str, now_s: float) -> str:
+    """Why a job is rejected that would displace more than it is worth. crowded: when the displaced jobs are due.
+    offered: the deadline instead."""
     from_s, until_s = (at_s - now_s for at_s in crowded)
     return (
         f"it needs {gpu_seconds:.0f} GPU-seconds in its window, and recent demand fills the pool with jobs of up to "
         f"{limit:.0f}: at this price of a GPU-second it displaces more than it is worth, mostly jobs due in "
-        f"{from_s:.0f} to {until_s:.0f} s; "
-        f"{_offered(state, earliest_s, now_s)}"
+        f"{from_s:.0f} to {until_s:.0f} s; {offered}"
     )
 
 
-def _offered(state: PoolState, earliest_s: PlannedTime | None, now_s: float) -> str:
+def offered_in_words(state: PoolState, earliest_s: PlannedTime | None, now_s: float) -> str:
     if earliest_s is None:
         return no_deadline(state)
     return f"a deadline in {math.ceil(promised_deadline_s(state, earliest_s) - now_s)} s would be met"

@@ -1,12 +1,14 @@
 """Given this history, when this command comes, then admission decides this."""
 
 import itertools
+from dataclasses import replace
 from typing import Any, Never
 
 import pytest
 
 from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY, wake_at_s
+from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob, QuoteDeadline
@@ -46,6 +48,21 @@ def test_a_job_that_does_not_fit_is_rejected_with_the_earliest_deadline_and_that
     assert isinstance(too_early, events.JobRejected)
     accepted = only(pool_with_a().decided(POLICY, submit("b", deadline_s=rejected.earliest_deadline_s)))
     assert isinstance(accepted, events.JobAdmitted)
+
+
+@pytest.mark.parametrize("admission", ["first-come", "selective"])
+def test_a_rejection_seeks_no_other_deadline_for_a_sender_who_does_not_wait(
+    admission: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = pool_with_a(admission=admission)
+    command = replace(submit("b", deadline_s=NOW_S + 110.0), sender_waits=False)
+    monkeypatch.setattr(AdmissionSession, "earliest_deadline_s", lambda *_, **__: pytest.fail("it was sought"))
+    rejected = only(history.decided(POLICY, command))
+    assert isinstance(rejected, events.JobRejected)
+    assert rejected.reason == "deadline"
+    assert (rejected.earliest_deadline_s, rejected.offers) == (None, ())
+    assert "100 iterations in 110 s do not fit" in rejected.explanation
+    assert "the sender does not wait; `eflow quote` finds the earliest" in rejected.explanation
 
 
 def test_fewer_iterations_are_offered_only_if_they_end_sooner() -> None:
