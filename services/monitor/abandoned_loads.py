@@ -8,6 +8,7 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import CancelLoad
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.runtime.bus.load_lease import LEASE_S, has_load_lease
+from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process
 from elasticflow.shared.state.load import Load, LoadPhase
@@ -17,7 +18,7 @@ ABANDONED_S = 1.5 * LEASE_S  # without a lease, as this monitor has seen it
 
 
 class AbandonedLoads:
-    """Every monitor may cancel a load: the command has the same id, and admission cancels once."""
+    """Every monitor may cancel a load, and may do so again: admission cancels it once."""
 
     def __init__(self, process: Process, host: Host[State]) -> None:
         self._bus, self._pool, self._clock, self._log = process.bus, process.settings.pool, process.clock, process.log
@@ -43,6 +44,7 @@ class AbandonedLoads:
                 self._missing_since_s.pop(load_id, None)
             elif now_s - self._missing_since_s.setdefault(load_id, now_s) >= ABANDONED_S:
                 await self._cancel(load, now_s)
+                self._missing_since_s[load_id] = now_s  # again only if admission has not cancelled it until then
         for load_id in set(self._missing_since_s).difference(is_open):
             del self._missing_since_s[load_id]
 
@@ -55,7 +57,7 @@ class AbandonedLoads:
 
     async def _cancel(self, load: Load, now_s: float) -> None:
         command = CancelLoad(load_id=load.load_id, tenant=load.tenant, reason="its client is gone")
-        message_id = f"abandoned-{self._pool}-{load.load_id}"
+        message_id = fresh_id()  # tenants share the stream, and must not know it before
         data = codec.encode(command, id=message_id, recorded_at_s=now_s)
         await self._bus.append(subjects.submit(load.tenant, self._pool), data, message_id=message_id)
         self._log.info("LoadAbandoned", load_id=load.load_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,8 @@ from elasticflow.shared.errors import (
     WrongExpectedSequence,
 )
 from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages.events import NodeLost
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Bus
@@ -86,6 +89,24 @@ async def test_a_repeat_with_the_same_id_is_not_stored_again(bus: Bus) -> None:
         await bus.append(PLAN, b"x", message_id="same", expected_last_subject_sequence=0)
     assert await bus.append_event(PLAN, b"x", message_id="same") == first
     assert await bus.last_sequence(POOL) == 1
+
+
+async def test_no_other_message_takes_the_place_of_one_by_its_id(connect: Connect, bus: Bus) -> None:
+    """A node could foresee the id of the message that declares another one lost."""
+    lost = NodeLost(node_id="n2", incarnation="one", reason="silent", at_s=7.0)
+    said, again = (codec.encode(replace(lost, at_s=at_s), id="lost", recorded_at_s=at_s) for at_s in (7.0, 8.0))
+    forged = await bus.append(job(1), said, message_id="lost")
+    junk = await bus.append(job(2), b"junk", message_id="junk")
+    monitor = await connect()
+    assert await monitor.append_event(subjects.node(POOL, "n2"), said, message_id="lost") > forged, "another subject"
+    assert await monitor.append_event(job(2), again, message_id="junk") > junk, "another content"
+    assert await bus.append(job(1), again, message_id="lost") == forged, "the same report at another time"
+    assert [(each.subject, each.data) for each in await read_all(bus)] == [
+        (job(1), said),
+        (job(2), b"junk"),
+        (subjects.node(POOL, "n2"), said),
+        (job(2), again),
+    ]
 
 
 async def test_an_unknown_pool_stores_no_message(bus: Bus) -> None:

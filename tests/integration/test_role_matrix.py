@@ -245,6 +245,18 @@ async def test_a_header_does_not_move_or_delete_messages_of_others(pool: Secured
         assert await node.last_sequence(POOL) == 0
 
 
+@pytest.mark.parametrize(("forger", "sender"), ["NS", "SN"])
+async def test_no_one_is_silenced_by_the_id_of_a_message(pool: SecuredPool, forger: str, sender: str) -> None:
+    """Ids are derived from events, so a node can foresee them; the server calls the true message a duplicate."""
+    own = subjects.job(POOL, "job", "n1")
+    async with pool.connected(*KEYS[forger]) as n1, pool.connected(*KEYS[sender]) as other:
+        forged = await n1.append(subjects.node(POOL, "n1"), b"junk", message_id="lost")
+        assert await other.append_event(own, b"true", message_id="lost") > forged
+        record = await other.last_record(own)
+        assert record is not None
+        assert record.data == b"true"
+
+
 async def test_a_revoked_key_is_refused(pool: SecuredPool, tmp_path: Path) -> None:
     stolen = NatsAccess(credentials=shutil.copy2(pool.keys.seed_file(Role.TENANT, "alice"), tmp_path / "stolen"))
     bus = await connect_nats(pool.url, name="alice", access=stolen)

@@ -19,6 +19,7 @@ from elasticflow.shared.messages.padding_tasks import (
 )
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.clock import fresh_id
 
 RETRY_S = 1.0  # until the tasks of a bundle that could not be settled are executed again
 
@@ -81,11 +82,10 @@ class BundleSettlement:
             await self._pulled.item.ack()
 
     async def _store(self, results: Sequence[TaskResult]) -> None:
-        load_id, item = self._pulled.load.load_id, self._pulled.item
+        load_id = self._pulled.load.load_id
         for batch in split_into_batches(results):
             subject = subjects.results(self._pool, load_id, batch.first, batch.last)
-            message_id = f"results-{load_id}-{batch.first}-{batch.last}-{item.sequence}-{item.num_delivered}"
-            await self._bus.append(subject, encode_results(batch), message_id=message_id)
+            await self._bus.append(subject, encode_results(batch), message_id=fresh_id())
 
     async def _try_again(self, failure: TaskResult) -> None:
         """Beside a full stream the failure is the result: else tasks that fail would fill the stream for ever."""
@@ -96,6 +96,5 @@ class BundleSettlement:
 
     async def _append_again(self, indices: Sequence[int], num_failures: int) -> None:
         bundle = TaskBundle(tasks=tuple((index, self._inputs[index]) for index in indices), num_failures=num_failures)
-        load_id, item = self._pulled.load.load_id, self._pulled.item
-        message_id = f"again-{load_id}-{item.sequence}-{item.num_delivered}-{indices[0]}-{num_failures}"
-        await self._bus.append(subjects.tasks(self._pool, load_id), encode_bundle(bundle), message_id=message_id)
+        tasks = subjects.tasks(self._pool, self._pulled.load.load_id)
+        await self._bus.append(tasks, encode_bundle(bundle), message_id=fresh_id())

@@ -104,6 +104,23 @@ def decode(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Envelope:
     return Envelope(id=id, cause_id=cause_id, recorded_at_s=float(recorded_at_s), message=message)
 
 
+def is_repeat(stored: bytes, data: bytes) -> bool:
+    """Whether two messages say the same, but for the times of their reports."""
+    if stored == data:
+        return True
+    try:
+        first, second = (_timeless(unpack(each)) for each in (stored, data))
+    except Undecodable:
+        return False
+    return first == second
+
+
+def _timeless(envelope: Fields) -> Fields:
+    payload = envelope.get("payload")
+    timeless = {**cast(Fields, payload), "at_s": 0.0} if isinstance(payload, dict) else payload
+    return envelope | {"recorded_at_s": 0.0, "payload": timeless}
+
+
 def validate(message: Message) -> tuple[str, ...]:
     """The problems of a message built in Python, one line for each field; () if it is valid."""
     try:

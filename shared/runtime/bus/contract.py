@@ -97,6 +97,8 @@ class Bus(Protocol):
     ) -> int:
         """Store permanently; the sequence it got. A message_id of the last two minutes is not stored again.
 
+        In a ledger, whose ids are derived and can be foreseen, this holds for a repeat on the same subject only. Other
+        ids must be such as no other sender can know before.
         expected_last_subject_sequence: store only if the subject's last message has this sequence (0: none); so
         a repeat of what is stored already is a conflict, like any other.
         Raises WrongExpectedSequence, MaybeStored, Unavailable, StorageFull, UnknownStream, TooLarge.

@@ -146,6 +146,10 @@ def ledger_subjects(pool: str) -> str:
     return f"ef.ledger.{pool}.>"
 
 
+def is_of_ledger(subject: str) -> bool:
+    return subject.startswith("ef.ledger.")
+
+
 def pool_of(ledger_subject: str) -> str:
     """ef.ledger.<pool>..."""
     return ledger_subject.split(".", 3)[2]

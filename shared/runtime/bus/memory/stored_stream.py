@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from elasticflow.shared.errors import StorageFull, TooLarge, WrongExpectedSequence
+from elasticflow.shared.messages.envelope.codec import is_repeat
 from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus.streams import is_of_ledger
 from elasticflow.shared.runtime.process.clock import Clock
 
 DUPLICATE_WINDOW_S = 120.0
@@ -97,7 +99,9 @@ class Stream:
             raise WrongExpectedSequence(subject, expected, found)
         sequence, stored_at_s = self.known_ids.get(message_id, (0, 0.0))
         if sequence and now_s < stored_at_s + DUPLICATE_WINDOW_S:
-            return sequence
+            if self._is_stored(subject, data, sequence):
+                return sequence
+            message_id = f"{message_id}.{self.last_sequence + 1}"
         num_message_bytes = len(data) + sum(len(name) + len(value) for name, value in headers.items())
         if num_message_bytes > self.max_message_bytes:
             raise TooLarge(subject, num_message_bytes, int(self.max_message_bytes))
@@ -121,6 +125,13 @@ class Stream:
             self.known_ids[message_id] = (self.last_sequence, now_s)
         self.bell.ring()
         return self.last_sequence
+
+    def _is_stored(self, subject: str, data: bytes, sequence: int) -> bool:
+        """As `NatsBus` looks at what has the same id."""
+        if not is_of_ledger(subject):
+            return True
+        record = self.messages.get(sequence)
+        return record is not None and record.subject == subject and is_repeat(record.data, data)
 
     def settle(self, sequence: int) -> None:
         """Take a message out of the work queue."""

@@ -10,6 +10,7 @@ from elasticflow.shared.errors import (
     Unavailable,
     UnknownStream,
 )
+from elasticflow.shared.messages.envelope.codec import is_repeat
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
@@ -37,6 +38,7 @@ from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyIn
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, check_replicas, stream_configs
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
+from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.process.nats_access import WITH_TOKEN, NatsAccess
 
 log = structlog.get_logger()
@@ -129,14 +131,25 @@ class NatsBus(Bus):
         headers: Mapping[str, str] | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> int:
-        return await jetstream_api.publish_acked(
-            self._connection,
-            subject,
-            data,
-            {**(headers or {}), jetstream_api.MESSAGE_ID: message_id},
-            timeout_s=timeout_s,
-            expected=expected_last_subject_sequence,
-        )
+        while True:
+            ack = await jetstream_api.publish_acked(
+                self._connection,
+                subject,
+                data,
+                {**(headers or {}), jetstream_api.MESSAGE_ID: message_id},
+                timeout_s=timeout_s,
+                expected=expected_last_subject_sequence,
+            )
+            if not ack.is_duplicate or await self._is_stored(subject, data, ack.sequence):
+                return ack.sequence
+            message_id = f"{message_id}.{fresh_id()}"
+
+    async def _is_stored(self, subject: str, data: bytes, sequence: int) -> bool:
+        """Whether the message with the same id is this one. Of a ledger, whose ids are derived and can be foreseen."""
+        if not streams.is_of_ledger(subject):
+            return True
+        record = await direct_reader.stored_record(self._connection, streams.pool_of(subject), {"seq": sequence})
+        return record is not None and record.subject == subject and is_repeat(record.data, data)
 
     def follow(self, pool: str, *, after_sequence: int) -> Batches:
         return direct_reader.follow_ledger(self._connection, pool, after_sequence)
@@ -150,7 +163,7 @@ class NatsBus(Bus):
         return message.revision if message else 0
 
     async def last_record(self, subject: str) -> LedgerRecord | None:
-        return await direct_reader.last_record(self._connection, streams.pool_of(subject), subject)
+        return await direct_reader.stored_record(self._connection, streams.pool_of(subject), {"last_by_subj": subject})
 
     async def delete_ledger(self, pool: str, *, up_to: int) -> None:
         await jetstream_api.delete_first(self._connection, streams.ledger_stream(pool), up_to=up_to)
@@ -216,7 +229,7 @@ class NatsBus(Bus):
         expected_revision: int | None = None,
         ttl_s: int | None = None,
     ) -> int:
-        return await jetstream_api.publish_acked(
+        ack = await jetstream_api.publish_acked(
             self._connection,
             streams.value_subject(bucket, key),
             data,
@@ -224,6 +237,7 @@ class NatsBus(Bus):
             timeout_s=DEFAULT_TIMEOUT_S,
             expected=expected_revision,
         )
+        return ack.sequence
 
     async def close(self) -> None:
         await self._connection.close()

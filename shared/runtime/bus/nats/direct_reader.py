@@ -8,7 +8,9 @@ subject of its request, which an account confines to itself.
 import asyncio
 import contextlib
 import json
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from nats.aio.msg import Msg
 
@@ -108,13 +110,16 @@ async def _batch(connection: Connection, pool: str, first: int) -> tuple[LedgerR
     return tuple(records)
 
 
-async def last_record(connection: Connection, pool: str, subject: str) -> LedgerRecord | None:
-    """The newest message on a subject: of the leader, or of any replica if that alone is permitted."""
+async def stored_record(connection: Connection, pool: str, wanted: Mapping[str, Any]) -> LedgerRecord | None:
+    """A message of the ledger: of the leader, or of any replica if that alone is permitted.
+
+    wanted: {"seq": 7}, or {"last_by_subj": subject}.
+    """
     stream = streams.ledger_stream(pool)
     try:
-        return await jetstream_api.last_record(connection, stream, subject)
+        return await jetstream_api.stored_record(connection, stream, wanted)
     except NotPermitted:
-        request = json.dumps({"last_by_subj": subject}).encode()
+        request = json.dumps(wanted).encode()
     try:
         answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout_s=_TIMEOUT_S)
     except (NoResponder, RequestTimeout, ConnectionBroke) as error:

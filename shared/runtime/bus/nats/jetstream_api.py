@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from elasticflow.shared.errors import (
     BadSettings,
@@ -49,6 +49,13 @@ _NO_PEERS = 10005  # no server of the cluster has the space, or too few are know
 _IN_PROCESS = 10158  # a message with the same id is on its way through the cluster
 
 
+class Ack(NamedTuple):
+    """sequence: of the message, or of the earlier one that has its id, if is_duplicate."""
+
+    sequence: int
+    is_duplicate: bool
+
+
 async def publish_acked(
     connection: Connection,
     subject: str,
@@ -57,8 +64,8 @@ async def publish_acked(
     *,
     timeout_s: float,
     expected: int | None = None,
-) -> int:
-    """Publish to a stream and wait until it is on disk; the sequence it got."""
+) -> Ack:
+    """Publish to a stream and wait until it is on disk."""
     if expected is not None:
         headers = {**headers, EXPECTED_LAST_SUBJECT_SEQUENCE: str(expected)}
     try:
@@ -76,7 +83,7 @@ async def publish_acked(
         if error["err_code"] == _MESSAGE_TOO_LARGE:
             raise TooLarge(subject, len(data), largest_message(subject))
         raise failure(error, subject, connection.url)
-    return ack["seq"]
+    return Ack(ack["seq"], ack.get("duplicate", False))
 
 
 def check(answer: Mapping[str, Any], subject: str, url: str) -> None:
@@ -223,16 +230,16 @@ async def subjects_in(connection: Connection, stream: str, pattern: str) -> list
             return found
 
 
-async def last_record(connection: Connection, stream: str, subject: str) -> LedgerRecord | None:
-    """The newest message on a subject, with its time, asked of the stream's leader."""
-    answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+async def stored_record(connection: Connection, stream: str, wanted: Mapping[str, Any]) -> LedgerRecord | None:
+    """A message with its time, asked of the stream's leader. wanted: {"seq": 7}, or {"last_by_subj": subject}."""
+    answer = await connection.api(f"STREAM.MSG.GET.{stream}", wanted)
     if answer.get("error", {}).get("err_code") == _NO_MESSAGE:
         return None
-    check(answer, subject, connection.url)
+    check(answer, stream, connection.url)
     message = answer["message"]
     return LedgerRecord(
         sequence=message["seq"],
-        subject=subject,
+        subject=message["subject"],
         message_id="",
         stored_at_s=datetime.fromisoformat(message["time"]).timestamp(),
         data=base64.b64decode(message.get("data", "")),
@@ -241,7 +248,7 @@ async def last_record(connection: Connection, stream: str, subject: str) -> Ledg
 
 async def last_message(connection: Connection, stream: str, subject: str) -> Value | None:
     """The newest message on a subject, asked of the stream's leader: a replica may lag behind."""
-    record = await last_record(connection, stream, subject)
+    record = await stored_record(connection, stream, {"last_by_subj": subject})
     return None if record is None else Value(data=record.data, revision=record.sequence)
 
 

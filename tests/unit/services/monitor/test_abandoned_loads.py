@@ -68,7 +68,7 @@ async def test_a_load_without_a_lease_is_cancelled_once(watched: Watched) -> Non
     assert await watched.after(ABANDONED_S - 1.0) == []
     (command,) = await watched.after(1.0)
     assert (command.load_id, command.tenant, command.reason) == ("a", "lab", "its client is gone")
-    assert await watched.after(1.0) == [], "the command has the same id"
+    assert await watched.after(1.0) == [], "admission has time to cancel it"
 
 
 async def test_a_load_with_a_lease_stays(watched: Watched) -> None:
