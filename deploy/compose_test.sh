@@ -9,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export COMPOSE_PROJECT_NAME=elasticflow-test COMPOSE_FILE=deploy/compose.yaml
+export NATS_TOKEN=t$RANDOM$RANDOM$RANDOM
 export NATS_PORT=0 PROMETHEUS_PORT=0          # any free port of the host
 EF_CPU_SHARE=$(awk "BEGIN {print 0.8 * $(nproc) / (2 * 4)}")    # two executors of four slots share the cores
 export EF_CPU_SHARE

@@ -41,7 +41,6 @@ _SYNC = "sync_interval: always"
 _HTTP_TIMEOUT_S = 5.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _OPERATORS = "streams, clock, plan and executors: use the key of an operator in EF_NATS_CREDS"
-_EXAMPLE_TOKEN = "development-only"  # of deploy/compose.yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +189,6 @@ def _certificate_problems(access: NatsAccess, clock: Clock) -> Iterable[str]:
 
 
 def _token_problems(endpoint: Endpoint, access: NatsAccess) -> Iterable[str]:
-    if any(urlsplit(url).username == _EXAMPLE_TOKEN for url in endpoint.nats_url.split(",")):
-        yield f"the token is {_EXAMPLE_TOKEN!r}, which everyone can read in the documentation: set NATS_TOKEN"
     if access.credentials is None and _other_hosts(endpoint):
         yield "one token permits everything to all clients: give each its own key with `eflow keys`"
 

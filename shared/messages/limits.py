@@ -33,17 +33,19 @@ TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots
 # "": unknown
 GPU_TYPE_PATTERN = rf"^([A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_GPU_TYPE_LENGTH - 1}}})?$"
 _MAYBE_TOKEN_PATTERN = r"^[A-Za-z0-9_-]{0,64}$"
-_LINE_PATTERN = r"^[^\x00-\x1f]*$"
+# Control characters, and those that move or hide others: the ends of lines and the directions of Unicode.
+_HIDDEN = r"\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+_LINE_PATTERN = rf"^[^{_HIDDEN}]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
-# below a folder, and never out of it: no part is empty, "." or ".."; no control characters
-_PART = r"([^./\\\x00-\x1f\x7f-\x9f]|\.[^./\\\x00-\x1f\x7f-\x9f]|\.\.[^/\\\x00-\x1f\x7f-\x9f])[^/\\\x00-\x1f\x7f-\x9f]*"
+# below a folder, and never out of it: no part is empty, "." or ".."
+_PART = rf"([^./\\{_HIDDEN}]|\.[^./\\{_HIDDEN}]|\.\.[^/\\{_HIDDEN}])[^/\\{_HIDDEN}]*"
 FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
 # as in entry points; or a script's file, whatever its name
 _FUNCTION_PATTERN = rf"^([^\W\d][\w.]*:[^\W\d]\w*|{_PART}\.py:__(main|torchrun)__)$"
 _FOLDER_PATTERN = rf"^({_PART}(/{_PART})*)?$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-URI_PATTERN = r"^[A-Za-z][A-Za-z0-9+.-]*://[^\x00-\x1f]+$"
+URI_PATTERN = rf"^[A-Za-z][A-Za-z0-9+.-]*://[^{_HIDDEN}]+$"
 _MAYBE_URI_PATTERN = rf"{URI_PATTERN[:-1]}$|^$"
 _BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}(==|[A-Za-z0-9+/]=))?$"
 _VALUE_PATTERN = r"^[^\x00]*$"
@@ -52,7 +54,7 @@ PATTERNS_IN_WORDS = {
     TOKEN_PATTERN: "must be 1 to 64 letters, digits, _ and -",
     _MAYBE_TOKEN_PATTERN: "must be up to 64 letters, digits, _ and -",
     GPU_TYPE_PATTERN: "must be up to 64 letters, digits, ., _ and -, the first a letter or digit",
-    _LINE_PATTERN: "must be without control characters",
+    _LINE_PATTERN: "must be without control characters, also those of Unicode that move or hide others",
     RACK_PATTERN: "must be a path like hall-1/row-2/rack-3, of letters, digits, ., _ and -",
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
     _CHAIN_PATTERN: "must be 32 hexadecimal digits",

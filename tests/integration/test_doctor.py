@@ -88,11 +88,6 @@ async def test_nodes_without_the_secret_of_workers(endpoint: Endpoint) -> None:
     assert "workers on node-7 trust each connection" in await problems(endpoint)
 
 
-async def test_a_token_of_the_documentation(endpoint: Endpoint) -> None:
-    url = endpoint.nats_url.replace("//", "//development-only@")
-    assert "set NATS_TOKEN" in await problems(replace(endpoint, nats_url=url))
-
-
 async def test_a_server_elsewhere_without_tls_and_keys(endpoint: Endpoint) -> None:
     found = await problems(replace(endpoint, nats_url="nats://t@nats.invalid:4222"))
     assert "messages to nats.invalid are not encrypted: set up TLS" in found

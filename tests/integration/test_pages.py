@@ -1,6 +1,7 @@
 """HttpServer over real sockets, with valid and invalid requests."""
 
 import asyncio
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -129,3 +130,13 @@ async def test_a_service_shows_its_metrics_and_why_it_is_unhealthy() -> None:
     assert (status, content_type.split(";")[0]) == (200, "text/plain")
     assert 'ef_decisions_total{pool="default",service="admission"} 1.0' in text
     server.close()
+
+
+async def test_connections_without_a_request_leave_others_their_turn(port: int) -> None:
+    idle = [await asyncio.open_connection(HOST, port) for _ in range(3 * pages_module._MAX_CONNECTIONS)]
+    assert await page_is_ok(HOST, port, "/good", timeout_s=60.0)
+    async with asyncio.timeout(60.0):
+        assert await idle[0][0].read() == b"", "the oldest is closed"
+    assert threading.active_count() < 2 * pages_module._MAX_CONNECTIONS
+    for _, writer in idle:
+        writer.close()

@@ -7,6 +7,7 @@ import msgpack
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob
@@ -14,7 +15,16 @@ from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES, UPCASTERS, Undecodable
 from elasticflow.shared.messages.events import ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.limits import MAX_BATCH, MAX_GPU_TYPE_LENGTH, MAX_GPUS, MAX_MESSAGE_BYTES
+from elasticflow.shared.messages.limits import (
+    MAX_BATCH,
+    MAX_GPU_TYPE_LENGTH,
+    MAX_GPUS,
+    MAX_MESSAGE_BYTES,
+    DataUri,
+    FilePath,
+    Name,
+)
+from elasticflow.shared.runtime.process.terminal import safe_for_terminal
 from tests.support.example_specs import examples
 from tests.support.histories import spec
 from tests.support.message_strategies import messages, messages_of
@@ -267,3 +277,16 @@ def test_a_model_name_that_could_be_no_part_of_a_profile_key_is_refused(name: st
     submitted = SubmitJob(job_id="a", spec=spec(model_name=name), tenant="t")
     with pytest.raises(Undecodable, match="model_name"):
         codec.decode(codec.encode(submitted, id="id", recorded_at_s=1.0))
+
+
+@pytest.mark.parametrize("hidden", ["\x00", "\n", "\x85", "\u061c", "\u200e", "\u202e", "\u2028", "\u2067", "\ufeff"])
+@pytest.mark.parametrize("taken", [Name, FilePath, DataUri])
+def test_no_name_has_a_character_that_moves_or_hides_others(taken: Any, hidden: str) -> None:
+    sound = f"{'s3://' if taken is DataUri else ''}josé/模型 \N{ZERO WIDTH JOINER}.py"
+    assert TypeAdapter(taken).validate_python(sound) == sound
+    with pytest.raises(ValidationError):
+        TypeAdapter(taken).validate_python(sound.replace("型", f"型{hidden}"))
+
+
+def test_a_terminal_gets_none_of_them() -> None:
+    assert safe_for_terminal("a\u202eb\x9bc\x1b[31md\x1b[0m\x1b]0;t\x07") == "a?b?c\x1b[31md\x1b[0m?]0;t?"

@@ -11,10 +11,11 @@ import socket
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import NamedTuple
+from threading import Lock, Thread
+from typing import Any, NamedTuple
 
 _PATIENCE_S = 10.0  # for the client to send and to receive, and for the event loop
+_MAX_CONNECTIONS = 64  # each has a thread
 
 
 class HttpResponse(NamedTuple):
@@ -44,7 +45,7 @@ class HttpServer:
         class Handler(_Handler):
             page_of = staticmethod(page_at)
 
-        class Server(ThreadingHTTPServer):
+        class Server(_Server):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         self._server = Server((host, port), Handler)
@@ -58,6 +59,30 @@ class HttpServer:
         self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread: shutdown() need not wait for it
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Where a client opens too many connections, a new one closes the oldest: others are answered nevertheless."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._lock = Lock()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) >= _MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # its thread reads the end
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
 
 class _Handler(BaseHTTPRequestHandler):

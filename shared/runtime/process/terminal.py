@@ -10,8 +10,10 @@ import sys
 from rich.console import Console
 
 _WIDTH_IN_FILES = 1_000  # columns where there is no terminal to ask
-# Control characters except tab and the ends of lines, and escape sequences except colours.
-_UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[\d;]*m)")
+# Control characters except tab and the ends of lines, escape sequences except colours, and Unicode's directions.
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]|\x1b(?!\[[\d;]*m)"
+)
 
 
 class _Console(Console):

@@ -1,6 +1,7 @@
 """The files of the page: small, complete, from nowhere else, and without inline code."""
 
 import gzip
+import hashlib
 import re
 from pathlib import Path
 
@@ -34,3 +35,9 @@ def test_nothing_is_loaded_from_elsewhere_and_nothing_is_inline() -> None:
 def test_each_library_has_its_licence() -> None:
     licences = {file.name for file in Path(STATIC / "vendor").glob("LICENSE-*.txt")}
     assert licences == {"LICENSE-htm.txt", "LICENSE-preact.txt", "LICENSE-uplot.txt"}
+
+
+def test_each_library_is_that_of_its_package() -> None:
+    listed = re.findall(r"^\| `([^`]+)` \|.*`([0-9a-f]{64})` \|$", (STATIC / "vendor/README.md").read_text(), re.M)
+    files = [file for file in CODE if file.parent.name == "vendor"]
+    assert dict(listed) == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
