@@ -43,11 +43,15 @@ class GpuHourBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantQuota:
-    """The most that admission promises one tenant in any 24 hours, and in any window of its budgets. None: no limit."""
+    """The most that admission promises one tenant in any 24 hours, and in any window of its budgets. None: no limit.
+
+    max_command_bytes_per_day: of its commands, rejected ones included; cancellations are always taken.
+    """
 
     max_jobs_per_day: Annotated[int, Strict(), Gt(0), Le(10**9)] | None = None
     max_gpu_hours_per_day: GpuHours | None = None
     budgets: Annotated[tuple[GpuHourBudget, ...], Len(max_length=8)] = ()
+    max_command_bytes_per_day: Annotated[int, Strict(), Ge(1 << 20), Le(1 << 40)] = 32 << 20
 
     @property
     def longest_window_s(self) -> float:

@@ -12,7 +12,15 @@ from typing import Any, get_args
 
 from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import Command, SubmitJob, id_of, owned
+from elasticflow.shared.messages.commands import (
+    CancelJob,
+    CancelLoad,
+    Command,
+    SealLoad,
+    SubmitJob,
+    id_of,
+    owned,
+)
 from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
 from elasticflow.shared.messages.events import MessageRejected, QueuePosition
@@ -23,6 +31,7 @@ from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.answer_sender import AnswerSender
 from elasticflow.shared.runtime.service.attempts import Attempts
+from elasticflow.shared.runtime.service.command_budgets import CommandBudgets
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.runtime.service.until_available import until_available
@@ -79,6 +88,7 @@ class CommandQueue:
         self._attempts = Attempts(bus, pool)
         self._pending: list[Pending] = []
         self._turns = Turns()
+        self._budgets = CommandBudgets(lambda tenant: folded().config.quota(tenant).max_command_bytes_per_day)
         self._max_shared = FEW_COMMANDS
         self._has_space = asyncio.Event()
         self._has_space.set()
@@ -217,8 +227,17 @@ class CommandQueue:
             why = f"job_id: {command.job_id} names a job that ended long ago; choose another"
             await self.dead_letter(item, why)
             return
+        if is_new and (why := self._beyond_budget(command, item)) is not None:
+            await self._refuse(item, why)
+            return
         self._pending.append(pending)
         self._on_news()
+
+    def _beyond_budget(self, command: Command, item: WorkItem) -> str | None:
+        """Commands that end something are always taken."""
+        if item.num_delivered > 1 or isinstance(command, CancelJob | CancelLoad | SealLoad):
+            return None
+        return self._budgets.use(command.tenant, len(item.data), self._clock.now_s())
 
     async def _ended_long_ago(self, job_id: str) -> bool:
         """The state keeps the newest ended jobs only (decision record 0010); the ledger holds the events of all others.
@@ -241,6 +260,14 @@ class CommandQueue:
         if command.tenant != tenant:
             raise Undecodable(f"tenant: {command.tenant!r} may not publish on the subject of {tenant!r}")
         return owned(command)
+
+    async def _refuse(self, item: WorkItem, problem: str) -> None:
+        """Reply to the sender, and keep nothing."""
+        self._metrics.refused_total.inc()
+        self._log.warning("CommandRefused", subject=item.subject, sequence=item.sequence, problem=problem)
+        with contextlib.suppress(Retry):  # it comes again
+            await self._reply(item, (problem,))
+            await item.term()
 
     async def dead_letter(self, item: WorkItem, *problems: str) -> None:
         """Store the bytes on the dead-letter subject with the reason, and reply to the sender."""

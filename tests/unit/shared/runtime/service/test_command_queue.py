@@ -17,6 +17,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.command_budgets import CommandBudgets
 from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, ANSWER_TO, HOLD_S, CommandQueue
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
@@ -94,6 +95,15 @@ async def test_unreadable_bytes_are_kept_with_the_reason() -> None:
         ((data, reason),) = found.dead_letters
         assert data == b"{"
         assert reason.startswith("neither msgpack nor JSON")
+
+
+async def test_a_tenant_beyond_its_bytes_may_only_end_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CommandBudgets, "use", lambda *_: "retry in 7 s")
+    for command, taken in ((submit("a"), 0), (CancelJob(job_id="a", tenant="lab"), 1)):
+        async with refused(command.tenant, codec.encode(command, id="command", recorded_at_s=0.0)) as found:
+            assert len(found.queue.take(1)) == taken
+            assert found.dead_letters == [], "the limit is on what is kept"
+            assert len(found.answered) == 1 - taken
 
 
 async def test_a_sender_cannot_have_its_answer_sent_to_another_tenant() -> None:
