@@ -215,20 +215,20 @@ class AdmissionPlan:
         recorded = empty_schedules(len(table.schedules.count_J) if has_moves else 0)
         if has_moves:
             copy_schedules(recorded, table.schedules, order)
-        broken, fit = self._repaired(covers_moves=True)
-        if fit or self._filled_anew():
+        broken, far_behind, fit = self._repaired(covers_moves=True)
+        if fit or self._filled_anew(order):
             return
         if has_moves:
             copy_schedules(table.schedules, recorded, order)
             self.changed[:] = False
-            broken, fit = self._repaired(covers_moves=False)
+            broken, far_behind, fit = self._repaired(covers_moves=False)
             if fit:
                 extend_where_possible(self.availability, table.schedules, table.jobs, order, self.changed, self.now_s)
                 return
-        self._keep_what_fits(np.delete(order, broken), order)
+        self._fill_behind(self._kept_beside(order, broken, far_behind), order)
 
-    def _repaired(self, *, covers_moves: bool) -> tuple[Integers, bool]:
-        """The positions of recorded schedules that do not hold, and whether all jobs fit nevertheless."""
+    def _repaired(self, *, covers_moves: bool) -> tuple[Integers, Integers, bool]:
+        """The positions of recorded schedules that do not hold, of jobs far behind theirs, and whether all fit."""
         return repair_plan(
             self.availability,
             self.table.schedules,
@@ -242,10 +242,10 @@ class AdmissionPlan:
             self.scratch_arrays,
         )
 
-    def _filled_anew(self) -> bool:
-        """Whether all jobs fit when they are filled again."""
+    def _filled_anew(self, order: Integers) -> bool:
+        """Whether these jobs fit when they are filled again, without the others of the plan."""
         table = self.table
-        if not self.fill_anew(fresh := self.order.copy(), REPAIR_FILLINGS):
+        if not self.fill_anew(fresh := order.copy(), REPAIR_FILLINGS):
             return False
         moved = rows_that_differ(table.schedules, self.filled, fresh)
         copy_schedules(table.schedules, self.filled, moved)
@@ -253,9 +253,24 @@ class AdmissionPlan:
         copy_into(self.availability, self.scratch_availability)
         return True
 
-    def _keep_what_fits(self, held: Integers, order: Integers) -> None:
-        """Keep recorded schedules that fit together, earliest deadline first; fill other jobs, then late jobs."""
-        table, work = self.table, self.scratch_arrays
+    def _kept_beside(self, order: Integers, broken: Integers, far_behind: Integers) -> Integers:
+        """Those of these jobs that keep their promises, before a job that is far behind its schedule gets any GPU.
+
+        Such a job is slower than its profile: it pays for that itself. All others are filled again if one of them would
+        be late otherwise.
+        """
+        kept, near = self._kept(np.delete(order, broken)), order[np.setdiff1d(broken, far_behind)]
+        table, others = self.table, np.delete(order, far_behind)
+        late = fill_or_report_late(
+            self.availability, table.schedules, table.jobs, near, self.changed, self.scratch_arrays
+        )
+        if len(late) and len(far_behind) and self._filled_anew(others):
+            return others
+        return np.concatenate((kept, near[~np.isin(near, late)]))
+
+    def _kept(self, held: Integers) -> Integers:
+        """Those of these jobs whose recorded schedules fit together, earliest deadline first."""
+        table = self.table
         sweep(self.availability, table.schedules, self._reserved, self.now_s, self.num_gpus)
         kept = list[int]()
         for row in held:
@@ -265,6 +280,11 @@ class AdmissionPlan:
                 sweep(self.availability, table.schedules, fitting, self.now_s, self.num_gpus)
             else:
                 kept.append(int(row))
+        return np.array(kept, np.int64)
+
+    def _fill_behind(self, kept: Integers, order: Integers) -> None:
+        """Keep these schedules; fill the other jobs around them, then those that are late."""
+        table, work = self.table, self.scratch_arrays
         others, before = order[~np.isin(order, kept)], empty_schedules(len(table.schedules.count_J))
         copy_schedules(before, table.schedules, order)
         late = fill_or_report_late(self.availability, table.schedules, table.jobs, others, self.changed, work)

@@ -60,6 +60,7 @@ def late_jobs_first(
 
 
 WORTH_GIVING_BACK_S = 1.0
+FAR_BEHIND_S = 1.0  # reports of whole iterations and starts of workers explain less
 
 
 @compiled
@@ -74,25 +75,32 @@ def repair_plan(
     now_s: float,
     num_gpus: int,
     work: ScratchArrays,
-) -> tuple[Integers, bool]:
+) -> tuple[Integers, Integers, bool]:
     """Keep schedules that still hold, extend those that hold if they run a little longer, and fill the other jobs in
     order.
 
     reserved: rows that keep their schedules in any case. changed_J: set where a schedule differs from the recorded
     one. covers_moves: a schedule holds only if it allows for all moves.
-    Returns the positions of the schedules that did not hold, and whether all jobs fit.
+    Returns the positions of the schedules that do not hold, those of the jobs that are far behind theirs, and whether
+    all jobs fit. A schedule is extended beside all recorded ones: a job that is far behind takes nothing from others.
     """
     drop_past(schedules, order_K, now_s)
-    broken = trim_all(schedules, jobs, order_K, changed_J, covers_moves, now_s)
-    if sweep(availability, schedules, np.concatenate((np.delete(order_K, broken), reserved)), now_s, num_gpus) < 0:
-        return broken, False
-    short = np.empty(len(broken), np.int64)
+    broken, far_behind = trim_all(schedules, jobs, order_K, changed_J, covers_moves, now_s)
+    others = np.concatenate((np.delete(order_K, broken), reserved))
+    all_fit = sweep(availability, schedules, np.concatenate((order_K, reserved)), now_s, num_gpus) >= 0
+    if not all_fit and sweep(availability, schedules, others, now_s, num_gpus) < 0:
+        return broken, far_behind, False
     num_short = 0
-    for job in order_K[broken]:
+    for position in broken:
+        job = int(order_K[position])
+        if all_fit:
+            release(availability, schedules, job)
         if not extend_last_segment(availability, schedules, jobs, job, changed_J, covers_moves, now_s):
-            short[num_short] = job
+            broken[num_short] = position
             num_short += 1
-    return broken, len(fill_or_report_late(availability, schedules, jobs, short[:num_short], changed_J, work)) == 0
+    short = broken[:num_short]
+    late = fill_or_report_late(availability, schedules, jobs, order_K[short], changed_J, work)
+    return short, far_behind, len(late) == 0
 
 
 @compiled
@@ -228,10 +236,13 @@ def highest_level(schedules: Schedules, jobs: Jobs, job: int) -> int:
 @compiled
 def trim_all(
     schedules: Schedules, jobs: Jobs, jobs_K: Integers, changed_J: Flags, covers_moves: bool, now_s: float
-) -> Integers:
-    """Trim each schedule; return the positions in jobs_K of those that no longer end on time."""
-    broken = np.empty(jobs_K.shape[0], np.int64)
-    num_broken = 0
+) -> tuple[Integers, Integers]:
+    """Trim each schedule; return the positions in jobs_K of those that no longer end on time, and of jobs far behind.
+
+    These would end long after their deadlines if they held their last shares for as long as needed.
+    """
+    broken, far_behind = np.empty(jobs_K.shape[0], np.int64), np.empty(jobs_K.shape[0], np.int64)
+    num_broken, num_far_behind = 0, 0
     for position in range(jobs_K.shape[0]):
         job = jobs_K[position]
         count = schedules.count_J[job]
@@ -242,6 +253,9 @@ def trim_all(
         if ends_s > min(held_until_s, jobs.deadline_J[job]):
             broken[num_broken] = position
             num_broken += 1
+            if ends_s > jobs.deadline_J[job] + FAR_BEHIND_S:
+                far_behind[num_far_behind] = position
+                num_far_behind += 1
         elif held != count or ends_s != until_s:
             changed_J[job] = True
-    return broken[:num_broken]
+    return broken[:num_broken], far_behind[:num_far_behind]
