@@ -81,8 +81,12 @@ def dead_letter_headers(subject: str, problems: tuple[str, ...]) -> dict[str, st
 
 
 def event_id(event: Event) -> str:
-    """The same for each report of the same event, so without the time of the report."""
-    timeless = replace(event, at_s=0.0) if hasattr(event, "at_s") else event
+    """The same for each report of the same event, so without the time of the report.
+
+    A node that joins once more says something new: that it is there.
+    """
+    is_timeless = hasattr(event, "at_s") and not isinstance(event, NodeJoined)
+    timeless = replace(event, at_s=0.0) if is_timeless else event
     return f"{type(event).__name__}-{_digest(timeless)}"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import PlanDecided, WorkersStopped
+from elasticflow.shared.messages.events import NodeJoined, PlanDecided, WorkersStopped
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import event_id, read_message
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
@@ -53,3 +53,9 @@ def test_an_event_that_is_reported_later_again_is_the_same_message() -> None:
     """So the server stores it once, however often an executor reports it."""
     assert event_id(replace(STOPPED, at_s=9.0)) == event_id(STOPPED)
     assert event_id(replace(STOPPED, generation=2)) != event_id(STOPPED)
+
+
+def test_a_node_that_says_again_that_it_is_there_is_no_repeat() -> None:
+    """Within two minutes the server would drop it, and planners would wait for the node."""
+    joined = NodeJoined(node_id="n", incarnation="one", num_gpus=1, device="cpu", at_s=0.0)
+    assert event_id(replace(joined, at_s=9.0)) != event_id(joined)
