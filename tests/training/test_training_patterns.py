@@ -10,7 +10,7 @@ from tests.support.training_patterns import PATTERNS, Pattern
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 32  # iterations
+LAST = 16  # iterations
 TRAINED = [each for each in PATTERNS if not each.refusal and each.job != "Compiled"]  # test_features.py: it takes long
 REFUSED = [each for each in PATTERNS if each.refusal]
 

@@ -34,7 +34,7 @@ class Base(elasticflow.ElasticJob):
 
     def __setattr__(self, name, value):
         if name == "iteration":  # the worker sets it before each step
-            hold, until_s = str(self.hyperparameters["hold"]), time.monotonic() + 0.004 * 1.25**value
+            hold, until_s = str(self.hyperparameters["hold"]), time.monotonic() + 0.01 * 1.5**value
             while hold and Path(hold).exists() and time.monotonic() < until_s:
                 time.sleep(0.002)
         super().__setattr__(name, value)
