@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataset import Dataset
-from training_functions import NUM_SAMPLES, SLOW_DOWN_S, Branching, Counter, Noisy, Numbered, Points, UnsizedStream
+from training_functions import NUM_SAMPLES, Branching, Counter, Noisy, Numbered, Points, UnsizedStream, hold_step
 
 import elasticflow
 
@@ -31,8 +30,7 @@ def stateful() -> None:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(points), targets)
             loss.backward()
-            if Path("slow_down").exists():
-                time.sleep(SLOW_DOWN_S * loader.iteration**2)
+            hold_step("slow_down", loader.iteration)
             with contextlib.suppress(FileNotFoundError):
                 Path("die").rename("dead")
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -75,8 +73,7 @@ def streams() -> None:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(points), targets)
             loss.backward()
-            if Path("slow_down").exists():
-                time.sleep(SLOW_DOWN_S * loader.iteration**2)
+            hold_step("slow_down", loader.iteration)
             optimizer.step()
     try:
         length = str(len(loader))
@@ -162,8 +159,7 @@ def sampled() -> None:
                 file.write(" ".join(map(str, [loader.iteration, epoch, *numbers.tolist()])) + "\n")
             optimizer.zero_grad()
             nn.functional.mse_loss(model(points), targets).backward()
-            if Path("slow_down").exists():
-                time.sleep(SLOW_DOWN_S * loader.iteration**2)
+            hold_step("slow_down", loader.iteration)
             optimizer.step()
     print(f"an epoch has {len(loader)} iterations")
 
@@ -314,8 +310,7 @@ class OwnLoop:
         self.optimizer.zero_grad()
         loss = nn.functional.mse_loss(self.model(points), targets)
         (loss / self.best).backward()
-        if Path("slow_down").exists():
-            time.sleep(SLOW_DOWN_S * self.loader.iteration**2)
+        hold_step("slow_down", self.loader.iteration)
         self.optimizer.step()
         self.state["steps"] += 1
         self.best = min(self.best, loss.item())
