@@ -13,7 +13,6 @@ from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.executor_process import ROOT
 from tests.support.real_pool import CONFIG, RunningPool, job, running_pool
-from tests.support.rings import few_daily
 
 LARGE_BYTES = 5_000_000  # of several pieces
 MAX_BYTES = 6_000_000
@@ -94,32 +93,37 @@ async def test_the_model_and_the_files_of_a_finished_job_are_fetched(
         assert why in log
 
 
-@pytest.mark.parametrize(
-    "is_in_folder", few_daily([False, True], 1), ids=["in the object store", "in a folder by fsspec"]
-)
+@pytest.mark.asyncio(loop_scope="session")
 async def test_the_model_of_a_running_job_and_that_of_a_killed_executor(
-    is_in_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session_pool: RunningPool, tmp_path: Path
 ) -> None:
-    store = tmp_path / "store"
-    monkeypatch.setenv("EF_ARTIFACT_STORE", store.as_uri() if is_in_folder else "")
-    async with running_pool(tmp_path, num_nodes=1, replicas={}) as pool:
-        await pool.acknowledged(writing_job(max_iterations=100_000), "long")
-        await pool.when(
-            lambda state: state.live_jobs["long"].training if "long" in state.live_jobs else False, "it trains"
-        )
-        artifacts = await pool.client.artifacts("long")
-        assert artifacts.stored.model is not None
-        assert 0 < artifacts.stored.iteration < 100_000
-        again = await pool.client.artifacts("long")
-        assert again.stored.due > artifacts.stored.due
+    await fetched_while_it_runs_and_after_a_kill(session_pool, tmp_path / "here")
 
-        executor = next(name for name in pool.pids() if name.startswith("executor"))
-        await pool.client.cancel("long")
-        await pool.kill(executor)  # whatever it has done so far
-        job = await once_stored(pool, "long")
-        assert job.phase is Phase.CANCELLED
-        assert job.artifacts.model_iteration == again.stored.iteration
-        fetched = await fetch_with(pool.client, "long", tmp_path / "here", "torch")
-        assert fetched.model is not None
-        assert torch.load(fetched.model, weights_only=True)
-        assert store.exists() == is_in_folder
+
+@pytest.mark.nightly("the object store is tried each day, and unit tests of artifact_uploads.py store in a folder")
+async def test_a_folder_by_fsspec_has_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store"
+    monkeypatch.setenv("EF_ARTIFACT_STORE", store.as_uri())
+    async with running_pool(tmp_path, num_nodes=1, replicas={}) as pool:
+        await fetched_while_it_runs_and_after_a_kill(pool, tmp_path / "here")
+    assert store.exists()
+
+
+async def fetched_while_it_runs_and_after_a_kill(pool: RunningPool, folder: Path) -> None:
+    await pool.acknowledged(writing_job(max_iterations=100_000), "long")
+    await pool.when(lambda state: state.live_jobs["long"].training if "long" in state.live_jobs else False, "it trains")
+    artifacts = await pool.client.artifacts("long")
+    assert artifacts.stored.model is not None
+    assert 0 < artifacts.stored.iteration < 100_000
+    again = await pool.client.artifacts("long")
+    assert again.stored.due > artifacts.stored.due
+
+    executor = next(name for name in pool.pids() if name.startswith("executor"))
+    await pool.client.cancel("long")
+    await pool.kill(executor)  # whatever it has done so far
+    job = await once_stored(pool, "long")
+    assert job.phase is Phase.CANCELLED
+    assert job.artifacts.model_iteration == again.stored.iteration
+    fetched = await fetch_with(pool.client, "long", folder, "torch")
+    assert fetched.model is not None
+    assert torch.load(fetched.model, weights_only=True)

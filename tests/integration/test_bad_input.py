@@ -50,7 +50,9 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
         spec(name, learning_rate=KNOWN).profile_key: {1: 50.0}
         for name in ("RaisesInIteration10", "Diverges", "NeverReturns")
     }
-    config = replace(CONFIG, stall_timeout_s=8.0, curves={**CONFIG.curves, **known, "light/b8": {1: 1.0}})
+    config = replace(
+        CONFIG, stall_timeout_s=8.0, max_restarts=1, curves={**CONFIG.curves, **known, "light/b8": {1: 1.0}}
+    )
     folder = tmp_path_factory.mktemp("bad-input")
     async with running_pool(folder, num_nodes=1, replicas={}, config=config) as pool:
         pids = pool.pids()
@@ -238,6 +240,18 @@ async def test_a_training_function_that_never_returns(user: User) -> None:
     await user.pool.ended(["silent"])
     await user.job_has_ended("silent-profiling", Phase.FAILED)
     assert "does train() return?" in (await user.eflow("logs", "silent")).err
+
+
+async def test_the_last_lines_of_a_worker_that_died_are_reported(pool: RunningPool) -> None:
+    """To users without the nodes' storage."""
+    function = "tests.support.user_code.dying_jobs:Dies"
+    await pool.acknowledged(job(JobClass.BEST_EFFORT, training_function=function), "dying")
+    ended = (await pool.ended(["dying"])).ended_jobs["dying"]
+    assert ended.phase is Phase.FAILED
+    assert ended.last_lines.splitlines()[-1] == "the disk of the data set is gone"
+    history = await pool.client.history("dying")
+    reports = {entry.type: entry.lines[-1] for entry in history if entry.lines}
+    assert reports == dict.fromkeys(("WorkerCrashed", "JobFailed"), "the disk of the data set is gone")
 
 
 # --- ids ------------------------------------------------------------------------------------------------

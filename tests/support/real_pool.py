@@ -44,7 +44,7 @@ CONFIG = PoolConfig(
     throughput_margin=0.5,
     max_restarts=50,  # here the test, not the job, causes the crashes
     max_nodes_lost_at_start=50,
-    curves={"steps/b8": RATES},
+    curves={"steps/b8": RATES, "digits/b150": {1: 20.0, 2: 30.0}, "snapshots/b100": {1: 20.0, 2: 40.0}},
 )
 T = TypeVar("T")
 
