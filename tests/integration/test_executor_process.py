@@ -52,7 +52,7 @@ def slow_steps(code: Package, *, max_iterations: int) -> dict[str, Any]:
         "code_digest": code.code_digest,
         "global_batch_size": 16,
         "max_iterations": max_iterations,
-        "hyperparameters": {"step_s": 0.005},
+        "hyperparameters": {"step_s": 0.02},
     }
 
 
@@ -79,7 +79,7 @@ async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
     await bus.put_object(streams.code_bucket(POOL), streams.code_name("lab", code.code_digest), code.archive)
     ledger, slow_down = Ledger(bus), tmp_path / "slow_down"
     slow_down.touch()  # the job does not end before it has shrunk
-    job = slow_steps(code, max_iterations=400) | {"hyperparameters": {"slow_down": str(slow_down)}}
+    job = slow_steps(code, max_iterations=40) | {"hyperparameters": {"slow_down": str(slow_down)}}
     with (
         executor(nats_server, tmp_path, "node-0") as first,
         executor(nats_server, tmp_path, "node-1") as second,
@@ -94,7 +94,7 @@ async def test_a_job_trains_on_two_nodes_shrinks_and_finishes(
         assert resumed.iteration > 0
         slow_down.unlink()
         finished = await ledger.until_received(events.JobFinished)
-        assert (finished.iteration, finished.condition) == (400, "max_iterations")
+        assert (finished.iteration, finished.condition) == (40, "max_iterations")
         for process in (first, second):
             process.send_signal(signal.SIGTERM)
         left = await ledger.until_received(events.NodeLost, count=2)

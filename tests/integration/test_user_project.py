@@ -32,7 +32,8 @@ from tests import CHECKED
 
 class Own(elasticflow.ElasticJob):
     hyperparameters = {"global_batch_size": 8}
-    max_iterations = 250
+    max_iterations = 120
+    virtual_nodes = 1
     job_class = "best_effort"
 
     def init_model(self):
@@ -46,7 +47,7 @@ class Own(elasticflow.ElasticJob):
 
     def train(self, batch, model, optimizer):
         print("at iteration", self.iteration)
-        time.sleep(0.02)
+        time.sleep(0.15)
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
         loss.backward()
@@ -167,20 +168,23 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]
         os.kill(run.pid, signal.SIGTERM)
 
 
+def after_its_profiling_run(line: str, logs: Path) -> bool:
+    return any(line in file.read_text() for file in sorted(logs.glob("g*-r0.log"))[1:])
+
+
 async def test_a_project_with_the_names_of_our_packages_trains_and_resumes(project: Project) -> None:
     await project.eflow("up", "--detach", "--nodes", "1", "--slots", "1", "--device", "cpu")
     await project.eflow("submit", "train.py", "--name", "own")
-    checkpoints = project.folder / ".eflow" / "checkpoints" / "own"
-    await eventually(
-        lambda: [file for file in checkpoints.rglob("g*") if file.suffix != ".unfinished"], "there is a checkpoint"
-    )
+    logs = project.folder / ".eflow" / "logs" / "own"
+    await eventually(lambda: after_its_profiling_run("at iteration 1\n", logs), "it trains")
+    await project.eflow("checkpoint", "own")
     (worker,) = await eventually(project.workers, "a worker trains")
     worker.kill()
     ended = json.loads(await project.eflow("submit", "train.py", "--name", "own", "--wait", "--json"))["end"]
-    assert (ended["activity"], ended["iteration"]) == ("finished", 250)
+    assert (ended["activity"], ended["iteration"]) == ("finished", 120)
     log = project.folder / ".eflow" / "logs" / "own" / f"g{ended['generation']}-r0.log"
     assert "\nat iteration 0\n" not in log.read_text(), "it resumes from the checkpoint"
-    assert "\nat iteration 249\n" in log.read_text()
+    assert "\nat iteration 119\n" in log.read_text()
     status, output = await project.python("train.py")
     assert (status, output) == (0, "JobAdmitted by-sdk\n")
     await project.eflow("down")
