@@ -30,7 +30,13 @@ from elasticflow.services.executor.processes.prepared_folders import CannotPrepa
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, PrepareSwitch, ToWorker
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    Assignment,
+    LeaseExtended,
+    PrepareSwitch,
+    StopAtBoundary,
+    ToWorker,
+)
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable
 
 _NO_CRASH = (ExitCode.DONE, ExitCode.SUPERSEDED, ExitCode.PEER_LOST)  # of this worker
@@ -142,6 +148,8 @@ class WorkerManager:
         slot = self._slots.get(worker)
         if slot is None:
             return  # an earlier action of the same decision killed it before it had a process
+        if isinstance(message, StopAtBoundary) and slot.handle is None:
+            return self._kill(worker)  # no process of it has done anything yet
         if isinstance(message, PrepareSwitch):
             slot.switches.add((message.generation, message.rendezvous_rank))
             message = replace(message, generation_secret=self._generation_secrets.of(worker.job_id, message.generation))
@@ -149,6 +157,7 @@ class WorkerManager:
             slot.handle.send(message)
         else:
             slot.unsent.append(message)
+        return None
 
     def _kill(self, worker: WorkerId) -> None:
         slot = self._slots.get(worker)

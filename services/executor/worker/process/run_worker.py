@@ -89,7 +89,7 @@ def _limited(assignment: Assignment) -> Assignment:
 def _end_with(work: Callable[[], None], channel: Channel) -> NoReturn:
     """The process ends after the work, in whichever thread it runs."""
     code = _exit_code_of(work, channel)
-    if code is ExitCode.DONE:
+    if code is not ExitCode.SUPERSEDED:  # another process may write the same files by now
         EXIT_HANDLERS.run(ON_THE_WAY_S)
     log.info("worker_ended", exit_code=code.name)
     sys.stdout.flush()

@@ -82,6 +82,11 @@ class TorchrunProgress:
         return self._assignment.rank == 0 and self._assignment.purpose == "train"
 
     @property
+    def has_begun(self) -> bool:
+        """The script has taken a step."""
+        return bool(self._step_ends_s)
+
+    @property
     def iteration(self) -> int:
         """Less than the job's last iteration until the script has ended: its end is not known in advance."""
         return self._whole(self._done)
@@ -122,8 +127,7 @@ class TorchrunProgress:
 
     def _begin(self) -> None:
         """Once: at the first step, or at an end without steps."""
-        if not self._step_ends_s:
-            self._channel.begin_training()
+        if not self.has_begun:
             self._channel.send(Started(iteration=self.iteration))
             self._telemetry.training_began(self.iteration)
 
