@@ -136,7 +136,7 @@ async def test_a_stop_runs_the_finally_blocks_and_exit_handlers_of_all_workers(n
 async def test_a_stop_before_the_first_step_runs_them_too(node, spec_of):
     job_id = node.new_job_id()
     workers = await node.launch(script(spec_of, "leaves_notes", "prepares", entry="__torchrun__"), job_id=job_id)
-    while not (files_of(node, job_id) / "prepares").exists():
+    while not (files_of(node, job_id) / "prepares").exists():  # noqa: ASYNC110 - another process makes it
         await asyncio.sleep(0.01)
     workers.stop()
     assert (await workers.ended())[0].code == ExitCode.DONE

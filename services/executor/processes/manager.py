@@ -148,16 +148,15 @@ class WorkerManager:
         slot = self._slots.get(worker)
         if slot is None:
             return  # an earlier action of the same decision killed it before it had a process
-        if isinstance(message, StopAtBoundary) and slot.handle is None:
-            return self._kill(worker)  # no process of it has done anything yet
         if isinstance(message, PrepareSwitch):
             slot.switches.add((message.generation, message.rendezvous_rank))
             message = replace(message, generation_secret=self._generation_secrets.of(worker.job_id, message.generation))
         if slot.handle is not None:
             slot.handle.send(message)
+        elif isinstance(message, StopAtBoundary):
+            self._kill(worker)  # no process of it has done anything yet
         else:
             slot.unsent.append(message)
-        return None
 
     def _kill(self, worker: WorkerId) -> None:
         slot = self._slots.get(worker)
