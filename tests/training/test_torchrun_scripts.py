@@ -97,6 +97,7 @@ WRONG_ARGUMENT = "train: error: unrecognized arguments: --widht 8"  # from argpa
         ("raises_at_once", "train", "ValueError: nothing to train"),
         ("exits", "train", "SystemExit: 3 (in the script)"),
         ("takes_arguments", "train", f"SystemExit: 2 ({WRONG_ARGUMENT}) (in the script)"),
+        ("spawns", "profile", "the script starts its own processes with torch.multiprocessing.spawn"),
         ("never_trains", "profile", "the script ended after 0 optimizer steps, too few to measure"),
     ],
 )

@@ -269,6 +269,11 @@ def names_a_port() -> None:
     torch.distributed.destroy_process_group()
 
 
+def spawns() -> None:
+    """As in tutorials, for a machine with two GPUs."""
+    torch.multiprocessing.spawn(print, args=(2,), nprocs=2, join=True)
+
+
 def never_trains() -> None:
     sys.exit(0)
 

@@ -204,9 +204,10 @@ class TorchrunProgress:
     def _speed(self) -> Profiled:
         times_s = self._step_times_s()
         if len(times_s) < _MIN_MEASURED_STEPS:
+            elsewhere = "" if self._num_steps else " in its own process; those of processes that it starts do not count"
             raise TrainingFailed(
                 f"the script ended after {self._num_steps} optimizer steps, too few to measure its speed: let it "
-                f"take at least {_WARM_UP_STEPS + _MIN_MEASURED_STEPS}"
+                f"take at least {_WARM_UP_STEPS + _MIN_MEASURED_STEPS}{elsewhere}"
             )
         rate = float(self._iterations_per_step) / max(statistics.median(times_s), 1e-6)
         log.info("profiled", iterations_per_s=round(rate, 3), steps=len(times_s))

@@ -10,6 +10,7 @@ and exit handlers run. The job is done when the script ends by itself on all wor
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from fractions import Fraction
 from functools import wraps
 from pathlib import Path
 from types import FrameType
+from typing import Any, NoReturn
 
 import structlog
 import torch
@@ -51,7 +53,7 @@ from elasticflow.services.executor.worker.scripts.torchrun_progress import (
     TorchrunProgress,
 )
 from elasticflow.services.executor.worker.steps.restored_state import newest_checkpoint
-from elasticflow.services.executor.worker.steps.training_function import in_users_code
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Profiled
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
@@ -77,6 +79,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     progress.watch()
     _keep_groups()
     use_own_rendezvous(world.environment)
+    _refuse_spawn()
     threading.Thread(target=_end_when_asked, args=(channel, progress, stop), name="end", daemon=True).start()
     try:
         channel.begin_training()  # from here on a stop arrives as SIGTERM
@@ -171,6 +174,20 @@ def _keep_groups() -> None:
         destroy(group)
 
     dist.destroy_process_group = destroy_and_keep
+
+
+def _refuse_spawn() -> None:
+    """A script that starts a process for each GPU would do so in each of its workers."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise TrainingFailed(
+            "the script starts its own processes with torch.multiprocessing.spawn, and the pool has started one for "
+            'each GPU already: call the function itself, with int(os.environ["RANK"]) and '
+            'int(os.environ["WORLD_SIZE"]), as under torchrun'
+        )
+
+    for module in ("torch.multiprocessing", "torch.multiprocessing.spawn"):
+        sys.modules[module].start_processes = refuse  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _StopSignal:
