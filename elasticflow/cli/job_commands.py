@@ -197,6 +197,9 @@ def explain(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Show each step of its profiling run, too, as --json does.")
     ] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the traceback of a failure with the frames of elasticflow.")
+    ] = False,
     file: LedgerFile = None,
     nats_url: NatsUrl = "",
     pool: Pool = "",
@@ -214,6 +217,7 @@ def explain(
     Examples:
       eflow explain digits-3f9a1c
       eflow explain digits-3f9a1c --all
+      eflow explain digits-3f9a1c --traceback
       eflow explain digits-3f9a1c --file run.ledger
       eflow explain digits-3f9a1c --json | jq -r '.[].text'
     """
@@ -225,7 +229,7 @@ def explain(
         return
     for entry in history if everything else folded(history):
         say_line(history_line(entry))
-        for line in entry.lines:
+        for line in (traceback and entry.traceback.splitlines()) or entry.lines:
             say_line(f"    | {line}")
 
 

@@ -28,12 +28,18 @@ _DECISIONS = {
 
 
 def folded(history: Iterable[HistoryEntry]) -> Iterator[HistoryEntry]:
-    """What is neither a step of a profiling run nor another report is kept: crashes, warnings, decisions."""
-    is_profiling, steps = False, list[HistoryEntry]()
+    """What is neither a step of a profiling run nor another report is kept: crashes, warnings, decisions.
+
+    The workers of the last profiling run may end after the decision: no other generation starts before.
+    """
+    is_profiling, is_ending, steps = False, False, list[HistoryEntry]()
     for entry in history:
         if is_profiling and entry.type in _STEPS:
             steps.append(entry)
             continue
+        if is_ending and entry.type == events.WorkersStopped.__name__:
+            continue
+        is_ending = (is_ending or len(steps) >= _ENOUGH) and entry.type != events.GenerationStarted.__name__
         yield from _in_a_line(steps)
         steps = []
         yield entry

@@ -33,13 +33,15 @@ Entry = tuple[int, float, LedgerMessage]  # sequence, stored at, message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """One entry of the history. type: name of the event. lines: the last ones of a failed worker's log."""
+    """One entry of the history. type: name of the event. lines: the last ones of a failed worker's log. traceback: of
+    a job that has failed, with all frames."""
 
     sequence: int
     at_s: float
     type: str
     text: str
     lines: tuple[str, ...] = ()
+    traceback: str = ""
 
     @property
     def is_report(self) -> bool:
@@ -105,7 +107,10 @@ class EventsInWords:
             for name in self._names(event, before):
                 if text := self._sentence(event, name, before, based_on):
                     kind, lines = type(event).__name__, _last_lines(event)
-                    entry = HistoryEntry(sequence=sequence, at_s=at_s, type=kind, text=text, lines=lines)
+                    traceback = _traceback(event)
+                    entry = HistoryEntry(
+                        sequence=sequence, at_s=at_s, type=kind, text=text, lines=lines, traceback=traceback
+                    )
                     said.append(Sentence(name, entry, self._tenant(event, name, before)))
             if self.state.scheduling_event_sequence == sequence:
                 self._causes.append((sequence, event))
@@ -198,6 +203,10 @@ def _last_lines(event: Event) -> tuple[str, ...]:
             return tuple(event.last_lines.splitlines()[-MAX_LAST_LINES:])
         case _:
             return ()
+
+
+def _traceback(event: Event) -> str:
+    return (event.whole_traceback or event.traceback) if isinstance(event, events.JobFailed) else ""
 
 
 def _allocated(old: int, new: int, because: str) -> str:

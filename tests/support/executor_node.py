@@ -37,9 +37,10 @@ OTHER_NODE = events.NodeJoined(node_id="node-1", incarnation="x", num_gpus=4, de
 MAX_ROUNDS = 30  # more in a row without an external event would be a loop
 
 
-def stops(*ranks: int, generation: int = 1) -> list[SendToWorker]:
+def stops(*ranks: int, generation: int = 1, keeps_state: bool = True) -> list[SendToWorker]:
     """Stops of these workers of job a at a step boundary."""
-    return [sent(StopAtBoundary(), rank=rank, generation=generation) for rank in ranks]
+    stop = StopAtBoundary(keeps_state=keeps_state)
+    return [sent(stop, rank=rank, generation=generation) for rank in ranks]
 
 
 def kills(*ranks: int, generation: int = 1) -> list[KillWorker]:

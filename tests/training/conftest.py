@@ -84,9 +84,9 @@ class Generation:
             await self.first(Exited, rank)
         return {rank: event for rank, event in self.events if isinstance(event, Exited)}
 
-    def stop(self) -> None:
+    def stop(self, *, keeps_state: bool = True) -> None:
         for worker in self.workers.values():
-            worker.send(StopAtBoundary())
+            worker.send(StopAtBoundary(keeps_state=keeps_state))
 
 
 class Node:

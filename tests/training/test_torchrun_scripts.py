@@ -1,5 +1,7 @@
 """An unchanged torchrun script: its workers restart at another size, from its own snapshot."""
 
+import asyncio
+
 import pytest
 
 from elasticflow.shared.messages.worker_protocol.from_worker import (
@@ -95,6 +97,7 @@ WRONG_ARGUMENT = "train: error: unrecognized arguments: --widht 8"  # from argpa
         ("raises_at_once", "train", "ValueError: nothing to train"),
         ("exits", "train", "SystemExit: 3 (in the script)"),
         ("takes_arguments", "train", f"SystemExit: 2 ({WRONG_ARGUMENT}) (in the script)"),
+        ("spawns", "profile", "the script starts its own processes with torch.multiprocessing.spawn"),
         ("never_trains", "profile", "the script ended after 0 optimizer steps, too few to measure"),
     ],
 )
@@ -113,3 +116,43 @@ async def test_a_script_that_ends_without_a_step_has_ended(node, spec_of):
     assert (finished.iteration, finished.condition) == (0, "metric")
     assert workers.all_of(Started)
     await workers.ended()
+
+
+NOTES = ["exit handler", "finally"]
+
+
+@pytest.mark.parametrize("keeps_state", [True, False])
+async def test_a_stop_runs_the_finally_blocks_and_exit_handlers_of_all_workers(node, spec_of, keeps_state):
+    """Also of the one that waits for another: that one ends first. A job that has ended writes no checkpoint."""
+    job_id = node.new_job_id()
+    spec = script(spec_of, "leaves_notes", "torchrun", entry="__torchrun__", until=ENDLESS)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2)
+    await asyncio.gather(workers.first(Started, 0), workers.first(Started, 1))
+    workers.stop(keeps_state=keeps_state)
+    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    assert names_of_files(node, job_id) == [f"{note} {rank}" for note in NOTES for rank in (0, 1)]
+    assert not workers.all_of(Failed)
+
+
+async def test_a_stop_before_the_first_step_runs_them_too(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(script(spec_of, "leaves_notes", "prepares", entry="__torchrun__"), job_id=job_id)
+    while not (files_of(node, job_id) / "prepares").exists():  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.01)
+    workers.stop()
+    assert (await workers.ended())[0].code == ExitCode.DONE
+    assert names_of_files(node, job_id) == [*(f"{note} 0" for note in NOTES), "prepares"]
+
+
+async def test_an_elastic_script_of_a_job_that_has_ended_ends_without_a_checkpoint(node, spec_of):
+    job_id = node.new_job_id()
+    workers = await node.launch(script(spec_of, "leaves_notes", "elastic", until=ENDLESS), job_id=job_id)
+    await workers.first(Started)
+    workers.stop(keeps_state=False)
+    assert (await workers.ended())[0].code == ExitCode.DONE
+    assert names_of_files(node, job_id) == [f"{note} 0" for note in NOTES]
+    assert not workers.all_of(CheckpointWritten)
+
+
+def names_of_files(node, job_id: str) -> list[str]:
+    return sorted(file.name for file in files_of(node, job_id).iterdir())

@@ -57,25 +57,26 @@ def _outcome(
             node_id=state.node_id,
         )
         return None if job.submitted_spec is not None and is_outdated_finish(job, finished) else finished
-    error, traceback = "", ""
     if isinstance(outcome, from_worker.Failed):
-        error, traceback = outcome.error, outcome.traceback
-    elif (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
+        return _failed(state, job, outcome, now_s, worker)
+    if (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
         limit_s = _profiling_limit_s(state, job)
         error = f"its profiling run on {len(job.gpus)} GPUs did not end within {limit_s:.0f} s"
-    return _failed(state, job, error, now_s, worker, traceback) if error else None
+        return _failed(state, job, from_worker.Failed(error=error), now_s, worker)
+    return None
 
 
 def _failed(
-    state: State, job: Job, error: str, now_s: float, worker: WorkerRecord | None = None, traceback: str = ""
+    state: State, job: Job, said: from_worker.Failed, now_s: float, worker: WorkerRecord | None = None
 ) -> JobFailed | ProfilingFailed:
     """worker: the one that failed, of the generation that it was in."""
     trained = worker is not None and worker.purpose == "train"
     failed = JobFailed(
         job_id=job.job_id,
         generation=job.generation if worker is None else worker.id.generation,
-        error=error,
-        traceback=traceback,
+        error=said.error,
+        traceback=said.traceback,
+        whole_traceback=said.whole_traceback,
         last_lines="" if worker is None else worker.last_lines,
         iteration=worker.iteration if worker is not None and trained else None,
         node_id=state.node_id,
@@ -104,7 +105,7 @@ def _quarantined(state: State, job: Job, now_s: float) -> JobFailed | ProfilingF
         f"each of its last {len(job.nodes_lost_at_start)} starts lost a node ({nodes}), so no other node starts it; "
         "see the log of the executors there, then submit it again"
     )
-    return _failed(state, job, error, now_s)
+    return _failed(state, job, from_worker.Failed(error=error), now_s)
 
 
 # --- out of memory --------------------------------------------------------------------------------------
@@ -162,7 +163,8 @@ def _crash(state: State, job: Job, worker: WorkerRecord, now_s: float) -> Worker
     explanation = f"rank {worker_id.rank} on {state.node_id} {_explanation(worker)}"
     if job.restarts >= state.pool.config.max_restarts:
         error = f"crashed {job.restarts + 1} times in a row without a new checkpoint; last: {explanation}"
-        return replace(_failed(state, job, error, now_s, worker), generation=job.generation)
+        failed = _failed(state, job, from_worker.Failed(error=error), now_s, worker)
+        return replace(failed, generation=job.generation)
     return WorkerCrashed(
         job_id=job.job_id,
         generation=worker_id.generation,

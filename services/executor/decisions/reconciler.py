@@ -49,7 +49,8 @@ def ends(
         if overdue or not _is_worth_a_stop(job, group):
             outputs += (KillWorker(worker=worker.id) for worker in alive)
         elif not all(worker.is_ending for worker in group):
-            outputs += (SendToWorker(worker=worker.id, message=StopAtBoundary()) for worker in alive)
+            stop = StopAtBoundary(keeps_state=job is not None and job.live)
+            outputs += (SendToWorker(worker=worker.id, message=stop) for worker in alive)
     return outputs
 
 
@@ -64,10 +65,11 @@ def _should_run(state: State, job: Job | None, generation: int) -> bool:
 
 
 def _is_worth_a_stop(job: Job | None, group: list[WorkerRecord]) -> bool:
-    """The workers have steps to save, also after the loss of a peer, or last log lines of a finished job to write."""
-    if job is None or not job.live:
-        return job is not None and job.phase is Phase.FINISHED
-    return any((worker.trains or worker.is_joining) and worker.purpose == "train" for worker in group)
+    """The workers have steps to save, also after the loss of a peer; or their job has ended, and its exit handlers are
+    due."""
+    is_over = job is not None and not job.live
+    trained = (worker for worker in group if worker.purpose == "train")
+    return job is not None and any(is_over or worker.trains or worker.is_joining for worker in trained)
 
 
 def kill_due_s(state: State, worker: WorkerRecord) -> float | None:

@@ -30,7 +30,13 @@ from elasticflow.services.executor.processes.prepared_folders import CannotPrepa
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, PrepareSwitch, ToWorker
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    Assignment,
+    LeaseExtended,
+    PrepareSwitch,
+    StopAtBoundary,
+    ToWorker,
+)
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable
 
 _NO_CRASH = (ExitCode.DONE, ExitCode.SUPERSEDED, ExitCode.PEER_LOST)  # of this worker
@@ -147,6 +153,8 @@ class WorkerManager:
             message = replace(message, generation_secret=self._generation_secrets.of(worker.job_id, message.generation))
         if slot.handle is not None:
             slot.handle.send(message)
+        elif isinstance(message, StopAtBoundary):
+            self._kill(worker)  # no process of it has done anything yet
         else:
             slot.unsent.append(message)
 

@@ -194,7 +194,8 @@ class JobFailed:
 
     The executor: the training function raised an error, the job crashed too often, or its profiling run timed out.
     The monitor: no iteration ended for `PoolConfig.stall_timeout_s`. Admission repeats the event to the sender of a
-    repeated command, and never writes it into the ledger. last_lines: of the failed worker's log.
+    repeated command, and never writes it into the ledger. last_lines: of the failed worker's log. whole_traceback:
+    with all frames of the engine; "" if `traceback` has them.
     """
 
     VERSION: ClassVar[int] = 1
@@ -202,6 +203,7 @@ class JobFailed:
     generation: Generation
     error: Text
     traceback: Text = ""
+    whole_traceback: Text = ""
     last_lines: Text = ""
     # Of an executor: void once this incarnation of the node has left the pool.
     node_id: Token | None = None

@@ -166,10 +166,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """This job cannot continue, on any number of GPUs or any node. From the worker that found out."""
+    """This job cannot continue, on any number of GPUs or any node. From the worker that found out.
+
+    whole_traceback: with all frames of the engine; "" if `traceback` has them.
+    """
 
     error: Text
     traceback: Text = ""
+    whole_traceback: Text = ""
 
 
 FromWorker = (

@@ -141,7 +141,12 @@ class PeersLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAtBoundary:
-    """Write a checkpoint at the next step boundary on which all workers agree, then exit. As SIGTERM."""
+    """Write a checkpoint at the next step boundary on which all workers agree, then exit. As SIGTERM.
+
+    keeps_state: False if the job has ended, so that no checkpoint is needed.
+    """
+
+    keeps_state: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

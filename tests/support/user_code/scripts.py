@@ -1,6 +1,7 @@
 """Scripts for tests, one for each argument with which this file is started. Run by workers only."""
 
 import argparse
+import atexit
 import contextlib
 import os
 import signal
@@ -264,6 +265,11 @@ def names_a_port() -> None:
     torch.distributed.destroy_process_group()
 
 
+def spawns() -> None:
+    """As in tutorials, for a machine with two GPUs."""
+    torch.multiprocessing.spawn(print, args=(2,), nprocs=2, join=True)
+
+
 def never_trains() -> None:
     sys.exit(0)
 
@@ -329,6 +335,39 @@ def own_counters() -> None:
             rate = 0.05 / (1 + 0.01 * (num_steps + index + epoch + num_in_epoch + running))
             assert index == num_in_epoch - 1
     assert num_steps == loop.state["steps"] == loop.loader.iteration, "each step counts once"
+
+
+def leaves_notes() -> None:
+    """In files, when its `finally` block and its exit handler run. It trains by `elastic()`, as a torchrun script whose
+    rank 1 waits in a collective, or not at all, until it is ended."""
+    atexit.register(Path(f"exit handler {os.environ['RANK']}").touch)
+    try:
+        {"elastic": _trains_elastically, "torchrun": _trains_with_peers, "prepares": _prepares}[sys.argv[2]]()
+    finally:
+        Path(f"finally {os.environ['RANK']}").touch()
+
+
+def _trains_elastically() -> None:
+    for loss in (job := Short()).losses():
+        loss.backward()
+        job.optimizer.step()
+
+
+def _trains_with_peers() -> None:
+    torch.distributed.init_process_group("gloo")
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.01)
+    while True:
+        if int(os.environ["RANK"]) == 0 and parameter.grad is not None:
+            time.sleep(3600)
+        parameter.grad = torch.ones(1)
+        torch.distributed.all_reduce(parameter.grad)
+        optimizer.step()
+
+
+def _prepares() -> None:
+    Path("prepares").touch()
+    time.sleep(3600)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Protocol, get_args
 
 import structlog
 
+from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.log_file import write_output_to
 from elasticflow.shared.messages.job_environment import local_path
 from elasticflow.shared.messages.timeouts import FailureTimeouts
@@ -64,6 +65,7 @@ class Channel:
         self._changes: queue.SimpleQueue[PrepareSwitch] = queue.SimpleQueue()
         self._losses: queue.SimpleQueue[PeersLost] = queue.SimpleQueue()
         self._stop_requested = threading.Event()
+        self._keeps_state = True
         self._checkpoint_request = self._model_request = 0
         self._has_state_to_save = False
         self._lease_s, self._lease_until_s = 0.0, math.inf
@@ -125,11 +127,17 @@ class Channel:
     def stop_requested(self) -> bool:
         return self._stop_requested.is_set()
 
-    def request_stop(self) -> None:
+    @property
+    def keeps_state(self) -> bool:
+        """False once this worker must stop because its job has ended: nothing continues from its state."""
+        return self._keeps_state
+
+    def request_stop(self, *, keeps_state: bool = True) -> None:
         """Stop at the next step boundary, or at once before the first step. Also a signal handler."""
+        self._keeps_state = keeps_state  # written before the request is read
         self._stop_requested.set()
-        if not self._has_state_to_save:
-            self._exit_before_first_step()
+        if not self._has_state_to_save:  # in a thread of its own: this one reads how long the lease is
+            threading.Thread(target=self._exit_before_first_step, name="stop", daemon=True).start()
 
     def wait_for_stop(self) -> None:
         """The executor decides how this worker ends."""
@@ -143,6 +151,7 @@ class Channel:
 
     def _exit_before_first_step(self) -> None:
         log.info("stopped_before_first_step")
+        EXIT_HANDLERS.run(ON_THE_WAY_S)
         os._exit(ExitCode.DONE)
 
     def _read(self) -> None:
@@ -185,8 +194,8 @@ class Channel:
                         self._addresses[generation].put(address)
                     case PeersLost():
                         self._losses.put(message)
-                    case StopAtBoundary():
-                        self.request_stop()
+                    case StopAtBoundary(keeps_state=keeps_state):
+                        self.request_stop(keeps_state=keeps_state)
                     case WriteCheckpoint(request=request, with_model=with_model):
                         if with_model:  # written before the request is read
                             self._model_request = request

@@ -34,6 +34,7 @@ class ExitHandlers:
 
     def __init__(self) -> None:
         self._is_due = False
+        self._running: threading.Thread | None = None
         self._before: list[Callable[[], None]] = []
 
     def begin(self) -> None:
@@ -53,15 +54,16 @@ class ExitHandlers:
         self._before.append(end)
 
     def run(self, timeout_s: float) -> None:
-        """Wait for threads that are no daemons, call the handlers of `atexit`, write what files have buffered. Once.
-        What takes longer is abandoned."""
-        if not self._is_due:
+        """Wait for threads that are no daemons, call the handlers of `atexit`, write what files have buffered. Once:
+        a second caller waits for the first. What takes longer is abandoned."""
+        if self._is_due:
+            self._is_due = False
+            self._running = threading.Thread(target=self._run, name="exit handlers", daemon=True)
+            self._running.start()
+        if self._running is None:
             return
-        self._is_due = False
-        running = threading.Thread(target=self._run, name="exit handlers", daemon=True)
-        running.start()
-        running.join(timeout_s)
-        if running.is_alive():
+        self._running.join(timeout_s)
+        if self._running.is_alive():
             log.warning("exit_handlers_abandoned", after_s=timeout_s)
 
     def _run(self) -> None:

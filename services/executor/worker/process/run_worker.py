@@ -89,7 +89,7 @@ def _limited(assignment: Assignment) -> Assignment:
 def _end_with(work: Callable[[], None], channel: Channel) -> NoReturn:
     """The process ends after the work, in whichever thread it runs."""
     code = _exit_code_of(work, channel)
-    if code is ExitCode.DONE:
+    if code is not ExitCode.SUPERSEDED:  # another process may write the same files by now
         EXIT_HANDLERS.run(ON_THE_WAY_S)
     log.info("worker_ended", exit_code=code.name)
     sys.stdout.flush()
@@ -119,8 +119,7 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         channel.send(_failed(str(error), cause, _missing_file_advice(error.__cause__)))
         return ExitCode.FAILED
     except BaseException as error:  # any error of the user's code, including SystemExit
-        text = folded(traceback.format_exc())
-        print(without_own_secrets(text), file=sys.stderr)
+        text = _printed(traceback.format_exc())
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", None) or ())
         message = ": ".join(filter(None, (type(error).__name__, _words_of(error))))
         if is_out_of_memory(error) and (advice := job_memory_advice()):
@@ -156,15 +155,21 @@ def _words_of(error: BaseException) -> str:
 
 def _failed(error: str, traceback: str, notes: str = "") -> Failed:
     """Masked before it is cut: a part of a secret would remain."""
+    short = folded(traceback)
     return Failed(
         error=without_own_secrets(error)[:_MAX_TEXT] + without_own_secrets(notes)[:_MAX_NOTES],
-        traceback=without_own_secrets(traceback)[-_MAX_TEXT:],
+        traceback=without_own_secrets(short)[-_MAX_TEXT:],
+        whole_traceback=without_own_secrets(traceback)[-_MAX_TEXT:] if short != traceback else "",
     )
 
 
 def _cause_of(error: BaseException) -> str:
     if error.__cause__ is None:
         return ""
-    text = folded("".join(traceback.format_exception(error.__cause__)))
-    print(without_own_secrets(text), file=sys.stderr)
+    return _printed("".join(traceback.format_exception(error.__cause__)))
+
+
+def _printed(text: str) -> str:
+    """This traceback; the log has it without the engine's frames."""
+    print(without_own_secrets(folded(text)), file=sys.stderr)
     return text

@@ -14,13 +14,10 @@ _ENGINE_FOLDERS = (
     "<frozen runpy>",  # which starts scripts
 )
 _FRAME = re.compile(r'( *)File "(.*)", line \d+')
-FULL = "EFLOW_TRACEBACK"  # of a job's environment: "full" folds nothing
 
 
 def folded(text: str) -> str:
     """The text of a traceback, in which several frames of the engine in a row are one line."""
-    if os.environ.get(FULL) == "full":
-        return text
     return "".join(_folded(text.splitlines(keepends=True)))
 
 
@@ -30,7 +27,7 @@ def _folded(lines: list[str]) -> Iterator[str]:
         if indent is None or len(group) < 2:
             yield from (line for entry in group for line in entry)
         else:
-            yield f"{indent}… {len(group)} frames of elasticflow (--env {FULL}=full shows them)\n"
+            yield f"{indent}… {len(group)} frames of elasticflow (eflow explain JOB --traceback shows them)\n"
 
 
 def _entries(lines: list[str]) -> Iterator[list[str]]:

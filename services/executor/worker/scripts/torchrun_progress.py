@@ -82,6 +82,11 @@ class TorchrunProgress:
         return self._assignment.rank == 0 and self._assignment.purpose == "train"
 
     @property
+    def has_begun(self) -> bool:
+        """The script has taken a step."""
+        return bool(self._step_ends_s)
+
+    @property
     def iteration(self) -> int:
         """Less than the job's last iteration until the script has ended: its end is not known in advance."""
         return self._whole(self._done)
@@ -122,8 +127,7 @@ class TorchrunProgress:
 
     def _begin(self) -> None:
         """Once: at the first step, or at an end without steps."""
-        if not self._step_ends_s:
-            self._channel.begin_training()
+        if not self.has_begun:
             self._channel.send(Started(iteration=self.iteration))
             self._telemetry.training_began(self.iteration)
 
@@ -200,9 +204,10 @@ class TorchrunProgress:
     def _speed(self) -> Profiled:
         times_s = self._step_times_s()
         if len(times_s) < _MIN_MEASURED_STEPS:
+            elsewhere = "" if self._num_steps else " in its own process; those of processes that it starts do not count"
             raise TrainingFailed(
                 f"the script ended after {self._num_steps} optimizer steps, too few to measure its speed: let it "
-                f"take at least {_WARM_UP_STEPS + _MIN_MEASURED_STEPS}"
+                f"take at least {_WARM_UP_STEPS + _MIN_MEASURED_STEPS}{elsewhere}"
             )
         rate = float(self._iterations_per_step) / max(statistics.median(times_s), 1e-6)
         log.info("profiled", iterations_per_s=round(rate, 3), steps=len(times_s))

@@ -175,7 +175,7 @@ class _TrainingLoop:
         if trainer.iteration == self._first + 1:  # optimizers create their state in the first step
             trainer.check_state()
         if stop:
-            _stop(trainer, self._writer)
+            _stop(trainer, self._writer, keeps_state=self.channel.keeps_state)
             return True
         if switch:
             self.switcher.switch()
@@ -203,7 +203,8 @@ class _TrainingLoop:
         self._is_checkpoint_agreed = False
         if self.switcher.await_switch():
             return self._has_left()
-        _stop_without_peers(self.trainer, self._writer)
+        if self.channel.keeps_state:
+            _stop_without_peers(self.trainer, self._writer)
         return True
 
     def _stop_failed_script(self, cause: MemoryExceeded) -> None:
@@ -217,10 +218,10 @@ class _TrainingLoop:
         return self.switcher.has_left
 
 
-def _stop(trainer: Trainer, writer: CheckpointWriter) -> None:
+def _stop(trainer: Trainer, writer: CheckpointWriter, *, keeps_state: bool) -> None:
     trainer.settle()
     trainer.members.leave()
-    if trainer.checkpoints:
+    if trainer.checkpoints and keeps_state:
         writer.write_now(trainer.checkpoints, trainer.iteration, trainer.state())
     log.info("stopped_at_boundary", iteration=trainer.iteration)
 

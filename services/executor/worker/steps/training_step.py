@@ -186,7 +186,7 @@ class TrainingSteps(JobState):
             reason = str(error).partition("\n")[0]
         # outside of `except`: the frames of the first error hold the memory
         size = self.members.virtual_nodes.largest_micro_batch
-        raise user_code_checks.memory_exceeded(size, reason, self.iteration)
+        raise user_code_checks.memory_exceeded(size, reason, self.iteration, self._memory.num_steps)
 
     def _train(self, batch: Any) -> dict[str, Number]:
         user_code_checks.begin_call()

@@ -89,14 +89,21 @@ def require_readable_state(stateful: Mapping[str, Stateful]) -> None:
             )
 
 
-def memory_exceeded(micro_batch_size: int, reason: str, iteration: int) -> MemoryExceeded | TrainingFailed:
-    """Smaller micro-batches may help; if there are none, only the user can."""
+def memory_exceeded(
+    micro_batch_size: int, reason: str, iteration: int, num_steps: int
+) -> MemoryExceeded | TrainingFailed:
+    """Smaller micro-batches may help; if there are none, only the user can. num_steps: that this process has done."""
     if micro_batch_size > 1:
         return MemoryExceeded(micro_batch_size, reason)
+    if num_steps:
+        return TrainingFailed(
+            f"the memory is exceeded in iteration {iteration} by a single sample, although {num_steps} steps before it "
+            f"did fit: {reason}; either the code keeps memory from one step to the next (use float(loss) or "
+            "loss.detach(), and bound lists and caches), or this sample is larger than the others"
+        )
     return TrainingFailed(
         f"a single sample exceeds the memory in iteration {iteration}: {reason}; use a smaller model, "
-        "recompute activations (torch.utils.checkpoint), or use GPUs with more memory. If earlier steps did fit, the "
-        "code keeps memory from one step to the next: a leak"
+        "recompute activations (torch.utils.checkpoint), or use GPUs with more memory"
     )
 
 

@@ -31,3 +31,10 @@ def test_steps_after_the_decision_are_kept() -> None:
     assert tuple(folded(history)) == history
     history = entries("ProfileRequested", "ThroughputMeasured", "ProfileCompleted", "JobAdmitted", *STEP)
     assert tuple(folded(history)) == history
+
+
+def test_a_profiling_run_that_ends_after_the_decision_belongs_to_it() -> None:
+    placed = "JobAdmitted", "AllocationDecided", "PlacementDecided"
+    history = entries("ProfileRequested", *STEP, *placed, "WorkersStopped", "GenerationStarted", "WorkersStopped")
+    kinds = [entry.type for entry in folded(history)]
+    assert kinds == ["ProfileRequested", "WorkersStopped", *placed, "GenerationStarted", "WorkersStopped"]

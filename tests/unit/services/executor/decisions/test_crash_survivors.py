@@ -357,7 +357,7 @@ def test_the_job_may_finish_or_fail_while_joining_workers_prepare() -> None:
     node = training().place("node-0:0", "node-0:3").forget()
     node.reports(Finished(iteration=100, condition="max_iterations"))
     assert kinds(node.emitted) == [events.JobFinished]
-    assert node.actions == [*stops(0), *stops(1, generation=2)]
+    assert node.actions == [*stops(0, keeps_state=False), *stops(1, generation=2, keeps_state=False)]
     node = training().place("node-0:0", "node-0:3").forget()
     node.reports(Failed(error="no"), generation=2, rank=1)
     assert kinds(node.emitted) == [events.JobFailed]

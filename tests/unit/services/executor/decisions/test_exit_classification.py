@@ -39,9 +39,9 @@ def test_a_finished_job_is_reported_once_after_its_start() -> None:
 
 def test_workers_of_a_finished_job_may_write_their_last_log_lines() -> None:
     node = ExecutorNode().training(2).reports(Finished(iteration=100, condition="metric")).ends()
-    assert node.actions == stops(0, 1)
+    assert node.actions == stops(0, 1, keeps_state=False)
     node.at(NOW_S + 10.0)
-    assert node.actions == [*stops(0, 1), *kills(1)]
+    assert node.actions == [*stops(0, 1, keeps_state=False), *kills(1)]
 
 
 def test_a_job_may_finish_while_it_is_being_stopped() -> None:
@@ -80,7 +80,7 @@ def test_a_failure_ends_the_job_with_its_traceback() -> None:
             at_s=NOW_S,
         )
     ]
-    assert node.actions == kills(0, 1)
+    assert node.actions == stops(0, 1, keeps_state=False)
     node.ends(rank=1, code=ExitCode.FAILED).ends(code=ExitCode.PEER_LOST)
     assert kinds(node.emitted[1:]) == [events.WorkersStopped]
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
+from elasticflow.services.executor.decisions.local_events_and_actions import KillWorker, SendToWorker, WorkerId
 from elasticflow.services.executor.decisions.state import PoolMembership
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.worker_protocol.from_worker import (
@@ -15,7 +15,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     RendezvousListening,
     Started,
 )
-from elasticflow.shared.messages.worker_protocol.to_worker import JoinRendezvous
+from elasticflow.shared.messages.worker_protocol.to_worker import JoinRendezvous, StopAtBoundary
 from elasticflow.shared.state.job import StoppingWorkers
 from tests.support.executor_node import OTHER_NODE, ExecutorNode, kills, kinds, sent, stops
 from tests.support.histories import NOW_S
@@ -152,13 +152,25 @@ def test_a_worker_that_does_not_stop_in_time_is_killed_once() -> None:
     assert kinds(node.emitted) == [events.WorkersStopped]
 
 
-def test_the_workers_of_a_cancelled_job_are_killed_at_once() -> None:
-    node = ExecutorNode().training(1).ledger(events.JobCancelled(job_id="a", reason="", at_s=NOW_S))
-    assert node.actions == kills(0)
-    node.ends(signal=9)
-    assert kinds(node.emitted) == [events.WorkersStopped]
+def test_the_workers_of_a_cancelled_job_have_the_grace_for_their_exit_handlers() -> None:
+    """Also those that do not train yet: the user's code may run."""
+    node = ExecutorNode().training(1).admit("b").place("node-0:1", job_id="b").forget()
+    node.ledger(*(events.JobCancelled(job_id=job_id, reason="", at_s=NOW_S) for job_id in "ab"))
+    stop = StopAtBoundary(keeps_state=False)
+    assert node.actions == [SendToWorker(worker=WorkerId(job_id, 1, 0), message=stop) for job_id in "ab"]
+    node.ends().forget()
     assert node.state.pool.ended_jobs["a"].stopping == ()
+    node.at(NOW_S + 10.0)
+    assert node.actions == [KillWorker(worker=WorkerId("b", 1, 0))]
+    node.ends(job_id="b", signal=9)
+    assert kinds(node.emitted) == [events.WorkersStopped]
     assert not node.state.workers
+
+
+def test_the_profiling_run_of_a_cancelled_job_is_killed_at_once() -> None:
+    node = ExecutorNode().settle().profile().place("node-0:0").reports(Started(iteration=0)).forget()
+    node.ledger(events.JobCancelled(job_id="a", reason="", at_s=NOW_S))
+    assert node.actions == kills(0)
 
 
 def test_a_generation_that_never_ran_here_is_reported_gone() -> None:

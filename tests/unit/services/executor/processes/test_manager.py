@@ -23,7 +23,7 @@ from elasticflow.services.executor.processes.manager import WorkerManager
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch, StopAtBoundary
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import spec
@@ -117,7 +117,7 @@ async def test_the_last_lines_of_a_failed_worker_are_noted_without_its_secrets(t
     assert [event.last_lines for event in noted if isinstance(event, WorkerReported)] == ["the token is ***"]
 
 
-@pytest.mark.parametrize("ends", ["installed", "unusable", "killed"])
+@pytest.mark.parametrize("ends", ["installed", "unusable", "killed", "stopped"])
 async def test_the_manager_says_which_jobs_wait_for_packages(
     ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,9 +145,11 @@ async def test_the_manager_says_which_jobs_wait_for_packages(
         manager.act(StartWorker(assignment=assignment, tenant="lab"))
     await begun.wait()
     assert manager.preparing == ("a",)
-    if ends == "killed":
+    if ends in ("killed", "stopped"):  # without a process, both are one
         for rank in range(2):
-            manager.act(KillWorker(worker=WorkerId("a", 1, rank)))
+            worker = WorkerId("a", 1, rank)
+            stop = SendToWorker(worker=worker, message=StopAtBoundary())
+            manager.act(stop if ends == "stopped" else KillWorker(worker=worker))
     installed.set()
     for _ in range(2):
         await (launcher.launched if ends == "installed" else noted).get()

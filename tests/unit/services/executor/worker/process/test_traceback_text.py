@@ -3,8 +3,7 @@
 import traceback
 from collections.abc import Callable
 
-import pytest
-
+from elasticflow.services.executor.worker.process.run_worker import _failed
 from elasticflow.services.executor.worker.process.traceback_text import folded
 from elasticflow.services.executor.worker.steps.training_function import in_users_code
 from elasticflow.shared.frozen_values import fast_replace
@@ -39,7 +38,7 @@ def test_frames_of_the_engine_above_and_between_users_frames_are_one_line_each()
     text = text_of(ENGINE, SHARED, ENGINE, "/home/me/train.py", ENGINE, SHARED, "<frozen runpy>", "/home/me/train.py")
     lines = folded(text).splitlines()
     assert [line for line in lines if "frames of elasticflow" in line] == [
-        "  … 3 frames of elasticflow (--env EFLOW_TRACEBACK=full shows them)"
+        "  … 3 frames of elasticflow (eflow explain JOB --traceback shows them)"
     ] * 2
     assert sum("/home/me/train.py" in line for line in lines) == 2
     assert not any(ENGINE in line or SHARED in line for line in lines)
@@ -47,14 +46,12 @@ def test_frames_of_the_engine_above_and_between_users_frames_are_one_line_each()
     assert lines[-3:] == text.splitlines()[-3:], "the raise and the error"
 
 
-def test_nothing_is_folded_where_the_reader_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = text_of(ENGINE, SHARED, "/home/me/train.py")
-    monkeypatch.setenv("EFLOW_TRACEBACK", "full")
-    assert folded(text) == text
-    monkeypatch.delenv("EFLOW_TRACEBACK")
-    assert folded(text) != text
-    without_engine = text_of("/home/me/train.py")
-    assert folded(without_engine) == without_engine
+def test_the_report_of_a_failure_has_the_whole_traceback_if_some_of_it_is_folded() -> None:
+    text, without_engine = text_of(ENGINE, SHARED, "/home/me/train.py"), text_of("/home/me/train.py")
+    failed = _failed("no", text)
+    assert (failed.traceback, failed.whole_traceback) == (folded(text), text)
+    failed = _failed("no", without_engine)
+    assert (failed.traceback, failed.whole_traceback) == (without_engine, "")
 
 
 def test_each_part_of_a_chain_is_folded() -> None:

@@ -8,7 +8,7 @@ import torch
 from elasticflow.services.executor.worker.process.device import MemoryExceeded
 from elasticflow.services.executor.worker.steps.memory_growth import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.user_code_checks import refuse_leak
+from elasticflow.services.executor.worker.steps.user_code_checks import memory_exceeded, refuse_leak
 
 MB = 10**6
 
@@ -21,11 +21,11 @@ def grown(megabytes_after: Callable[[int], float], num_steps: int) -> MemoryGrow
     return growth
 
 
-@pytest.mark.parametrize("num_steps", [12, 60, 3000])
+@pytest.mark.parametrize("num_steps", [3, 4, 5, 6, 7, 12, 60, 3000])
 def test_a_leak_is_described_by_its_growth(num_steps: int) -> None:
-    words = grown(lambda iteration: 500 + 20 * iteration, num_steps).in_words()
-    assert words.startswith("the memory grew step by step, from 5")
-    assert words.endswith("20.0 MB a step")
+    words = grown(lambda iteration: 500 + 200 * iteration, num_steps).in_words()
+    assert words.startswith(f"the memory grew step by step, from {700 if num_steps < 7 else 1_100:,} MB")
+    assert words.endswith("200.0 MB a step")
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,17 @@ def test_a_leak_is_described_by_its_growth(num_steps: int) -> None:
         lambda iteration: 500 + 3000 * (iteration > 40),  # a cache, filled at once
     ],
 )
-def test_other_memory_is_no_leak(megabytes_after: Callable[[int], float]) -> None:
-    assert not grown(megabytes_after, 60).in_words()
+@pytest.mark.parametrize("num_steps", [3, 4, 5, 6, 7, 60])
+def test_other_memory_is_no_leak(megabytes_after: Callable[[int], float], num_steps: int) -> None:
+    assert not grown(megabytes_after, num_steps).in_words()
 
 
-def test_too_few_steps_say_nothing() -> None:
-    assert not grown(lambda iteration: 500 + 500 * iteration, 6).in_words()
+def test_two_steps_say_nothing_of_a_leak_but_the_error_of_a_single_sample_names_them() -> None:
+    growth = grown(lambda iteration: 500 + 500 * iteration, 2)
+    assert not growth.in_words()
+    error = str(memory_exceeded(1, "no memory", 2, growth.num_steps))
+    assert error.startswith("the memory is exceeded in iteration 2 by a single sample, although 2 steps before it did")
+    assert str(memory_exceeded(1, "no memory", 0, 0)).startswith("a single sample exceeds the memory in iteration 0")
 
 
 def test_a_leak_fails_the_job_and_other_errors_go_on_to_smaller_micro_batches() -> None:
