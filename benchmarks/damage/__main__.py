@@ -87,7 +87,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="damage-") as root:
         pool = record(Path(root) / "recorded")
         _, right = ask(pool, Path(root) / "copy", None, None)
-        for flip in flips(pool, options.flips, options.seed):
+        for number, flip in enumerate(flips(pool, options.flips, options.seed), start=1):
+            if number % 20 == 0:
+                print(f"flip {number} of {options.flips}", flush=True)
             found, _ = ask(pool, Path(root) / "copy", flip, right)
             worst = [answer for answer in found if not answer.is_good]
             outcomes = {str(answer.outcome) for answer in worst or found} - (set() if worst else {"right"})
