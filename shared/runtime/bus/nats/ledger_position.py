@@ -29,6 +29,7 @@ class LedgerPosition:
         self._connection, self._pool = connection, pool
         self._shorter_since_s: float | None = None
         self._is_reached = False  # the end that the ledger had at some moment
+        self._unreadable_since_s: float | None = None
 
     async def is_held(self, sequence: int) -> bool:
         """Whether the ledger reaches this sequence; False: ask again. Raises LedgerTruncated, Unavailable."""
@@ -63,7 +64,14 @@ class LedgerPosition:
         if self._is_reached or (directly and _is_replicated(info)):
             return
         found = await first_readable(self._connection, stream, last + 1, directly=directly) or end + 1
-        if found > last + 1:
+        if found == last + 1:
+            self._unreadable_since_s = None
+            return
+        now_s = asyncio.get_running_loop().time()
+        if self._unreadable_since_s is None:
+            self._unreadable_since_s = now_s
+        # a new leader may not have applied yet what the old one has counted
+        if not _is_replicated(info) or now_s - self._unreadable_since_s >= CONFIRMED_AFTER_S:
             raise LedgerBroken(self._pool, last + 1, found)
 
 
