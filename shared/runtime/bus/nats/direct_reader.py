@@ -92,7 +92,7 @@ async def num_unreadable_values(connection: Connection, stream: str) -> int:
     """Keys of a bucket that its server counts, and whose values it does not deliver. Raises Unavailable."""
     counted = (await jetstream_api.leader_info(connection, stream))["state"].get("num_subjects", 0)
     keys, last = set[str](), 0
-    while batch := await _batch(connection, stream, last + 1):
+    while len(keys) < counted and (batch := await _batch(connection, stream, last + 1)):
         keys.update(record.subject for record in batch)
         last = batch[-1].sequence
     still_counted = (await jetstream_api.leader_info(connection, stream))["state"].get("num_subjects", 0)
