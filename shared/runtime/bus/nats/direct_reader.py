@@ -89,9 +89,11 @@ async def _next_wait_s(news: ReplyInbox, wait_s: float) -> float:
 
 
 async def num_unreadable_values(connection: Connection, stream: str) -> int:
-    """Keys of a bucket that its server counts, and whose values it does not deliver. Raises Unavailable."""
+    """Keys of a bucket that its server counts and does not deliver. Raises Unavailable, NotPermitted."""
     counted = (await jetstream_api.leader_info(connection, stream))["state"].get("num_subjects", 0)
     keys, last = set[str](), 0
+    if await jetstream_api.first_readable(connection, stream, 1, directly=True) is None:
+        return counted
     while len(keys) < counted and (batch := await _batch(connection, stream, last + 1)):
         keys.update(record.subject for record in batch)
         last = batch[-1].sequence

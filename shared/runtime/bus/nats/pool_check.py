@@ -56,11 +56,9 @@ def server_problems(connection: Connection) -> tuple[str, ...]:
 async def problems(connection: Connection, pool: str, limits: StreamLimits) -> tuple[str, ...]:
     """See `NatsBus.problems`."""
     found = [*server_problems(connection)]
-    reads_values = False
     with contextlib.suppress(NotPermitted):  # to nodes
         if problem := await storage_problem(connection):
             found.append(problem)
-        reads_values = True
     replicas: dict[str, int] = {}
     for wanted in stream_configs(pool, limits):
         name = wanted["name"]
@@ -70,9 +68,11 @@ async def problems(connection: Connection, pool: str, limits: StreamLimits) -> t
             continue
         replicas[name] = there["num_replicas"]
         found += protection_problems(wanted, there)
-        if not (reads_values and name.startswith("KV_")):
-            continue
-        if lost := await direct_reader.num_unreadable_values(connection, name):
+        lost = 0
+        if name.startswith("KV_"):
+            with contextlib.suppress(NotPermitted):  # to nodes and services
+                lost = await direct_reader.num_unreadable_values(connection, name)
+        if lost:
             found.append(
                 f"stream {name} has {lost} values that NATS cannot read, because a file of it is damaged: readers see "
                 "them as missing. The services write nodes, leases and views again; lines of logs are lost"
