@@ -228,16 +228,20 @@ class BusClosed(Stop):
 
 @dataclass(eq=False)
 class LedgerBroken(Stop):
-    """expected: the sequence that must be next; found: the actual one."""
+    """expected: the sequence that must be next. found: the next one that can be read, or that of a future message."""
 
     pool: str
     expected: int
     found: int
 
-    MESSAGE: ClassVar[str] = (
-        "the ledger of pool {pool} should continue at sequence {expected}, but continues at {found}: "
-        "messages are missing, or this is another ledger"
-    )
+    def __str__(self) -> str:
+        last = self.found - 1
+        missing = f"message {last}" if last == self.expected else f"messages {self.expected} to {last}"
+        return (
+            f"the ledger of pool {self.pool} lacks {missing}: NATS cannot read what it has stored, or it was deleted. "
+            f"Stop the pool and restore a backup: `nats stream rm EF_LEDGER_{self.pool}`, then `nats stream restore "
+            "FOLDER`; see 'When the ledger is damaged' in docs/how-to/operate-a-pool.md"
+        )
 
 
 @dataclass(eq=False)

@@ -265,7 +265,7 @@ def _engine_step(
     ours, theirs = socket.socketpair()
     threading.Thread(target=_executor, args=(ours, store, job_class.__name__, rank), daemon=True).start()
     channel = Channel(theirs)
-    trainer, _ = set_up(assignment, channel, Telemetry(channel), worker_engine)
+    trainer, *_ = set_up(assignment, channel, Telemetry(channel), worker_engine)
     return lambda: trainer.step(stop=False)
 
 

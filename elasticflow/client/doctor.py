@@ -34,6 +34,7 @@ from elasticflow.shared.runtime.service.decision_problems import (
     plan_problem,
     version_problem,
 )
+from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger
 
 LEAST_FREE_BYTES = 1 << 30
 EXPIRES_SOON_S = 14 * 86_400.0
@@ -85,7 +86,7 @@ async def examine(
             of_pool, not_checked = _checks_by_view(bus, view, clock), (Finding(check="others", unknown=_OPERATORS),)
         else:
             findings += await asyncio.to_thread(_executor_findings, environment, access)
-            of_pool, not_checked = _checks_by_ledger(bus, endpoint.pool, clock), ()
+            of_pool, not_checked = _checks_by_ledger(bus, endpoint, clock), ()
         return (*findings, *[each async for each in _results(of_pool)], *not_checked)
     finally:
         await bus.close()
@@ -119,28 +120,30 @@ def _checks_by_view(bus: NatsBus, view: TenantView, clock: Clock) -> tuple[Check
     return ("server", server), ("view", of_view), ("curves", curves), ("workers", workers)
 
 
-def _checks_by_ledger(bus: NatsBus, pool: str, clock: Clock) -> tuple[Check, ...]:
-    clock_check = ClockCheck(bus, pool, clock)
+def _checks_by_ledger(bus: NatsBus, endpoint: Endpoint, clock: Clock) -> tuple[Check, ...]:
+    pool, data_dir = endpoint.pool, endpoint.data_dir
+    clock_check, ledger = ClockCheck(bus, pool, clock), LedgerView(bus, pool)
 
     async def streams() -> Iterable[str]:
         if problems := await bus.problems(pool):
             return problems
-        loss = await LedgerView(bus, pool).loss()
-        return () if loss is None else (f"{loss}; restore them from a backup",)
+        loss = await ledger.loss() or await ledger.unreadable()
+        older = await older_ledger(bus, pool, data_dir) if data_dir is not None else None
+        return [str(problem) for problem in (loss, older) if problem is not None]
 
-    async def decisions() -> Iterable[str | None]:
+    async def of_state() -> Iterable[str | None]:
         await clock_check.ask()
-        state, chain = await LedgerView(bus, pool).state_and_chain()
+        state, chain = await ledger.state_and_chain()
         of_clock = clock_problem(clock_check, state.config.deadline_slack_s)
         return of_clock, version_problem(state), plan_problem(state), chain_problem(chain, state)
 
     async def curves() -> Iterable[str]:
-        return curve_problems(await LedgerView(bus, pool).state())
+        return curve_problems(await ledger.state())
 
     async def workers() -> Iterable[str]:
-        return workers_problems((await LedgerView(bus, pool).state()).nodes.values())
+        return workers_problems((await ledger.state()).nodes.values())
 
-    return ("streams", streams), ("clock and plan", decisions), ("curves", curves), ("workers", workers)
+    return ("streams", streams), ("clock and plan", of_state), ("curves", curves), ("workers", workers)
 
 
 async def _results(checks: Iterable[Check]) -> AsyncIterator[Finding]:

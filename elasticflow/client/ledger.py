@@ -74,6 +74,17 @@ class LedgerView:
         first = (await with_retry(self._bus.ledger_end, self._pool)).first
         return self._loss_before(first, await snapshot_store.newest_epoch(self._bus, self._pool))
 
+    async def unreadable(self) -> LedgerBroken | None:
+        """The first messages that NATS counts and cannot read: a snapshot hides them from most readers."""
+        end = await with_retry(self._bus.ledger_end, self._pool)
+        batches = self._bus.read(self._pool, after_sequence=end.first - 1, up_to=end.sequence)
+        try:
+            async for _ in batches:
+                pass
+        except LedgerBroken as loss:
+            return loss
+        return None
+
     def _loss_before(self, first: int, epoch: snapshot_store.Epoch | None) -> LedgerBroken | None:
         expected = 1 if epoch is None else epoch.began.based_on + 1
         return LedgerBroken(self._pool, expected, first) if first > expected else None

@@ -193,10 +193,12 @@ def _lost(old: Job | None, new: Job) -> str:
 def _started(event: events.GenerationStarted, old: Job | None, new: Job) -> str:
     after = f", {duration_in_words(event.at_s - new.placed_at_s)} after its placement" if new.placed_at_s else ""
     timeline = "" if event.resize is None else f": {_timeline_in_words(event.resize)}"
-    return (
-        f"generation {event.generation} trains on {gpus_counted(event.num_gpus)} "
-        f"from iteration {event.iteration}{after}{timeline}{_lost(old, new)}"
-    )
+    began = f"generation {event.generation} trains on {gpus_counted(event.num_gpus)} from iteration {event.iteration}"
+    if not event.lost_checkpoints:
+        return f"{began}{after}{timeline}{_lost(old, new)}"
+    saved = new.iteration if old is None else old.checkpoint_iteration
+    repeats = f"; it repeats {saved - new.iteration} iterations that were saved" if saved > new.iteration else ""
+    return f"{began}{after}{repeats}: checkpoints could not be used ({event.lost_checkpoints})"
 
 
 def _timeline_in_words(resize: ResizeTimeline) -> str:

@@ -7,7 +7,7 @@ die with the supervisor, however it ends.
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +19,19 @@ from elasticflow.local.up_plan import DECIDERS, PlannedProcess, UpPlan
 from elasticflow.shared import machine_code
 from elasticflow.shared.errors import ElasticFlowError, StorageFull
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
+from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.shared.runtime.process.secret_sealing import kept_key
 from elasticflow.shared.runtime.process.workers_secret import keep_workers_secret
+from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger
 
 HEALTHY_WITHIN_S = 60.0
 GIVE_UP_AFTER = 4  # failures before the process is first healthy
 _POLL_S = 0.2
+_WAIT_REPORTED_S = 10.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.2, 10.0
 
 Report = Callable[[str], None]
@@ -53,7 +57,9 @@ class Supervisor:
                 log_file = self._plan.data_dir / "services" / "compilation.log"
                 await compile_scheduler(os.environ, log_file, self._report)
             async with self._nats() as url:
-                config = await self._configure(url)
+                with self._waiting_for(f"the ledger of pool {self._plan.pool}, which is read"):
+                    config = await self._configure(url)
+                    await self._compare_ledger(url)
                 if not self._plan.nats_url:
                     keep_workers_secret(self._plan.workers_secret_file)
                 own_nodes = self._plan.nodes()
@@ -90,6 +96,25 @@ class Supervisor:
                 raise
             reason = f"its disk has too little space for NATS ({error.reason})"
             raise UnusableFolder(str(plan.data_dir), reason) from None
+
+    async def _compare_ledger(self, url: str) -> None:
+        """Report a ledger that is older than the one that was read on this machine."""
+        plan = self._plan
+        bus = await connect_nats(url, name="eflow-up", access=NatsAccess.from_environment(os.environ))
+        try:
+            if problem := await older_ledger(bus, plan.pool, plan.data_dir):
+                self._report(f"warning: {problem}")
+        finally:
+            await bus.close()
+
+    @contextlib.contextmanager
+    def _waiting_for(self, what: str) -> Iterator[None]:
+        """Report what takes long."""
+        notice = asyncio.get_running_loop().call_later(_WAIT_REPORTED_S, self._report, f"waiting for {what}")
+        try:
+            yield
+        finally:
+            notice.cancel()
 
     async def _supervise(
         self, url: str, own_nodes: Sequence[Mapping[str, str]], on_healthy: Callable[[RunFile], None]
@@ -176,9 +201,10 @@ class Supervisor:
         """Raises StartFailed, naming the first process that is not healthy in time."""
         for child in self._children:
             try:
-                async with asyncio.timeout(HEALTHY_WITHIN_S):
-                    while child.num_failures < GIVE_UP_AFTER and not await child.is_healthy():  # noqa: ASYNC110 - a health page can only be polled
-                        await asyncio.sleep(_POLL_S)
+                with self._waiting_for(f"{child.name} to be healthy (its log: {child.log_file})"):
+                    async with asyncio.timeout(HEALTHY_WITHIN_S):
+                        while child.num_failures < GIVE_UP_AFTER and not await child.is_healthy():  # noqa: ASYNC110 - a health page can only be polled
+                            await asyncio.sleep(_POLL_S)
             except TimeoutError:
                 raise StartFailed(
                     child.name, f"not healthy after {HEALTHY_WITHIN_S:g} s", str(child.log_file)

@@ -22,7 +22,7 @@ from elasticflow.sdk.submission import quotable
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_environment import local_path
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, MODEL_FOLDER, model_file_name
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, MODEL_FOLDER, iteration_of_model
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # iterations done, and metrics
@@ -122,7 +122,8 @@ def _kept(home: Path, iteration: int, out: str | Path | None) -> Path | None:
         return None
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.move(home / MODEL_FOLDER / model_file_name(iteration), folder / "model.pt")
+    (model,) = (file for file in (home / MODEL_FOLDER).iterdir() if iteration_of_model(file.name) == iteration)
+    shutil.move(model, folder / "model.pt")
     if files:
         shutil.copytree(home / ARTIFACT_FOLDER, folder / ARTIFACT_FOLDER, dirs_exist_ok=True)
     return folder

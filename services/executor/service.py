@@ -1,6 +1,7 @@
 """The executor as a service: hosts its policy, its worker manager and its heartbeat until the node leaves the pool."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,11 +37,14 @@ from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.process.boot_clock import boot_s
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
+from elasticflow.shared.runtime.service.until_available import until_available
 
 DEREGISTER_TIMEOUT_S = 5.0  # for the last events, after the workers have stopped or were killed
 
 LOADS_RETRY_S = 1.0
+BOOKMARK_EVERY_S = 2.0
 
 MakeLauncher = Callable[[OnEvent], Launching]
 
@@ -194,6 +198,7 @@ class Executor:
                 tasks.create_task(heartbeat.run(), name="heartbeat")
                 tasks.create_task(self._delete_old_files(host), name="old files")
                 tasks.create_task(self._delete_old_artifacts(host), name="old artifacts")
+                tasks.create_task(self._keep_bookmark(host), name="bookmark")
         except* BadSettings as refusal:
             self._end(_first(refusal))
 
@@ -206,6 +211,21 @@ class Executor:
     async def _delete_old_artifacts(self, host: Host[State]) -> None:
         await host.ready.wait()
         await self._artifact_uploads.delete_old(self._process.clock, lambda: host.folded.config)
+
+    async def _keep_bookmark(self, host: Host[State]) -> None:
+        """Once the ledger is folded. A ledger that is not the one that was read here is reported at each start."""
+        await host.ready.wait()
+        process, pool = self._process, self._process.settings.pool
+        bookmark = LedgerBookmark.of_reader(process.settings.data_dir, pool, self._node_specification.node_id)
+        find = partial(bookmark.problem, process.bus, pool)
+        if problem := await until_available(find, process.log, "ledger compared with what was read here"):
+            process.log.error("LedgerIsOlder", problem=problem)
+            return
+        while True:
+            if (newest := host.newest_record) is not None:
+                with contextlib.suppress(OSError):  # a full disk costs this check only
+                    bookmark.move(newest)
+            await asyncio.sleep(BOOKMARK_EVERY_S)
 
     async def _publish_logs(self, host: Host[State]) -> None:
         await host.ready.wait()

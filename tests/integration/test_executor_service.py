@@ -41,6 +41,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings
+from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark
 from elasticflow.shared.runtime.service.run_service import Process
 from tests.support.histories import NOW_S
 from tests.support.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE, packed
@@ -225,6 +226,28 @@ async def test_an_executor_that_ends_while_it_joins_leaves_the_pool(
     joined = await ledger.until_received(events.NodeJoined)
     left = await ledger.until_received(events.NodeLost)
     assert (left.incarnation, left.reason) == (joined.incarnation, "left")
+
+
+async def test_a_node_remembers_the_ledger_and_reports_an_older_one_at_each_start(
+    bus: Bus, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = LedgerBookmark.of_reader(tmp_path, POOL, "node-0").file
+    task, _ = await run()
+    await Ledger(bus).until_received(events.NodeJoined)
+    async with asyncio.timeout(PATIENCE_S):
+        while not file.exists():  # noqa: ASYNC110 - a file can only be polled
+            await asyncio.sleep(0.01)
+    await ended(task)
+    file.write_text('{"sequence": 1000, "message": ""}')
+    capsys.readouterr()
+    await run()
+    said = ""
+    async with asyncio.timeout(PATIENCE_S):
+        while "LedgerIsOlder" not in said:
+            await asyncio.sleep(0.01)
+            said += "".join(capsys.readouterr())
+    assert "this machine has read it up to 1000" in said
+    assert "1000" in file.read_text()
 
 
 async def test_a_worker_switches_and_another_joins_it(bus: Bus, run: Run) -> None:

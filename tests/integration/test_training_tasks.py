@@ -205,4 +205,5 @@ def loads_in(state: PoolState, phase: LoadPhase) -> list[str]:
 
 
 def iteration_in(folder: Path) -> int:
-    return CheckpointStore(folder, generation=1000).newest_iteration()
+    newest = CheckpointStore(folder, generation=1000).newest()
+    return -1 if newest is None else newest["iteration"]

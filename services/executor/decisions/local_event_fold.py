@@ -125,11 +125,12 @@ def _reported(state: State, worker: WorkerRecord, message: from_worker.FromWorke
         case from_worker.RendezvousListening(generation=generation, port=port):
             if generation == worker.newest_generation:
                 worker = replace(worker, port=port)
-        case from_worker.Started(iteration=iteration, resize=resize):
+        case from_worker.Started(iteration=iteration, resize=resize, lost_checkpoints=lost_checkpoints):
             from_checkpoint = worker.id.rank == 0 and resize is None  # or from nothing
             worker = replace(
                 _begun(worker, iteration, resize, now_s),
                 checkpoint_iteration=iteration if from_checkpoint else None,
+                lost_checkpoints=lost_checkpoints,
             )
         case from_worker.Interrupted(iteration=iteration, micro_batch_size=micro_batch_size):
             worker = replace(

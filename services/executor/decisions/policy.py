@@ -194,6 +194,7 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 num_gpus=len(job.gpus),
                 iteration=rank0.first_iteration,  # later iterations are not yet on disk
                 resize=rank0.resize,
+                lost_checkpoints="" if rank0.resize is not None else rank0.lost_checkpoints,
                 at_s=now_s,
                 node_id=state.node_id,
             )

@@ -41,6 +41,7 @@ class WorkerRecord:
     port: int | None = None  # where it listens, if it has rendezvous rank 0
     trains: bool = False  # it has met its peers and holds the state of the job
     first_iteration: int = 0  # of its generation
+    lost_checkpoints: str = ""  # that its generation could not start from; only rank 0 knows
     resize: ResizeTimeline | None = None  # how its generation began; None: from a checkpoint
     peers_lost_sent: int = 0  # newest generation of which it was sent `PeersLost`
     interrupted_at_s: float | None = None  # it has lost a peer, and holds the state of a step boundary

@@ -25,7 +25,12 @@ from elasticflow.shared.errors import ElasticFlowError, NotFound, Retry, Storage
 from elasticflow.shared.messages.events import StoredFile, UnstoredFile
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, MODEL_FOLDER, WORKING_FOLDER
+from elasticflow.shared.messages.worker_protocol.job_files import (
+    ARTIFACT_FOLDER,
+    MODEL_FOLDER,
+    WORKING_FOLDER,
+    digest_of_model,
+)
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
@@ -146,6 +151,9 @@ class ArtifactUploads:
                     "(max_artifact_bytes)"
                 )
             digest = await asyncio.to_thread(_digest, file, num_bytes)
+            name = path.rpartition("/")[2]
+            if path.startswith(f"{MODEL_FOLDER}/") and digest_of_model(name) not in ("", digest):
+                raise NotStored("it was damaged after it was written: fetch the model of another iteration")
             if self._folder is not None:
                 pieces = _unchanged_pieces(file, num_bytes, digest)
                 await asyncio.to_thread(self._folder.write, order.tenant, digest, pieces)

@@ -45,6 +45,7 @@ class GenerationStarted:
 
     iteration: the first; a complete checkpoint of so many steps exists, unless workers switched without a stop.
     resize: the times of that switch, as measured by rank 0.
+    lost_checkpoints: which newer checkpoints could not be used, and why: the job repeats what they held. "": none.
     """
 
     VERSION: ClassVar[int] = 1
@@ -53,6 +54,7 @@ class GenerationStarted:
     num_gpus: NumGpus
     iteration: Iterations
     resize: ResizeTimeline | None = None
+    lost_checkpoints: Text = ""
     at_s: TimeS
     node_id: Token | None = None
 

@@ -54,10 +54,12 @@ class Started:
 
     resize: how this worker joined workers that trained; None: all started from the checkpoint of `iteration`, or from
         nothing.
+    lost_checkpoints: as in `GenerationStarted`.
     """
 
     iteration: Iterations
     resize: ResizeTimeline | None = None
+    lost_checkpoints: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

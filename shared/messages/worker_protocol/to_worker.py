@@ -23,6 +23,7 @@ from elasticflow.shared.messages.limits import (
     NumSamples,
     PositiveDurationS,
     Sequence,
+    Text,
     Token,
     VirtualNodesByRank,
 )
@@ -57,7 +58,8 @@ class Assignment:
     rendezvous: host:port of rendezvous rank 0; "" if `JoinRendezvous` follows. Rank 0 listens on advertise_host.
     rendezvous_size: number of workers in the rendezvous, if this worker joins workers that train and receives the state
         of the job from them; 0: all workers are new, and the state is in the checkpoint.
-    checkpoint_iteration: a complete checkpoint of so many steps exists; a start from an older one would lose work.
+    checkpoint_iteration: a complete checkpoint of so many steps was written; a start from an older one is reported.
+    checkpoint_owner: named in each checkpoint; those of another owner are not read. "": those of any owner are.
     micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
     virtual_nodes_by_rank: virtual nodes of each worker of the generation.
     gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
@@ -85,6 +87,7 @@ class Assignment:
     rendezvous: str = ""
     rendezvous_size: Annotated[int, Strict(), Ge(0)] = 0
     checkpoint_iteration: Iterations = 0
+    checkpoint_owner: Text = ""
     micro_batch_size: NumSamples = 0
     virtual_nodes_by_rank: VirtualNodesByRank = ()
     gpu_types_by_rank: tuple[GpuType, ...] = ()

@@ -111,6 +111,11 @@ class Host(Generic[State]):
     def folded(self) -> PoolState:
         return self._projection.folded
 
+    @property
+    def newest_record(self) -> LedgerRecord | None:
+        """The last folded message; None if there is none after the snapshot."""
+        return self._projection.newest
+
     def snapshot(self) -> Snapshot | None:
         return self._projection.snapshot()
 

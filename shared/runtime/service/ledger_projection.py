@@ -40,6 +40,7 @@ class LedgerProjection(Generic[State]):
         self.state: State = policy.start(PoolState() if snapshot is None else snapshot.state)
         self.chain = LedgerChain() if snapshot is None else snapshot.ledger_chain()
         self.last_decision_id = ""
+        self.newest: LedgerRecord | None = None  # the last folded message, unless a snapshot holds it
         self._grown = asyncio.Condition()
 
     @property
@@ -102,6 +103,7 @@ class LedgerProjection(Generic[State]):
     def _evolve(self, stored: LedgerRecord, message: LedgerMessage) -> None:
         if (found := self.chain.add(stored, message)) is not None:
             self._log.error("LedgerChanged", problem=found.in_words())
+        self.newest = stored
         if isinstance(message, PlanDecided):
             self.last_decision_id = stored.message_id
         self.state = self._policy.evolve(self.state, message, stored.sequence)

@@ -239,7 +239,10 @@ def _of_a_job(
                 return state
             return with_job(state, fast_replace(job, rendezvous=event.address))
         case events.GenerationStarted():
-            return with_job(with_start_cost(state, job, event), generation_started(state, job, event))
+            after = generation_started(state, job, event)
+            state = with_job(with_start_cost(state, job, event), after)
+            repeats = event.lost_checkpoints and after is not job  # it needs more time than was planned
+            return scheduling_event(state, sequence) if repeats else state
         case events.JobProgressed():
             after = progressed(job, event)
             if after is job:

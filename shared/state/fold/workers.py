@@ -49,7 +49,9 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
         stopping = (*stopping, *workers_on(state, previous.generation, left))
         if previous.lost and event.iteration > job.recovered_iteration:
             job = fast_replace(job, recovered_iteration=event.iteration, restarts=0)
-    if event.resize is None:
+    if event.lost_checkpoints:
+        job = fast_replace(job, checkpoint_iteration=event.iteration)
+    elif event.resize is None:
         job = checkpointed(job, event.iteration)
     return fast_replace(
         job,

@@ -3,14 +3,36 @@
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import torch
 
 
+@dataclass(eq=False)
+class Unreadable(Exception):
+    """A file is no checkpoint of this job, nor a part of one."""
+
+    reason: str
+
+
 def read_state(file: BinaryIO) -> dict[str, Any]:
     return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def readable_state(file: BinaryIO) -> dict[str, Any]:
+    """Raises Unreadable, or OSError on a disk error."""
+    try:
+        state = read_state(file)
+    except OSError:
+        raise
+    except Exception as error:  # the loader raises whatever the bytes lead to
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise Unreadable(f"it cannot be loaded: {type(error).__name__}: {reason}") from error
+    if not isinstance(state, dict):
+        raise Unreadable(f"it holds {type(state).__name__}, not a state")
+    return cast(dict[str, Any], state)
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> str:

@@ -22,10 +22,9 @@ def write_model(checkpoint_dir: Path, iteration: int, model: Mapping[str, Any]) 
     """Replace the file by this state dict. A full disk loses the file, not the job: its checkpoint is written."""
     folder = checkpoint_dir / MODEL_FOLDER
     unfinished = folder / f"{os.getpid()}.unfinished"
-    file = folder / model_file_name(iteration)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_state(unfinished, model)
+        file = folder / model_file_name(iteration, write_state(unfinished, model))
         rename_durably(unfinished, file)
     except OSError as error:
         with suppress(OSError):
@@ -34,4 +33,5 @@ def write_model(checkpoint_dir: Path, iteration: int, model: Mapping[str, Any]) 
         return
     for other in folder.iterdir():
         if other != file:
-            other.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder, say
+                other.unlink(missing_ok=True)

@@ -9,12 +9,13 @@ import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from elasticflow.services.executor.worker.checkpoint.files import read_state, write_state
+from elasticflow.services.executor.worker.checkpoint.files import Unreadable, readable_state, write_state
 from elasticflow.services.executor.worker.checkpoint.parameter_slices import whole_state
 from elasticflow.shared.runtime.process.durable_file import rename_durably
 
@@ -63,12 +64,15 @@ class PartFiles:
             if found is None or not path.is_file():
                 log.warning("checkpoint_part_missing", file=name)
                 return None
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != found[4]:
-                    log.warning("damaged_checkpoint_ignored", file=name)
-                    return None
-                file.seek(0)
-                parts.append(read_state(file))
+            try:
+                with path.open("rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != found[4]:
+                        raise Unreadable("its content does not match its name")
+                    file.seek(0)
+                    parts.append(readable_state(file))
+            except (OSError, Unreadable) as error:
+                log.warning("damaged_checkpoint_ignored", file=name, reason=str(error))
+                return None
         return parts
 
     def joined(self, state: dict[str, Any]) -> dict[str, Any] | None:
@@ -82,7 +86,8 @@ class PartFiles:
         """Those older than the newest checkpoint that belong to none. kept: generation and iteration of each."""
         for path, key, _ in self._parts():
             if key not in kept and key < max(kept, default=key):
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # it costs space only
+                    path.unlink(missing_ok=True)
 
     def _parts(self) -> list[tuple[Path, tuple[int, int], int]]:
         """Path, generation with iteration, rank."""

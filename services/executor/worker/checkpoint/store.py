@@ -1,9 +1,9 @@
 """Checkpoints of one job: complete or absent, newest generation first, readable at any number of workers.
 
 A file's name holds generation, iteration and the SHA-256 of its content. It gets this name only when it is complete and
-on the disk; a file that does not match its name is no checkpoint. A worker of an older generation can neither overwrite
-nor outrank the checkpoint of a newer one. States are streamed to and from the disk, so that no process holds their
-bytes in addition to their tensors.
+on the disk; a file that does not match its name, or that another job wrote, is no checkpoint. A worker of an older
+generation can neither overwrite nor outrank the checkpoint of a newer one. States are streamed to and from the disk, so
+that no process holds their bytes in addition to their tensors.
 """
 
 import hashlib
@@ -11,24 +11,28 @@ import io
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
 import structlog
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.files import read_state, write_state
+from elasticflow.services.executor.worker.checkpoint.files import Unreadable, read_state, readable_state, write_state
 from elasticflow.services.executor.worker.checkpoint.part_files import PartFiles
 from elasticflow.shared.errors import Stop
 from elasticflow.shared.runtime.process.durable_file import rename_durably
+from elasticflow.shared.runtime.process.regular_file import open_regular_file
 
 log = structlog.get_logger()
 
 _KEEP = 2  # an older one remains if the newest is damaged later
 _ALWAYS_READABLE = (type(None), bool, int, float, str)
 _NAME = re.compile(r"g(\d{10})-i(\d{14})-([0-9a-f]{64})\.ckpt")
+_OWNER = "owner"  # a name in the state
+_PART_LACKS = "a part of it is missing or damaged"
 
 
 @dataclass(eq=False)
@@ -71,18 +75,26 @@ class Checkpoints(Protocol):
 
 
 class CheckpointStore:
-    """The checkpoints in one folder, as one generation of the job sees them."""
+    """The checkpoints in one folder, as one generation of the job sees them.
+
+    owner: named in each file; a file that names another one is no checkpoint. "": files of any owner are.
+    unreadable: iteration and reason, by the name of each file that `newest` has passed over.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
         generation: int,
+        owner: str = "",
         publish: Callable[[Path, Path], None] | None = None,
     ) -> None:
         self._folder = folder
         self._generation = generation
+        self._owner = owner
         self._publish = publish or rename_durably
+        self._invalid: dict[str, os.stat_result] = {}  # files of newer generations that are no checkpoints
+        self.unreadable: dict[str, tuple[int, str]] = {}
         self.parts = PartFiles(folder, generation=generation)
 
     def save(self, iteration: int, state: Mapping[str, Any]) -> Written:
@@ -91,7 +103,7 @@ class CheckpointStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._folder / f"g{self._generation:010d}-i{iteration:014d}.{os.getpid()}.unfinished"
         try:
-            digest = write_state(unfinished, state)
+            digest = write_state(unfinished, {**state, _OWNER: self._owner} if self._owner else state)
             file = self._folder / _Entry(self._generation, iteration, digest).file_name
             num_bytes = unfinished.stat().st_size
             self._publish(unfinished, file)
@@ -112,41 +124,114 @@ class CheckpointStore:
         for entry in self._entries():
             if entry.iteration < at_least:
                 continue
-            with (self._folder / entry.file_name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() == entry.digest:
-                    file.seek(0)
-                    if (state := complete(read_state(file))) is not None:
-                        return state
-            log.warning("damaged_checkpoint_ignored", file=entry.file_name)
+            try:
+                whole = complete(self._content(entry))
+                problem = _PART_LACKS
+            except FileNotFoundError:  # its writer has replaced it by newer ones
+                continue
+            except Unreadable as error:
+                whole, problem = None, error.reason
+            if whole is not None:
+                self.unreadable.pop(entry.file_name, None)
+                return whole
+            self.unreadable[entry.file_name] = entry.iteration, problem
+            log.warning("damaged_checkpoint_ignored", file=entry.file_name, reason=problem)
         return None
 
-    def newest_iteration(self) -> int:
-        """According to file names; -1 if there is none."""
-        return max((entry.iteration for entry in self._entries()[:1]), default=-1)
+    @property
+    def has_damaged(self) -> bool:
+        """Whether `newest` has found a file that no later look makes readable, unlike a part that may still appear."""
+        return any(reason != _PART_LACKS for _, reason in self.unreadable.values())
+
+    def has_written(self, iteration: int) -> bool:
+        """Whether this generation has a complete checkpoint of at least this iteration."""
+        own = (entry for entry in self._entries() if entry.generation == self._generation)
+        return any(entry.iteration >= iteration and self._is_checkpoint(entry) for entry in own)
+
+    def _content(self, entry: _Entry) -> dict[str, Any]:
+        """Raises Unreadable, FileNotFoundError."""
+        with self._matching_file(entry) as file:
+            state = readable_state(file)
+        owner = state.pop(_OWNER, self._owner)
+        if self._owner and owner != self._owner:
+            raise Unreadable(f"job {owner} wrote it")
+        return state
+
+    @contextmanager
+    def _matching_file(self, entry: _Entry) -> Iterator[BinaryIO]:
+        """At its begin. Raises Unreadable if its content does not match its name, or FileNotFoundError."""
+        path = self._folder / entry.file_name
+        try:
+            with open_regular_file(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != entry.digest:
+                    raise Unreadable("its content does not match its name")
+                file.seek(0)
+                yield file
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise Unreadable(error.strerror or str(error)) from error
+
+    def _is_checkpoint(self, entry: _Entry) -> bool:
+        try:
+            self._content(entry)
+        except FileNotFoundError:
+            return False
+        except Unreadable as error:
+            log.warning("damaged_checkpoint_ignored", file=entry.file_name, reason=error.reason)
+            return False
+        return True
 
     def _remove_outdated(self) -> None:
+        """A file that cannot be removed costs space only."""
         entries = self._entries()
         for outdated in entries[_KEEP:]:
-            (self._folder / outdated.file_name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self._folder / outdated.file_name).unlink(missing_ok=True)
         self.parts.remove_outdated([(entry.generation, entry.iteration) for entry in entries[:_KEEP]])
         for unfinished in self._folder.glob("g*.unfinished"):  # its writer was killed
             if unfinished.name < f"g{self._generation:010d}":
                 unfinished.unlink(missing_ok=True)
 
     def _entries(self) -> list[_Entry]:
-        """Newest first: by generation, then by iteration."""
-        if not self._folder.is_dir():
+        """Of this generation and older ones, newest first: by generation, then by iteration."""
+        return [entry for entry in self._all_entries() if entry.generation <= self._generation]
+
+    def _all_entries(self) -> list[_Entry]:
+        try:
+            names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]
+        except FileNotFoundError:
             return []
-        names = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
+        except OSError as error:
+            log.warning("checkpoints_not_listed", folder=str(self._folder), reason=str(error))
+            self.unreadable[str(self._folder)] = 0, error.strerror or str(error)
+            return []
         return sorted((_Entry(int(m[1]), int(m[2]), m[3]) for m in names if m), reverse=True)
 
     def newest_generation(self) -> int:
-        """According to file names; 0 if there is none."""
-        return max((entry.generation for entry in self._entries()), default=0)
+        """Of the checkpoints that are there; 0 if there is none."""
+        return next((entry.generation for entry in self._all_entries() if self._is_checkpoint(entry)), 0)
 
     def _refuse_if_superseded(self) -> None:
-        if (newer := self.newest_generation()) > self._generation:
-            raise Superseded(self._generation, newer)
+        """A name proves nothing: only a complete checkpoint of a newer generation supersedes this one."""
+        for entry in self._all_entries():
+            if entry.generation > self._generation and not self._is_known_invalid(entry):
+                raise Superseded(self._generation, entry.generation)
+
+    def _is_known_invalid(self, entry: _Entry) -> bool:
+        """Each file is read once, unless it changes."""
+        with suppress(OSError):
+            found, known = os.lstat(self._folder / entry.file_name), self._invalid.get(entry.file_name)
+            if known is not None and (known.st_ino, known.st_size, known.st_mtime_ns) == (
+                found.st_ino,
+                found.st_size,
+                found.st_mtime_ns,
+            ):
+                return True
+            if self._is_checkpoint(entry):
+                return False
+            self._invalid[entry.file_name] = found
+        return True
 
 
 def unreadable_types(value: Any) -> set[str]:

@@ -14,17 +14,16 @@ import time
 from fractions import Fraction
 from functools import wraps
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.steps.restored_state import checkpoint_store
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
@@ -49,8 +48,15 @@ class ProfilingCompleted(BaseException):
         self.speed = speed
 
 
+class Recorded(NamedTuple):
+    """What earlier generations have recorded. lost_checkpoints: as in `Restored`."""
+
+    iterations: Fraction = Fraction(0)
+    lost_checkpoints: str = ""
+
+
 class TorchrunProgress:
-    """done: iterations that earlier generations have recorded."""
+    """recorded: where this generation begins."""
 
     def __init__(
         self,
@@ -59,13 +65,13 @@ class TorchrunProgress:
         telemetry: Telemetry,
         cpu_throttle: CpuThrottle,
         *,
-        done: Fraction,
+        recorded: Recorded,
     ) -> None:
         self._assignment = assignment
         self._channel = channel
         self._telemetry = telemetry
         self._cpu_throttle = cpu_throttle
-        self._done = done
+        self._done, self._lost_checkpoints = recorded
         self._iterations_per_step = iterations_per_step(assignment)
         self._num_steps = 0
         self._optimizer: Any = None  # the first that steps; a script may have others
@@ -75,7 +81,7 @@ class TorchrunProgress:
         self._may_warn = self.records_snapshots
         self._snapshot_times_s: list[float] = []
         self._snapshot_recorded = threading.Event()
-        self._store = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
+        self._store = checkpoint_store(assignment)
 
     @property
     def records_snapshots(self) -> bool:
@@ -128,7 +134,7 @@ class TorchrunProgress:
     def _begin(self) -> None:
         """Once: at the first step, or at an end without steps."""
         if not self.has_begun:
-            self._channel.send(Started(iteration=self.iteration))
+            self._channel.send(Started(iteration=self.iteration, lost_checkpoints=self._lost_checkpoints))
             self._telemetry.training_began(self.iteration)
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:

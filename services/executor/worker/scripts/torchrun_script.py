@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
 from functools import wraps
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -28,7 +27,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
-from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.elastic.data_interface import bind_to_host
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, raising_peer_lost
 from elasticflow.services.executor.worker.elastic.rendezvous import (
@@ -50,9 +48,14 @@ from elasticflow.services.executor.worker.scripts.script_environment import (
 )
 from elasticflow.services.executor.worker.scripts.torchrun_progress import (
     ProfilingCompleted,
+    Recorded,
     TorchrunProgress,
 )
-from elasticflow.services.executor.worker.steps.restored_state import newest_checkpoint
+from elasticflow.services.executor.worker.steps.restored_state import (
+    checkpoint_store,
+    lost_checkpoints,
+    newest_checkpoint,
+)
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Profiled
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -75,7 +78,8 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     if assignment.device == "cpu":
         claim(assignment.device, assignment.gpu_index)
     world = _rendezvous(assignment, channel)
-    progress = TorchrunProgress(assignment, channel, telemetry, CpuThrottle(assignment.cpu_share), done=world.done)
+    cpu_throttle = CpuThrottle(assignment.cpu_share)
+    progress = TorchrunProgress(assignment, channel, telemetry, cpu_throttle, recorded=world.recorded)
     progress.watch()
     _keep_groups()
     use_own_rendezvous(world.environment)
@@ -104,10 +108,10 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _World:
-    """done: iterations that earlier generations have recorded. store: None for a worker that is alone."""
+    """store: None for a worker that is alone."""
 
     environment: dict[str, str]
-    done: Fraction
+    recorded: Recorded
     store: dist.Store | None
     size: int
 
@@ -126,7 +130,7 @@ def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
     specification = rendezvous_specification(assignment, torch.device("cpu"))
     slot = GpuSlot(os.environ.get("EF_NODE_ID", ""), assignment.gpu_index)
     if assignment.world_size == 1:
-        done, address, slots, store = _iterations_done(assignment), "127.0.0.1:0", [slot], None
+        recorded, address, slots, store = _recorded(assignment), "127.0.0.1:0", [slot], None
     else:
         try:
             store = open_rendezvous(specification, channel) or connect(specification, channel, threading.Event())
@@ -134,33 +138,36 @@ def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
             abortable = RendezvousStore(
                 store, threading.Event(), wait_s=specification.wait_s, secret=specification.secret
             )
-            done, slots = _exchange(assignment, abortable, slot)
+            recorded, slots = _exchange(assignment, abortable, slot)
         except (RuntimeError, queue.Empty) as error:
             raise PeerLost(f"the rendezvous of generation {assignment.generation} failed: {error}") from error
         bind_to_host(assignment.advertise_host)
     return _World(
         environment=torchrun_environment(assignment, slots, address),
-        done=done,
+        recorded=recorded,
         store=store,
         size=len(slots),
     )
 
 
-def _exchange(assignment: Assignment, store: dist.Store, slot: GpuSlot) -> tuple[Fraction, list[GpuSlot]]:
+def _exchange(assignment: Assignment, store: dist.Store, slot: GpuSlot) -> tuple[Recorded, list[GpuSlot]]:
+    recorded = Recorded()
     if assignment.rank == 0:
-        store.set("done", str(_iterations_done(assignment)))
+        recorded = _recorded(assignment)
+        store.set("done", str(recorded.iterations))
     store.set(f"slot/{assignment.rank}", f"{slot.gpu_index} {slot.node_id}")
     received = [store.get(f"slot/{rank}").decode().partition(" ") for rank in range(assignment.world_size)]
     slots = [GpuSlot(node_id, int(gpu_index)) for gpu_index, _, node_id in received]
-    return Fraction(store.get("done").decode()), slots
+    return recorded._replace(iterations=Fraction(store.get("done").decode())), slots
 
 
-def _iterations_done(assignment: Assignment) -> Fraction:
+def _recorded(assignment: Assignment) -> Recorded:
     if assignment.purpose == "profile":
-        return Fraction(0)
-    checkpoints = CheckpointStore(Path(assignment.checkpoint_dir), generation=assignment.generation)
+        return Recorded()
+    checkpoints = checkpoint_store(assignment)
     state = newest_checkpoint(checkpoints, assignment)
-    return Fraction(state["iterations"]) if state else Fraction(0)
+    iterations = Fraction(state["iterations"]) if state else Fraction(0)
+    return Recorded(iterations, lost_checkpoints(checkpoints, assignment, int(iterations)))
 
 
 def _keep_groups() -> None:

@@ -91,7 +91,8 @@ class JobState:
 
     def checkpoint_store(self) -> CheckpointStore:
         """As the present generation sees the job's checkpoints."""
-        return CheckpointStore(Path(self.assignment.checkpoint_dir), generation=self.generation)
+        folder, owner = Path(self.assignment.checkpoint_dir), self.assignment.checkpoint_owner
+        return CheckpointStore(folder, generation=self.generation, owner=owner)
 
     def condition_met(self) -> Literal["max_iterations", "metric"] | None:
         """The condition that ends the job, if one is met."""

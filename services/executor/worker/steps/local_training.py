@@ -67,7 +67,7 @@ def train_here(
         function.data_workers = 0  # pyright: ignore[reportAttributeAccessIssue]  # reads here, where a debugger sees it
         link = _NoExecutor(warn)
         try:
-            trainer, _ = set_up(assignment, link, Telemetry(link), worker_engine, function)
+            trainer, *_ = set_up(assignment, link, Telemetry(link), worker_engine, function)
             condition = _train(trainer, MetricFeed(function.on_step, folder), on_step, stops)
         except MemoryExceeded as exceeded:
             raise TrainingFailed(f"{exceeded}; a pool would compute smaller micro-batches") from exceeded

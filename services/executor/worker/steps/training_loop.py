@@ -69,10 +69,10 @@ def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThr
 def _begin(
     assignment: Assignment, channel: Channel, telemetry: Telemetry, make_engine: MakeEngine = worker_engine
 ) -> tuple[Trainer, StateTransfer | None]:
-    trainer, transfer = set_up(assignment, channel, telemetry, make_engine)
+    trainer, transfer, lost_checkpoints = set_up(assignment, channel, telemetry, make_engine)
     channel.begin_training()
     if transfer is None:
-        channel.send(Started(iteration=trainer.iteration))
+        channel.send(Started(iteration=trainer.iteration, lost_checkpoints=lost_checkpoints))
     log.info("training_started", iteration=trainer.iteration, world_size=assignment.world_size)
     return trainer, transfer
 
@@ -233,7 +233,7 @@ def _stop_without_peers(trainer: Trainer, writer: CheckpointWriter) -> None:
         return
     checkpoints = trainer.checkpoint_store()
     time.sleep(_RANK_DELAY_S * trainer.members.rank)
-    if checkpoints.newest_iteration() < trainer.iteration:
+    if not checkpoints.has_written(trainer.iteration):
         writer.write_now(checkpoints, trainer.iteration, trainer.state())
     log.info("stopped_without_peers", iteration=trainer.iteration)
 

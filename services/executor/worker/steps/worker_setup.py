@@ -47,7 +47,7 @@ from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
 from elasticflow.services.executor.worker.steps.job_state import load_volatile_buffers
 from elasticflow.services.executor.worker.steps.redistribution import redistribute
-from elasticflow.services.executor.worker.steps.restored_state import restored_state
+from elasticflow.services.executor.worker.steps.restored_state import Restored, restored_state
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.step_engine import StepEngine
 from elasticflow.services.executor.worker.steps.trainer import Trainer
@@ -85,7 +85,7 @@ def set_up(
     telemetry: Telemetry,
     make_engine: MakeEngine,
     function: TrainingFunction | None = None,
-) -> tuple[Trainer, StateTransfer | None]:
+) -> tuple[Trainer, StateTransfer | None, str]:
     """Build model, data and optimizer, join the rendezvous, and load the state of the job.
 
     The state comes from training workers if this worker joins some, else from the checkpoint. function: None: imported
@@ -154,7 +154,11 @@ def set_up(
             objects.sharded.drop()
             redistribute(objects.sharded, result.transfer_group, assignment.world_size)
         release_later(result.transfer_group)
-    state = transfer.state if transfer else restored_state(assignment, members, model_tensors(model), objects.sharded)
+    state, lost_checkpoints = (
+        Restored(transfer.state)
+        if transfer
+        else restored_state(assignment, members, model_tensors(model), objects.sharded)
+    )
     _check_data(dataset, state)
     objects.carried.load(state.get("gradients", {}))
     if "model" in state:
@@ -198,7 +202,7 @@ def set_up(
         is_over=function.is_over,
     )
     trainer.begin_generation(assignment.generation, assignment.gpu_types_by_rank)
-    return trainer, transfer
+    return trainer, transfer, lost_checkpoints
 
 
 def worker_engine(

@@ -45,14 +45,17 @@ async def follow_ledger(connection: Connection, pool: str, after_sequence: int) 
 
 async def _read_directly(connection: Connection, pool: str, after_sequence: int) -> Batches:
     last, gap_at = after_sequence, -1
-    await _wait_held(connection, pool, after_sequence)
+    position = LedgerPosition(connection, pool)
+    await _wait_held(connection, position, after_sequence)
     news = await connection.open_inbox(streams.ledger_subjects(pool), max_messages=1)
     wait_s = _POLL_S
     try:
         while True:
             await connection.wait_connected(None)
-            batch = await _batch(connection, pool, last + 1)
+            batch = await _consecutive(connection, pool, last + 1)
             if not batch:
+                with contextlib.suppress(Unavailable):
+                    await position.check_readable(last, directly=True)
                 wait_s = await _next_wait_s(news, wait_s)
                 continue
             if batch[0].sequence > last + 1:
@@ -66,9 +69,8 @@ async def _read_directly(connection: Connection, pool: str, after_sequence: int)
         await connection.close_inbox(news)
 
 
-async def _wait_held(connection: Connection, pool: str, sequence: int) -> None:
+async def _wait_held(connection: Connection, position: LedgerPosition, sequence: int) -> None:
     """Return once the ledger reaches this sequence. Raises LedgerTruncated."""
-    position = LedgerPosition(connection, pool)
     while True:
         await connection.wait_connected(None)
         with contextlib.suppress(Unavailable):
@@ -86,23 +88,39 @@ async def _next_wait_s(news: ReplyInbox, wait_s: float) -> float:
     return _FIRST_WAIT_S
 
 
-async def _batch(connection: Connection, pool: str, first: int) -> tuple[LedgerRecord, ...]:
-    """Consecutive messages from this sequence on, or the first one behind it; () if the server has none now."""
+async def num_unreadable_values(connection: Connection, stream: str) -> int:
+    """Keys of a bucket that its server counts and does not deliver. Raises Unavailable, NotPermitted."""
+    counted = (await jetstream_api.leader_info(connection, stream))["state"].get("num_subjects", 0)
+    keys, last = set[str](), 0
+    if await jetstream_api.first_readable(connection, stream, 1, directly=True) is None:
+        return counted
+    while len(keys) < counted and (batch := await _batch(connection, stream, last + 1)):
+        keys.update(record.subject for record in batch)
+        last = batch[-1].sequence
+    still_counted = (await jetstream_api.leader_info(connection, stream))["state"].get("num_subjects", 0)
+    return max(min(counted, still_counted) - len(keys), 0)
+
+
+async def _consecutive(connection: Connection, pool: str, first: int) -> tuple[LedgerRecord, ...]:
+    """Messages from this sequence on without a gap, or the first one behind it; () if the server has none now."""
+    batch = await _batch(connection, streams.ledger_stream(pool), first)
+    return tuple(record for index, record in enumerate(batch) if record.sequence == batch[0].sequence + index)
+
+
+async def _batch(connection: Connection, stream: str, first: int) -> tuple[LedgerRecord, ...]:
+    """Messages from this sequence on; () if the server has none now."""
     reply = connection.new_subject()
     inbox = await connection.open_inbox(reply)
     records: list[LedgerRecord] = []
     try:
         request = json.dumps({"seq": first, "batch": MAX_BATCH, "max_bytes": _MAX_BYTES}).encode()
-        await connection.publish(f"$JS.API.DIRECT.GET.{streams.ledger_stream(pool)}", request, reply=reply)
+        await connection.publish(f"$JS.API.DIRECT.GET.{stream}", request, reply=reply)
         while await inbox.wait(_TIMEOUT_S) and connection.is_connected:
             while inbox.messages:
                 message = inbox.messages.popleft()
                 if status_of(message) is not None:  # the end of the answer, or nothing to read
                     return tuple(records)
-                record = record_in(message)
-                if records and record.sequence != records[-1].sequence + 1:
-                    return tuple(records)
-                records.append(record)
+                records.append(record_in(message))
     except Unavailable:
         await asyncio.sleep(_FIRST_WAIT_S)
     finally:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from nats.aio.msg import Msg
+
 from elasticflow.shared.errors import (
     BadSettings,
     BusRejected,
@@ -246,6 +248,23 @@ async def stored_record(connection: Connection, stream: str, wanted: Mapping[str
     )
 
 
+async def first_readable(connection: Connection, stream: str, sequence: int, *, directly: bool = False) -> int | None:
+    """The sequence of the first message from this one on that the leader can read; None if it can read none.
+
+    directly: that any server can read. Raises Unavailable, NotPermitted.
+    """
+    wanted = {"seq": sequence, "next_by_subj": ">"}
+    if directly:
+        found = await _read_directly(connection, f"$JS.API.DIRECT.GET.{stream}", json.dumps(wanted).encode(), stream)
+        return None if found.headers is None or status_of(found) is not None else int(found.headers["Nats-Sequence"])
+    answer = await connection.api(f"STREAM.MSG.GET.{stream}", wanted)
+    if (error := answer.get("error")) is not None:
+        if isinstance(refusal := failure(error, stream, connection.url), Unavailable | UnknownStream):
+            raise refusal
+        return None
+    return int(answer["message"]["seq"])
+
+
 async def last_message(connection: Connection, stream: str, subject: str) -> Value | None:
     """The newest message on a subject, asked of the stream's leader: a replica may lag behind."""
     record = await stored_record(connection, stream, {"last_by_subj": subject})
@@ -254,15 +273,20 @@ async def last_message(connection: Connection, stream: str, subject: str) -> Val
 
 async def message_in_replica(connection: Connection, stream: str, subject: str) -> Value | None:
     """The newest message on a subject, asked of any replica. The request names the subject, so it can be permitted."""
+    answer = await _read_directly(connection, f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", subject)
+    if status_of(answer) is not None or answer.headers is None:
+        return None
+    return Value(data=answer.data, revision=int(answer.headers["Nats-Sequence"]))
+
+
+async def _read_directly(connection: Connection, call: str, request: bytes, subject: str) -> Msg:
+    """subject: what is missing if no server answers. Raises Unavailable, UnknownStream."""
     try:
-        answer = await connection.request(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout_s=DEFAULT_TIMEOUT_S)
+        return await connection.request(call, request, timeout_s=DEFAULT_TIMEOUT_S)
     except NoResponder:
         raise await _why_no_answer(connection, subject) from None
     except (RequestTimeout, ConnectionBroke) as error:
         raise Unavailable(connection.url, str(error) or "connection broke") from None
-    if status_of(answer) is not None or answer.headers is None:
-        return None
-    return Value(data=answer.data, revision=int(answer.headers["Nats-Sequence"]))
 
 
 def _last_number(description: str) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from elasticflow.shared.errors import NotPermitted, ServerTooSmall, TooFewReplicas
-from elasticflow.shared.runtime.bus.nats import jetstream_api
+from elasticflow.shared.runtime.bus.nats import direct_reader, jetstream_api
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.stream_configs import (
     MAX_PAYLOAD_BYTES,
@@ -68,6 +68,15 @@ async def problems(connection: Connection, pool: str, limits: StreamLimits) -> t
             continue
         replicas[name] = there["num_replicas"]
         found += protection_problems(wanted, there)
+        lost = 0
+        if name.startswith("KV_"):
+            with contextlib.suppress(NotPermitted):  # to nodes and services
+                lost = await direct_reader.num_unreadable_values(connection, name)
+        if lost:
+            found.append(
+                f"stream {name} has {lost} values that NATS cannot read, because a file of it is damaged: readers see "
+                "them as missing. The services write nodes, leases and views again; lines of logs are lost"
+            )
     if problem := _problem(partial(check_replicas, replicas, limits.replicas)):
         found.append(problem)
     return tuple(found)

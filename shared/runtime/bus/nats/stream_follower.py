@@ -88,6 +88,9 @@ async def _follow(connection: Connection, source: _Source, after_sequence: int) 
                 if gap_at == last:  # twice at one place: nothing got lost on the way, it is not there
                     raise LedgerBroken(source.pool, last + 1, feed.found)
                 gap_at = last
+            elif position is not None:
+                with contextlib.suppress(Unavailable):
+                    await position.check_readable(last)
         await asyncio.sleep(retry_s)
         retry_s = min(2 * retry_s, _LAST_RETRY_S)
 

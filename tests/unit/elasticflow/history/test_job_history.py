@@ -201,6 +201,27 @@ def test_a_restart_and_a_crash_name_the_iterations_that_are_lost() -> None:
     assert texts(crashed, 50)[-1].endswith("falls back to iteration 50; 7 iterations are lost: nothing newer was saved")
 
 
+def test_a_start_from_an_older_checkpoint_names_the_file_and_what_is_repeated() -> None:
+    ledger = pool().admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-0:1")
+    ledger.appended(
+        events.GenerationStarted(job_id="j1", generation=1, num_gpus=2, iteration=0, at_s=NOW_S),
+        events.JobProgressed(
+            job_id="j1", generation=1, iteration=57, iterations_per_s=2.0, checkpoint_iteration=50, at_s=NOW_S
+        ),
+        events.WorkerCrashed(job_id="j1", generation=1, node_id="node-0", rank=1, explanation="x", at_s=NOW_S),
+    )
+    lost = "g0000000001-i00000000000050-ab.ckpt: its content does not match its name"
+    ledger.placed("j1", 2, "node-0:0").appended(
+        events.GenerationStarted(
+            job_id="j1", generation=2, num_gpus=1, iteration=20, lost_checkpoints=lost, at_s=NOW_S + 3.0
+        )
+    )
+    assert ledger.of("j1")[-1] == (
+        "generation 2 trains on 1 GPU from iteration 20, 3.0s after its placement; it repeats 30 iterations that were "
+        f"saved: checkpoints could not be used ({lost})"
+    )
+
+
 def test_a_crash_with_survivors_costs_no_progress() -> None:
     ledger = pool(stop_free=True).admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-0:1")
     ledger.appended(

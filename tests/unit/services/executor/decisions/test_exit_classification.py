@@ -37,6 +37,14 @@ def test_a_finished_job_is_reported_once_after_its_start() -> None:
     assert (job.phase, job.iteration, job.metrics) == (Phase.FINISHED, 100, {"loss": 0.5})
 
 
+def test_a_start_from_an_older_checkpoint_is_reported() -> None:
+    node = ExecutorNode().settle().admit().place("node-0:0").forget()
+    node.reports(Started(iteration=7, lost_checkpoints="g1: damaged"))
+    (started,) = node.emitted
+    assert isinstance(started, events.GenerationStarted)
+    assert (started.iteration, started.lost_checkpoints) == (7, "g1: damaged")
+
+
 def test_workers_of_a_finished_job_may_write_their_last_log_lines() -> None:
     node = ExecutorNode().training(2).reports(Finished(iteration=100, condition="metric")).ends()
     assert node.actions == stops(0, 1, keeps_state=False)

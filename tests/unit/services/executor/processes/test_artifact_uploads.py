@@ -1,6 +1,7 @@
 """What a node uploads of a job's folder, in which users' code may write and link anything."""
 
 import asyncio
+import hashlib
 import io
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ from elasticflow.shared.errors import DamagedObject, StorageFull, Unavailable
 from elasticflow.shared.messages.events import ArtifactsStored, StoredFile
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
+from elasticflow.shared.messages.worker_protocol.job_files import model_file_name
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
@@ -75,6 +77,17 @@ async def test_the_newest_model_and_all_files_are_stored_in_pieces(tmp_path: Pat
     assert [(file.path, file.num_bytes) for file in found.files] == [("empty", 0), ("plots/large", len(large))]
     assert await stored_bytes(bus, found.files[1]) == large
     assert found.unstored == ()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+async def test_a_model_that_was_damaged_after_it_was_written_is_not_stored(tmp_path: Path, is_damaged: bool) -> None:
+    folder = folder_of(tmp_path)
+    name = model_file_name(12, hashlib.sha256(b"weights").hexdigest())
+    (folder / "model" / name).write_bytes(b"weightz" if is_damaged else b"weights")
+    found = await uploaded(tmp_path)
+    assert (found.model is None) == is_damaged
+    assert list(reasons(found, tmp_path)) == ([f"model/{name}"] if is_damaged else [])
+    assert all("damaged after it was written" in reason for reason in reasons(found, tmp_path).values())
 
 
 async def test_what_a_job_wrote_in_its_working_folder_is_stored_and_what_was_copied_there_is_not(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.shared.errors import LedgerTruncated, Unavailable
+from elasticflow.shared.errors import LedgerBroken, LedgerTruncated, Unavailable
 from elasticflow.shared.runtime.bus.nats.jetstream_api import ledger_end
 from elasticflow.shared.runtime.bus.nats.ledger_position import CONFIRMED_AFTER_S, LedgerPosition
 from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
@@ -36,8 +36,8 @@ class Servers:
     def __init__(self, *answers: dict[str, Any]) -> None:
         self._answers = list(answers)
 
-    async def api(self, call: str) -> dict[str, Any]:
-        assert call == "STREAM.INFO.EF_LEDGER_p"
+    async def api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        assert call == ("STREAM.INFO.EF_LEDGER_p" if body is None else "STREAM.MSG.GET.EF_LEDGER_p")
         return self._answers.pop(0)
 
 
@@ -117,3 +117,56 @@ def test_a_leader_whose_ledger_stays_shorter_has_lost_messages() -> None:
 async def test_without_replicas_a_shorter_ledger_has_lost_messages_at_once() -> None:
     with pytest.raises(LedgerTruncated):
         await position(info(139)).is_held(151)
+
+
+# --- messages that are counted and not delivered --------------------------------------------------------
+
+NO_MESSAGE = {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
+
+
+def found(sequence: int) -> dict[str, Any]:
+    return {"message": {"seq": sequence}}
+
+
+@pytest.mark.parametrize(("answer", "next_readable"), [(NO_MESSAGE, 68), (found(66), 66)], ids=["at-the-end", "gap"])
+async def test_a_single_server_that_cannot_read_the_next_message_has_damaged_data(
+    answer: dict[str, Any], next_readable: int
+) -> None:
+    with pytest.raises(LedgerBroken) as broken:
+        await position(info(67), answer).check_readable(60)
+    assert (broken.value.expected, broken.value.found) == (61, next_readable)
+    assert f"lacks messages 61 to {next_readable - 1}: " in str(broken.value)
+
+
+async def test_the_next_message_may_just_be_on_its_way() -> None:
+    await position(info(67), found(61)).check_readable(60)
+
+
+async def test_at_the_end_nothing_is_asked_again() -> None:
+    reader = position(info(60))
+    for _ in range(3):
+        await reader.check_readable(60)
+
+
+async def test_a_server_that_cannot_be_asked_is_no_evidence() -> None:
+    refused = {"error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}}
+    with pytest.raises(Unavailable):
+        await position(info(67), refused).check_readable(60)
+
+
+def test_a_new_leader_gets_time_to_apply_what_it_has_stored() -> None:
+    async def scenario() -> None:
+        reader = position(info(67, LED), NO_MESSAGE, info(67, LED), found(61), *[info(67, LED), NO_MESSAGE] * 2)
+        await reader.check_readable(60)
+        await asyncio.sleep(CONFIRMED_AFTER_S)
+        await reader.check_readable(60)
+        await reader.check_readable(60)
+        await asyncio.sleep(CONFIRMED_AFTER_S)
+        with pytest.raises(LedgerBroken):
+            await reader.check_readable(60)
+
+    run(scenario())
+
+
+async def test_a_node_believes_no_single_server_of_several() -> None:
+    await position(info(67, LED)).check_readable(60, directly=True)

@@ -89,3 +89,34 @@ def test_a_job_is_at_risk_until_its_next_generation() -> None:
     history = running().then(risk)
     assert job(history).at_risk
     assert not job(history.then(placed(2, "node-0:0"), risk)).at_risk
+
+
+# --- checkpoints that cannot be read --------------------------------------------------------------------
+
+
+def repeats_from(iteration: int, *, lost: str = "g1: damaged") -> events.GenerationStarted:
+    return events.GenerationStarted(
+        job_id="a", generation=2, num_gpus=1, iteration=iteration, lost_checkpoints=lost, at_s=NOW_S + 60.0
+    )
+
+
+def test_a_start_from_an_older_checkpoint_takes_back_what_the_lost_one_held() -> None:
+    history = running().then(progressed(1, 40, checkpoint=40), crashed(1), placed(2, "node-0:0"))
+    before = history.state.scheduling_event_sequence
+    started = job(history.then(repeats_from(10)))
+    assert (started.iteration, started.checkpoint_iteration, started.training) == (10, 10, True)
+    assert history.state.scheduling_event_sequence > before  # its plan has too little time
+    assert started.restarts == 1
+    assert job(history.then(progressed(2, 12, checkpoint=12, at_s=70.0))).checkpoint_iteration == 12
+
+
+def test_a_damaged_file_without_a_loss_takes_nothing_back() -> None:
+    history = running().then(progressed(1, 40, checkpoint=10), crashed(1), placed(2, "node-0:0"))
+    assert job(history.then(repeats_from(40))).checkpoint_iteration == 40
+
+
+def test_a_start_without_lost_checkpoints_takes_nothing_back() -> None:
+    history = running().then(progressed(1, 40, checkpoint=40), crashed(1), placed(2, "node-0:0"))
+    before = history.state.scheduling_event_sequence
+    assert job(history.then(repeats_from(10, lost=""))).checkpoint_iteration == 40
+    assert history.state.scheduling_event_sequence == before

@@ -1,9 +1,11 @@
 """Checkpoints are complete or absent, and the newest generation comes first."""
 
 import errno
+import hashlib
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,8 +136,158 @@ def test_checkpoint_runs_no_code(tmp_path):
 
     store = CheckpointStore(tmp_path, generation=1)
     store.save(10, {"model": Surprise()})
-    with pytest.raises(Exception, match=r"weights_only|Weights only"):
-        store.newest()
+    assert store.newest() is None
+    ((_, reason),) = store.unreadable.values()
+    assert "Weights only" in reason
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def replace_by_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def replace_by_fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def replace_by_link(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+def forge(folder: Path, generation: int, content: bytes) -> Path:
+    """A file whose content matches its name."""
+    file = folder / f"g{generation:010d}-i{99:014d}-{hashlib.sha256(content).hexdigest()}.ckpt"
+    file.write_bytes(content)
+    return file
+
+
+def forge_state(folder: Path, generation: int, content: Any) -> Path:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return forge(folder, generation, buffer.getvalue())
+
+
+DAMAGES = (flip_a_bit, lambda file: file.write_bytes(b""), replace_by_folder, replace_by_fifo, replace_by_link)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_cannot_be_read_is_passed_over_and_named(tmp_path, damage):
+    store = CheckpointStore(tmp_path, generation=1)
+    store.save(10, state(10))
+    newest = store.save(20, state(20)).file
+    damage(newest)
+    assert newest_iteration(store, at_least=20) is None
+    assert store.has_damaged
+    assert newest_iteration(store) == 10
+    ((iteration, reason),) = store.unreadable.values()
+    assert [*store.unreadable] == [newest.name]
+    assert iteration == 20
+    assert reason
+    assert [store.has_written(10), store.has_written(20)] == [True, False]
+    for later in (30, 40, 50):  # what cannot be removed stops no save
+        store.save(later, state(later))
+    assert newest_iteration(store) == 50
+
+
+def test_a_file_without_permission_is_passed_over(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path, generation=1)
+    store.save(10, state(10))
+    newest = store.save(20, state(20)).file
+    open_file = os.open
+
+    def denied(path: Any, *more: Any, **named: Any) -> int:  # as root may open any
+        if Path(path) == newest:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_file(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", denied)
+    assert newest_iteration(store) == 10
+    assert store.unreadable == {newest.name: (20, "Permission denied")}
+
+
+def test_a_missing_file_is_no_damage(tmp_path):
+    store = CheckpointStore(tmp_path, generation=1)
+    store.save(10, state(10))
+    store.save(20, state(20)).file.unlink()
+    assert newest_iteration(store, at_least=20) is None
+    assert not store.has_damaged
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path):
+    folder = tmp_path / "job"
+    folder.write_text("not a folder")
+    store = CheckpointStore(folder, generation=1)
+    assert store.newest() is None
+    assert store.unreadable == {str(folder): (0, "Not a directory")}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_only_a_complete_checkpoint_of_a_newer_generation_supersedes(tmp_path, damage):
+    newer = CheckpointStore(tmp_path, generation=99)
+    file = newer.save(99, state(99)).file
+    older = CheckpointStore(tmp_path, generation=2)
+    with pytest.raises(Superseded):
+        older.save(10, state(10))
+    damage(file)
+    for iteration in (10, 20, 30):
+        older.save(iteration, state(iteration))
+    assert newest_iteration(older) == 30
+    assert not older.unreadable
+    assert older.has_written(30)
+    assert len([path for path in tmp_path.iterdir() if path != file]) == 2
+    newer.save(120, state(120))
+    with pytest.raises(Superseded):
+        older.save(40, state(40))
+
+
+@pytest.mark.parametrize("content", [b"", b"no state", b"PK\x03\x04"])
+def test_a_file_that_matches_its_name_and_holds_no_state_is_no_checkpoint(tmp_path, content):
+    store = CheckpointStore(tmp_path, generation=2)
+    store.save(10, state(10))
+    forge(tmp_path, 3, content)
+    assert newest_iteration(store) == 10
+    forge(tmp_path, 2, content)
+    assert newest_iteration(store) == 10
+    assert store.has_damaged
+
+
+def test_a_state_is_a_map(tmp_path):
+    forge_state(tmp_path, 2, [1, 2])
+    assert CheckpointStore(tmp_path, generation=2).newest() is None
+
+
+def test_a_checkpoint_of_another_job_is_passed_over(tmp_path):
+    own, other = (CheckpointStore(tmp_path, generation=generation, owner=f"job-{generation}") for generation in (1, 2))
+    own.save(10, state(10))
+    other.save(20, state(20))
+    assert newest_iteration(own) == 10
+    own_later = CheckpointStore(tmp_path, generation=3, owner="job-1")
+    assert newest_iteration(own_later) == 10
+    assert [reason for _, reason in own_later.unreadable.values()] == ["job job-2 wrote it"]
+    assert newest_iteration(CheckpointStore(tmp_path, generation=3)) == 20
+
+
+def test_an_invalid_file_of_a_newer_generation_is_read_once(tmp_path, monkeypatch):
+    store, reads = CheckpointStore(tmp_path, generation=2), list[str]()
+    forge(tmp_path, 99, b"no state")
+    digest = hashlib.file_digest
+
+    def counted(file: Any, name: str) -> Any:
+        reads.append(name)
+        return digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    for iteration in range(10):
+        store.save(iteration, state(iteration))
+    assert len(reads) == 1
 
 
 def part(numbers: range) -> dict:

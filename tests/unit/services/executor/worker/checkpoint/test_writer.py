@@ -1,5 +1,6 @@
 """Checkpoints beside the training, which waits for a copy, but not for the disk."""
 
+import hashlib
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from elasticflow.services.executor.worker.checkpoint.host_copies import HostCopi
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
+from elasticflow.shared.messages.worker_protocol.job_files import digest_of_model, iteration_of_model
 from elasticflow.shared.runtime.process.durable_file import rename_durably
 
 
@@ -83,7 +85,11 @@ def test_a_requested_checkpoint_is_reported_once_with_its_file(tmp_path):
 
 
 def model_files(folder):
-    return {path.name: torch.load(path, weights_only=True) for path in (folder / "model").glob("*")}
+    """By iteration; each name has the digest of the file's bytes."""
+    files = list((folder / "model").glob("*"))
+    for path in files:
+        assert digest_of_model(path.name) == hashlib.sha256(path.read_bytes()).hexdigest()
+    return {iteration_of_model(path.name): torch.load(path, weights_only=True) for path in files}
 
 
 def test_the_model_alone_is_written_at_the_end_and_if_a_request_wants_it(tmp_path):
@@ -94,10 +100,10 @@ def test_the_model_alone_is_written_at_the_end_and_if_a_request_wants_it(tmp_pat
         channel.model_request = channel.checkpoint_request if wants_model else 0
         writer.write_in_background(store, iteration, {"iteration": iteration, "model": {"w": torch.ones(2)}, "x": 1})
         writer.join()
-        assert list(model_files(tmp_path)) == (["i00000000000006.pt"] if wants_model else [])
+        assert list(model_files(tmp_path)) == ([6] if wants_model else [])
     writer.write_now(store, 7, {"iteration": 7, "model": {"w": torch.zeros(2)}}, model_dir=tmp_path)
-    ((name, model),) = model_files(tmp_path).items()
-    assert (name, model["w"].tolist()) == ("i00000000000007.pt", [0.0, 0.0])
+    ((iteration, model),) = model_files(tmp_path).items()
+    assert (iteration, model["w"].tolist()) == (7, [0.0, 0.0])
 
 
 def test_a_full_disk_loses_the_model_file_and_not_the_job(tmp_path):

@@ -19,7 +19,7 @@ from elasticflow.services.executor.worker.checkpoint.parameter_slices import who
 from elasticflow.services.executor.worker.checkpoint.sharded import ShardedCheckpoints
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.elastic.groups import Group
-from elasticflow.services.executor.worker.steps.restored_state import restored_state
+from elasticflow.services.executor.worker.steps.restored_state import Restored, restored_state
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
@@ -82,7 +82,7 @@ def restore(workers: list[Worker], assignment: Assignment) -> dict[str, Any]:
     def act(worker: Worker, group: Group | None) -> dict[str, Any]:
         worker.sharded.own(group)
         members = GenerationMembers(group, VirtualNodes(count=8, global_batch_size=8))
-        state = restored_state(assignment, members, [], worker.sharded)
+        state = restored_state(assignment, members, [], worker.sharded).state
         worker.model.load_state_dict(state["model"])
         worker.sharded.load_state_dict(state["optimizer"])
         return worker.sharded.state_dict()
@@ -160,19 +160,79 @@ def test_all_take_an_older_checkpoint_if_one_of_them_lacks_a_part(
     assert_same(restore([Worker(), Worker()], assignment), expected)
 
 
-def test_a_checkpoint_that_the_ledger_knows_is_not_replaced_by_an_older_one(
-    assignment: Assignment, tmp_path: Path
-) -> None:
+def test_a_job_whose_only_checkpoint_is_damaged_fails(assignment: Assignment, tmp_path: Path) -> None:
     write(tmp_path, 3)
     damage(next(tmp_path.glob("*.part")))
     known = replace(assignment, checkpoint_iteration=3, checkpoint_wait_s=0.0)
-    with pytest.raises(TrainingFailed, match="the checkpoint of iteration 3 is not in"):
+    with pytest.raises(TrainingFailed, match=r"is readable: g0000000001-i00000000000003-\w+\.ckpt: a part of it"):
         restore([Worker()], known)
+
+
+def alone(assignment: Assignment) -> Restored:
+    members = GenerationMembers(None, VirtualNodes(count=8, global_batch_size=8))
+    return restored_state(replace(assignment, checkpoint_wait_s=0.0), members, [], None)
+
+
+def save(folder: Path, *iterations: int, owner: str = "") -> list[Path]:
+    store = CheckpointStore(folder, generation=1, owner=owner)
+    return [store.save(each, {"iteration": each, "metrics": {}, "model": {}}).file for each in iterations]
+
+
+@pytest.mark.parametrize("spoil", [damage, lambda file: file.write_bytes(b""), Path.unlink])
+def test_an_older_checkpoint_replaces_one_that_the_ledger_knows_and_the_loss_is_named(
+    assignment: Assignment, tmp_path: Path, spoil: Any
+) -> None:
+    _, newest = save(tmp_path, 3, 7)
+    spoil(newest)
+    restored = alone(replace(assignment, checkpoint_iteration=7))
+    assert restored.state["iteration"] == 3
+    named = "the checkpoint of iteration 7 is not in" if spoil is Path.unlink else newest.name
+    assert named in restored.lost_checkpoints
+
+
+def test_a_damaged_file_is_not_awaited(assignment: Assignment, tmp_path: Path) -> None:
+    _, newest = save(tmp_path, 3, 7)
+    damage(newest)
+    members = GenerationMembers(None, VirtualNodes(count=8, global_batch_size=8))
+    known = replace(assignment, checkpoint_iteration=7, checkpoint_wait_s=1e9)
+    assert restored_state(known, members, [], None).state["iteration"] == 3
+
+
+def test_the_newest_checkpoint_is_no_loss(assignment: Assignment, tmp_path: Path) -> None:
+    save(tmp_path, 3, 7)
+    assert alone(replace(assignment, checkpoint_iteration=7)).lost_checkpoints == ""
+    assert alone(replace(assignment, checkpoint_iteration=6)).lost_checkpoints == ""
+
+
+def test_a_damaged_file_that_the_ledger_does_not_know_is_named_too(assignment: Assignment, tmp_path: Path) -> None:
+    (only,) = save(tmp_path, 3)
+    damage(only)
+    restored = alone(assignment)
+    assert restored.state["iteration"] == 0
+    assert only.name in restored.lost_checkpoints
+
+
+def test_without_any_readable_checkpoint_the_job_fails_with_what_to_do(assignment: Assignment, tmp_path: Path) -> None:
+    known = replace(assignment, checkpoint_iteration=7)
+    with pytest.raises(
+        TrainingFailed, match=r"not in .*, and no older one: set EF_DATA_DIR to the same shared storage"
+    ):
+        alone(known)
+    for file in save(tmp_path, 3, 7):
+        damage(file)
+    with pytest.raises(TrainingFailed, match="restore the folder from a backup"):
+        alone(known)
+
+
+def test_the_checkpoints_of_another_job_are_not_read(assignment: Assignment, tmp_path: Path) -> None:
+    save(tmp_path, 3, 7, owner="other")
+    with pytest.raises(TrainingFailed, match="job other wrote it"):
+        alone(replace(assignment, checkpoint_iteration=7, checkpoint_owner="job"))
 
 
 def test_without_a_checkpoint_all_begin_at_the_beginning(assignment: Assignment) -> None:
     def act(worker: Worker, group: Group | None) -> Any:
         members = GenerationMembers(group, VirtualNodes(count=8, global_batch_size=8))
-        return restored_state(assignment, members, [], worker.sharded)
+        return restored_state(assignment, members, [], worker.sharded).state
 
     assert together([Worker(), Worker()], act) == [{"iteration": 0, "metrics": {}}] * 2

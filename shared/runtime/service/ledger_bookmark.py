@@ -1,0 +1,96 @@
+"""What a machine remembers of a ledger, beside NATS: the newest message that was read there (docs/adr/0099).
+
+A NATS that comes back with older data, from a backup or after a loss, does not know what it has acknowledged since.
+"""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+from elasticflow.shared.errors import LedgerBroken, LedgerTruncated, Retry
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
+from elasticflow.shared.runtime.bus.with_retry import with_retry
+from elasticflow.shared.state.ledger_chain import digest_with
+
+
+class LedgerBookmark:
+    """Of one reader of a pool's ledger, in a file of this machine."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.sequence, self._digest = _read(file)
+
+    @classmethod
+    def of_reader(cls, data_dir: Path, pool: str, reader: str) -> "LedgerBookmark":
+        """reader: its name, which no other reader has that shares the folder."""
+        return cls(_folder(data_dir) / f"{_prefix(pool)}{reader}.json")
+
+    def move(self, record: LedgerRecord) -> None:
+        """To the newest message that was read. Raises OSError."""
+        if record.sequence == self.sequence:
+            return
+        digest = digest_with("", record)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.file.with_suffix(".part")
+        unfinished.write_text(json.dumps({"sequence": record.sequence, "message": digest}))
+        unfinished.replace(self.file)
+        self.sequence, self._digest = record.sequence, digest
+
+    async def problem(self, bus: Bus, pool: str) -> str | None:
+        """Why the ledger is not the one that was read here. Raises Unavailable, UnknownStream."""
+        end = await with_retry(bus.ledger_end, pool)
+        if end.first <= self.sequence <= end.sequence:
+            found = await _digest_at(bus, pool, self.sequence)
+            if found in ("", self._digest):
+                return None
+            what = f"has another message {self.sequence} than the one that was read on this machine"
+        elif self.sequence > end.sequence:
+            what = f"ends at message {end.sequence}, but this machine has read it up to {self.sequence}"
+        else:
+            return None
+        return (
+            f"the ledger of pool {pool} {what}: NATS has older data, and jobs that it acknowledged later are gone. "
+            "Stop the pool, and see 'When the ledger is older than its nodes' in docs/how-to/operate-a-pool.md. To go "
+            f"on with what is there, delete {self.file}"
+        )
+
+
+async def older_ledger(bus: Bus, pool: str, data_dir: Path) -> str | None:
+    """Why the ledger is not the one that readers with this data folder have read; None if it is.
+
+    Raises Unavailable, UnknownStream.
+    """
+    files = await asyncio.to_thread(lambda: sorted(_folder(data_dir).glob(f"{_prefix(pool)}*.json")))
+    for bookmark in sorted(map(LedgerBookmark, files), key=lambda each: -each.sequence):
+        if problem := await bookmark.problem(bus, pool):
+            return problem
+    return None
+
+
+async def _digest_at(bus: Bus, pool: str, sequence: int) -> str:
+    """Of the message; "" if it cannot be read now, which others report."""
+    batches = bus.read(pool, after_sequence=sequence - 1, up_to=sequence)
+    try:
+        async with asyncio.timeout(DEFAULT_TIMEOUT_S), contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]
+            (record,) = await anext(batches)
+    except (TimeoutError, Retry, LedgerBroken, LedgerTruncated):
+        return ""
+    return digest_with("", record)
+
+
+def _read(file: Path) -> tuple[int, str]:
+    """0 and "" if there is none, or if it is damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(file.read_text())
+        return int(kept["sequence"]), str(kept["message"])
+    return 0, ""
+
+
+def _folder(data_dir: Path) -> Path:
+    return data_dir / "services"
+
+
+def _prefix(pool: str) -> str:
+    return f"ledger-{pool}."
