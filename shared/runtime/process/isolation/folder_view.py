@@ -7,7 +7,9 @@ are known, and then removes it.
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
+from elasticflow.shared.runtime.process.folder_tree import walk
 from elasticflow.shared.runtime.process.isolation.system_calls import (
     bind,
     make_mounts_private,
@@ -93,10 +95,9 @@ class FolderView:
         """After a run without isolation, or under another user, its files belong to another one."""
         if self._owner is None or os.stat(folder).st_uid == self._owner:
             return
-        for parent, _, files in os.walk(folder):
-            for name in (parent, *(os.path.join(parent, file) for file in files)):
-                with suppress(FileNotFoundError):
-                    os.chown(name, self._owner, self._owner, follow_symlinks=False)
+        for entry in walk(Path(folder)):
+            with suppress(FileNotFoundError):
+                os.chown(entry.name or folder, self._owner, self._owner, dir_fd=entry.folder, follow_symlinks=False)
 
 
 def _make_memory_folders(num_bytes: int, *, shares_memory: bool) -> None:
