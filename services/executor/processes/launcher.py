@@ -26,6 +26,7 @@ from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WriteLog
+from elasticflow.shared.runtime.service.housekeeping import keep_up
 
 log = structlog.get_logger()
 
@@ -105,8 +106,8 @@ class Launcher:
         if killed := await asyncio.to_thread(kill_marked, self._marks):
             log.warning("leftover_workers_killed", pids=killed)
         await self._start_server()
-        self._keeper = asyncio.create_task(self._keep_server(), name="fork server")
-        self._warming = asyncio.create_task(self.warm_pool.run(), name="warm_pool")
+        self._keeper = asyncio.create_task(keep_up("fork server", self._keep_server, log=log), name="fork server")
+        self._warming = asyncio.create_task(keep_up("warm pool", self.warm_pool.run, log=log), name="warm_pool")
 
     async def launch(self, assignment: Assignment) -> WorkerHandle:
         """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed.

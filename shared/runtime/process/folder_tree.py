@@ -127,7 +127,7 @@ def walk(folder: Path) -> Iterator[Entry]:
 
 
 def bytes_and_entries_in(folder: Path, *, up_to_entries: int) -> tuple[int, int]:
-    """What its files take on the disk, and how many entries it has: counted up to that number of them. Raises OSError."""
+    """What its files take on the disk, and how many entries it has, counted up to that many. Raises OSError."""
     num_bytes = num_entries = 0
     for entry in walk(folder):
         num_bytes += entry.status.st_blocks * 512
