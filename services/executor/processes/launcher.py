@@ -3,8 +3,9 @@
 A fork server (`python -m elasticflow.services.executor.worker`) has the libraries loaded. Each worker is a fork of it
 with its own channel to the launcher; so are the runners of padding loads (`task_runner.py`). The fork server ends what
 a worker leaves, in any session. Three mechanisms end a worker and its descendants with its executor: the end of file on
-the fork server's socket, the end of file on the worker's channel, and at the next start the marks in the environment.
-If the fork server is killed, the kernel's parent death signal ends its workers, and the marks find what they started.
+the fork server's socket, the end of file on the worker's channel, and at the next start the control groups, where there
+are any, and the marks in the environment. If the fork server is killed, the kernel's parent death signal ends its
+workers, and its keeper what they started.
 """
 
 import asyncio
@@ -103,6 +104,8 @@ class Launcher:
 
     async def start(self) -> None:
         """Kill the processes of earlier incarnations of this node, then start the fork server."""
+        if self._isolation.cgroups is not None:
+            await asyncio.to_thread(self._isolation.cgroups.end_left_over)
         if killed := await asyncio.to_thread(kill_marked, self._marks):
             log.warning("leftover_workers_killed", pids=killed)
         await self._start_server()
@@ -199,8 +202,7 @@ class Launcher:
                 log.error("fork_server_died", log_file=str(self._server_log))
                 await self._server.end()
                 self._server = None
-                # what its workers started in sessions of their own
-                await asyncio.to_thread(kill_marked, self._marks)
+                await asyncio.to_thread(kill_marked, self._marks)  # of a keeper that was killed, too
             try:
                 await self._start_server()
                 retry_s = _FIRST_RETRY_S

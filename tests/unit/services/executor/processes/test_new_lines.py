@@ -100,9 +100,9 @@ def test_what_is_read_of_a_file_is_bounded_and_no_hole_is(
 
 def test_lines_that_are_passed_over_are_counted_up_to_a_bound(log_file: Path) -> None:
     log_file.write_bytes(b"\n" * (3 * MAX_BACKLOG_BYTES))
-    note = new_lines(
-        log_file, 0, max_bytes=1_000, max_lines=10, to_the_end=False, max_counted_bytes=MAX_BACKLOG_BYTES
-    )[0]
+    note = new_lines(log_file, 0, max_bytes=1_000, max_lines=10, to_the_end=False, max_counted_bytes=MAX_BACKLOG_BYTES)[
+        0
+    ]
     assert note.text.startswith(f"eflow: more than {MAX_BACKLOG_BYTES:,} lines left out")
     assert note.up_to == 3 * MAX_BACKLOG_BYTES - 1_000
 
