@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -96,7 +97,14 @@ def trace_process(pid: str) -> list[int]:
 
 def ask_the_kernel(_: str) -> list[str]:
     """The dangerous system calls that it may make, and the rights that it could gain."""
-    calls = {"bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "keyctl": 250, "io_uring_setup": 425, "unshare": 272}
+    calls = {
+        "bpf": 321,
+        "perf_event_open": 298,
+        "userfaultfd": 323,
+        "keyctl": 250,
+        "io_uring_setup": 425,
+        "unshare": 272,
+    }
     libc, found = ctypes.CDLL(None, use_errno=True), list[str]()
     for name, number in calls.items() if os.uname().machine == "x86_64" else ():
         ctypes.set_errno(0)
@@ -139,15 +147,14 @@ def forge_frames(_: str) -> int:
     return sockets
 
 
-def leave_daemons(_: str) -> list[int]:
-    """In sessions of their own, without a variable, after two forks; returns their process ids."""
-    commands = ("setsid env -i sleep 600", "env -i setsid sh -c 'sleep 600 & sleep 600'")
-    quiet = "</dev/null >/dev/null 2>&1 & echo $!"
-    started = [
-        subprocess.run(["sh", "-c", f"{each} {quiet}"], env={"PATH": os.environ["PATH"]}, capture_output=True, check=True)
-        for each in commands
-    ]
-    return [int(each.stdout) for each in started]
+def leave_daemons(sleep_s: str) -> int:
+    """In sessions of their own, without a variable, after two forks; returns their number."""
+    commands = (f"setsid env -i sleep {sleep_s}", f"env -i setsid sh -c 'sleep {sleep_s} & sleep {sleep_s}'")
+    for each in commands:
+        daemon = f"{each} </dev/null >/dev/null 2>&1 &"
+        subprocess.run(["sh", "-c", daemon], env={"PATH": os.environ["PATH"]}, check=True)
+    time.sleep(0.5)  # until they run
+    return len(commands) + 1
 
 
 def link_artifacts(folder_and_victim: str) -> list[str]:
