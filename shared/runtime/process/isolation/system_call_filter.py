@@ -24,8 +24,8 @@ _NOT_PERMITTED = (
     *("vm86", "vm86old"),
 )
 _ABSENT = ("io_uring_setup", "io_uring_enter", "io_uring_register", "clone3")  # their callers have another way
-_NEW_NAMESPACES = (  # flags of clone: time, mounts, control groups, names, IPC, users, processes, network
-    *(0x80, 0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000),
+_NEW_NAMESPACES = (  # flags of clone: mounts, control groups, names, IPC, users, processes, network
+    *(0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000),
 )
 
 
