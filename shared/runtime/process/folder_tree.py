@@ -1,7 +1,7 @@
 """Deletes and walks folders that users' code can write: of any depth, with any number of files and any names in them.
 
-All happens relative to open folders, so no link leads out of the tree and no path becomes too long. A few files are open
-at once, however large the tree is.
+All happens relative to open folders, so no link leads out of the tree and no path becomes too long. A few files are
+open at once, however large the tree is.
 """
 
 import os
@@ -96,8 +96,9 @@ class Entry(NamedTuple):
 def walk(folder: Path) -> Iterator[Entry]:
     """The folder, and each entry below it, however deep; what vanishes meanwhile is left out.
 
-    It remembers the names of the folders that it has still to enter, keeps two folders open, and goes up by "..". A tree that is moved meanwhile ends early. Raises OSError if the
-    folder cannot be opened, PermissionError also for one below it.
+    It remembers the names of the folders that it has still to enter, keeps two folders open, and goes up by "..". A
+    tree that is moved meanwhile ends early. Raises OSError if the folder cannot be opened, PermissionError also for one
+    below it.
     """
     current = os.open(folder, _FOLDER)
     try:

@@ -133,18 +133,12 @@ def nest_folders(folder: str) -> int:
     return made
 
 
-def forge_frames(_: str) -> int:
-    """Random bytes, and lengths that promise more than follows, into each of its sockets; returns their number."""
-    sockets = 0
+def forge_frames(_: str) -> None:
+    """Random bytes, and a length that promises more than follows, into each of its sockets; then it waits."""
     for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as found:
-                found.settimeout(1.0)
-                found.send(b"\x00\x00\x00\x40" + os.urandom(64) + b"\xff\xff\xff\xff")
-                sockets += 1
-        except OSError:
-            continue
-    return sockets
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+            found.send(b"\x00\x00\x00\x40" + os.urandom(64) + b"\xff\xff\xff\xff")
+    time.sleep(600)
 
 
 def leave_daemons(sleep_s: str) -> int:
