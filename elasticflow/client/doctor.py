@@ -24,6 +24,7 @@ from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.certificate_times import ends_of_validity
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
+from elasticflow.shared.runtime.process.isolation.system_call_filter import filter_problem
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.process.private_file import readable_by_others
 from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, workers_secret_file
@@ -214,7 +215,9 @@ def _isolation_problems(environment: Mapping[str, str], access: NatsAccess) -> I
             f"jobs see the processes and files of their executor's user: {problem}; permit user namespaces and mounts, "
             "and set EF_ISOLATION=required"
         )
-    elif mode == "none" and os.geteuid() == 0:
+    if mode != "none" and (problem := filter_problem()):
+        yield f"jobs may make all system calls: {problem}; install it, by `apt-get install libseccomp2` on Debian"
+    if mode == "none" and os.geteuid() == 0:
         yield "this is the user root, and jobs run as the user of their executor: set EF_ISOLATION=auto"
 
 

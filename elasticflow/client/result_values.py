@@ -3,13 +3,13 @@
 import hashlib
 import pickle
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 from elasticflow.errors import ResultFileUnusable, TaskError
 from elasticflow.shared.messages.limits import TOKEN_PATTERN
 from elasticflow.shared.messages.padding_tasks import TaskResult
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 
 
 def value_of(result: TaskResult, load_id: str, data_dir: Path | None) -> Any:
@@ -43,7 +43,7 @@ def pickled_value_of(result: TaskResult, load_id: str, data_dir: Path | None) ->
 def delete_result_files(load_id: str, data_dir: Path | None) -> None:
     """Delete what `value_of` has read, once no result of the load is needed."""
     if data_dir is not None:
-        shutil.rmtree(_folder(data_dir, load_id), ignore_errors=True)
+        delete_folder(_folder(data_dir, load_id))
 
 
 def _folder(data_dir: Path, load_id: str) -> Path:

@@ -2,11 +2,15 @@
 
 A folder that a live job or load needs is never old, whatever its age. Executors that share a data folder may all do
 this at once: a folder is renamed, in one step, before its files are deleted, so no executor finds a part of it.
+Jobs write these folders: none of them keeps the others from being deleted (docs/adr/0100).
 """
 
 import asyncio
-import shutil
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any
 
 from elasticflow.services.executor.processes.fetched_data import data_digest
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 from elasticflow.shared.state.code_in_use import code_digests, data_in_use, requirements_in_use
 from elasticflow.shared.state.pool import PoolState
 
@@ -21,6 +26,7 @@ SWEEP_EVERY_S = 3_600.0
 RESULTS_KEPT_S = 86_400.0  # of loads; clients delete what they have read
 UNPACKED_KEPT_S = 86_400.0  # code and packages, since their last use: they can be unpacked or installed again
 FETCHED_KEPT_S = 86_400.0  # data, since it was fetched: what is behind its URI may have changed
+LONGEST_DELETION_S = 600.0  # of one folder in one sweep: the others have their turn, whatever still writes to it
 _DELETED = ".deleted-"
 
 
@@ -38,19 +44,39 @@ class OldFiles:
 
     def __init__(self, data_dir: Path, clock: Clock, folded: Callable[[], PoolState], log: Any) -> None:
         self._data_dir, self._clock, self._folded, self._log = data_dir, clock, folded, log
+        self._stops = threading.Event()
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await asyncio.to_thread(self.sweep, self._clock.now_s())
-            await asyncio.sleep(SWEEP_EVERY_S)
+        self._stops.clear()
+        try:
+            while True:
+                await asyncio.to_thread(self.sweep, self._clock.now_s())
+                await asyncio.sleep(SWEEP_EVERY_S)
+        finally:
+            self._stops.set()  # a sweep of millions of files does not delay the end of the executor
 
     def sweep(self, now_s: float) -> None:
-        """Delete what is old now."""
+        """Delete what is old now. What goes wrong with one folder ends there."""
         for leftovers in self._leftovers():
-            for folder in _old_folders(leftovers, now_s):
-                self._log.info("FolderDeleted", folder=str(folder))
-                _delete(folder)
+            for folder in _folders_in(leftovers.place):
+                if self._stops.is_set():
+                    return
+                try:
+                    self._delete_if_old(folder, leftovers, now_s)
+                except Exception:
+                    self._log.exception("FolderNotDeleted", folder=str(folder))
+
+    def _delete_if_old(self, folder: Path, leftovers: Leftovers, now_s: float) -> None:
+        """Also one that an executor was deleting when it ended."""
+        if not folder.name.startswith(_DELETED):
+            if leftovers.kept_s is None or _has_changed_since(folder, now_s - leftovers.kept_s):
+                return
+            if leftovers.is_needed(folder.name):
+                return
+        self._log.info("FolderDeleted", folder=str(folder))
+        give_up_s = time.monotonic() + LONGEST_DELETION_S
+        _delete(folder, goes_on=lambda: not self._stops.is_set() and time.monotonic() < give_up_s)
 
     def _leftovers(self) -> Iterator[Leftovers]:
         config, root, folded = self._folded().config, self._data_dir, self._folded
@@ -77,36 +103,35 @@ class OldFiles:
         yield Leftovers(place=root / "load-logs", kept_s=config.logs_kept_s, is_needed=of_live_load)
         yield Leftovers(place=root / "logs", kept_s=config.logs_kept_s, is_needed=of_live_job)
         yield Leftovers(place=root / "results", kept_s=RESULTS_KEPT_S, is_needed=of_live_load)
-        for of_tenant in (root / "code").glob("*/"):
+        for of_tenant in _folders_in(root / "code"):
             yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_in_use, of_tenant.name))
-        for of_tenant in (root / "packages").glob("*/"):
+        for of_tenant in _folders_in(root / "packages"):
             yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(may_be_required, of_tenant.name))
-        for of_tenant in (root / "data").glob("*/"):
+        for of_tenant in _folders_in(root / "data"):
             yield Leftovers(place=of_tenant, kept_s=FETCHED_KEPT_S, is_needed=partial(is_read, of_tenant.name))
 
 
-def _old_folders(leftovers: Leftovers, now_s: float) -> Iterator[Path]:
-    """Also those that an executor was deleting when it ended."""
-    for folder in leftovers.place.glob("*/"):
-        if folder.name.startswith(_DELETED):
-            yield folder
-        elif leftovers.kept_s is not None and now_s - _changed_at_s(folder, now_s) > leftovers.kept_s:
-            yield from () if leftovers.is_needed(folder.name) else (folder,)
+def _folders_in(place: Path) -> Iterator[Path]:
+    """Links to folders are none."""
+    with suppress(OSError), os.scandir(place) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        yield from (place / name for name in names)
 
 
-def _changed_at_s(folder: Path, now_s: float) -> float:
-    """The last change of the folder or of a file in it; now, if it is being deleted.
+def _has_changed_since(folder: Path, since_s: float) -> bool:
+    """The folder itself, or an entry in it. Also if it is gone: another executor deletes it.
 
-    Jobs can write it: a link counts itself, and a time in the future is one that they set.
+    Jobs can set the time of a file's content, but not that of its inode (ctime).
     """
     try:
-        found = [path.lstat() for path in (folder, *folder.iterdir())]
+        with os.scandir(folder) as entries:
+            found = (entry.stat(follow_symlinks=False) for entry in entries)
+            return folder.lstat().st_ctime > since_s or any(status.st_ctime > since_s for status in found)
     except OSError:
-        return float("inf")
-    return max(status.st_mtime if status.st_mtime <= now_s else status.st_ctime for status in found)
+        return True
 
 
-def _delete(folder: Path) -> None:
+def _delete(folder: Path, *, goes_on: Callable[[], bool]) -> None:
     renamed = folder
     if not folder.name.startswith(_DELETED):
         renamed = folder.with_name(f"{_DELETED}{fresh_id()}")
@@ -114,4 +139,4 @@ def _delete(folder: Path) -> None:
             folder.rename(renamed)
         except OSError:  # another executor was faster, or the disk is read-only
             return
-    shutil.rmtree(renamed, ignore_errors=True)
+    delete_folder(renamed, goes_on=goes_on)

@@ -43,7 +43,6 @@ from elasticflow.shared.runtime.service.until_available import until_available
 
 DEREGISTER_TIMEOUT_S = 5.0  # for the last events, after the workers have stopped or were killed
 
-LOADS_RETRY_S = 1.0
 BOOKMARK_EVERY_S = 2.0
 
 MakeLauncher = Callable[[OnEvent], Launching]
@@ -192,13 +191,17 @@ class Executor:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._worker_manager.run(), name="worker_manager")
-                tasks.create_task(self._execute_loads(), name="load_runners")
-                tasks.create_task(self._artifact_uploads.run(), name="artifacts")
-                tasks.create_task(self._publish_logs(host), name="logs")
                 tasks.create_task(heartbeat.run(), name="heartbeat")
-                tasks.create_task(self._delete_old_files(host), name="old files")
-                tasks.create_task(self._delete_old_artifacts(host), name="old artifacts")
-                tasks.create_task(self._keep_bookmark(host), name="bookmark")
+                housekeeping = {
+                    "padding loads": self._load_runners.run,
+                    "artifacts": self._artifact_uploads.run,
+                    "logs": partial(self._publish_logs, host),
+                    "old files": partial(self._delete_old_files, host),
+                    "old artifacts": partial(self._delete_old_artifacts, host),
+                    "bookmark": partial(self._keep_bookmark, host),
+                }
+                for name, work in housekeeping.items():
+                    tasks.create_task(process.keep_up(name, work), name=name)
         except* BadSettings as refusal:
             self._end(_first(refusal))
 
@@ -230,15 +233,6 @@ class Executor:
     async def _publish_logs(self, host: Host[State]) -> None:
         await host.ready.wait()
         await self._log_publisher.run(lambda: host.folded)
-
-    async def _execute_loads(self) -> None:
-        """No error of padding loads ends the workers of jobs."""
-        while True:
-            try:
-                await self._load_runners.run()
-            except* Exception:
-                self._process.log.exception("LoadRunnersFailed")
-            await asyncio.sleep(LOADS_RETRY_S)
 
     def _act(self, action: Action) -> None:
         if isinstance(action, UsePaddingSlots):

@@ -99,6 +99,7 @@ class ExecutorSettings:
     device: Literal["cpu", "cuda"]  # EF_DEVICE: auto, cpu or cuda
     num_gpus: int  # EF_SLOTS: GPUs, or equal parts of GPUs if there are more slots; CPU slots without GPUs
     gpu_names: tuple[str, ...]  # CUDA_VISIBLE_DEVICES: the GPU of each slot; empty without GPUs
+    gpu_devices: tuple[str, ...]  # CUDA_VISIBLE_DEVICES: the files of these GPUs in /dev; "": one of them is unknown
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
     gpu_type: str  # EF_GPU_TYPE: of all its GPUs; default: NVML's product name; of CPU slots their share: cpu-0.25
     # EF_GPU_MEMORY_BYTES: of each GPU; default: as NVML reports it; of CPU slots, of this machine; 0: unknown
@@ -187,6 +188,7 @@ class ExecutorSettings:
             device="cuda" if found else "cpu",
             num_gpus=num_gpus,
             gpu_names=tuple(gpu.name for gpu in used),
+            gpu_devices=tuple(dict.fromkeys(gpu.device_file for gpu in used)),
             cpu_share=cpu_share,
             gpu_type=read.token("EF_GPU_TYPE", gpu_type, GPU_TYPE_PATTERN),
             gpu_memory_bytes=read.integer("EF_GPU_MEMORY_BYTES", memory, low=0, high=2**53),

@@ -41,14 +41,18 @@ async def serve(process: Process, settings: MonitorSettings | None = None) -> No
     async def beside(host: Host[State]) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(node_watch.run(host), name="node-watch")
-            tasks.create_task(unreadable.dead_letter(), name="dead-letter")
-            tasks.create_task(_Upkeep(process, host).run(), name="upkeep")
-            tasks.create_task(LoadResults(process, host).run(), name="results of loads")
-            tasks.create_task(AbandonedLoads(process, host).run(), name="abandoned loads")
-            tasks.create_task(OldObjects(process, host).run(), name="old objects")
-            tasks.create_task(TenantViews(process, host).run(), name="views of tenants")
+            housekeeping = {
+                "dead-letter": unreadable.dead_letter,
+                "upkeep": _Upkeep(process, host).run,
+                "results of loads": LoadResults(process, host).run,
+                "abandoned loads": AbandonedLoads(process, host).run,
+                "old objects": OldObjects(process, host).run,
+                "views of tenants": TenantViews(process, host).run,
+            }
             if settings.webhook_url:
-                tasks.create_task(Webhook(process, host, settings.webhook_url).run(), name="webhook")
+                housekeeping["webhook"] = Webhook(process, host, settings.webhook_url).run
+            for name, work in housekeeping.items():
+                tasks.create_task(process.keep_up(name, work), name=name)
 
     policy = with_cache(PlanningCache())
     await host_policy(process, policy, leads_by_lease=True, act=node_watch.act, prepare=warm_up, beside=beside)

@@ -33,7 +33,7 @@ class SilentLog:
     def _drop(self, event: str, **keys: Any) -> None:
         """Nothing is written."""
 
-    debug = info = warning = error = _drop
+    debug = info = warning = error = exception = _drop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,15 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from elasticflow.client.worker_logs import LogReader
 from elasticflow.sdk.packaging import package
+from elasticflow.services.executor.decisions.local_events_and_actions import ArtifactsUploaded, StoreArtifacts
 from elasticflow.services.executor.old_files import OldFiles
+from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
 from elasticflow.services.executor.processes.launcher import Exited
 from elasticflow.services.executor.processes.log_rotation import rotate
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
@@ -20,17 +23,21 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Started
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups
 from elasticflow.shared.runtime.process.isolation.limits import MAX_OPEN_FILES, MAX_PROCESSES
 from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
+from elasticflow.shared.runtime.process.isolation.system_call_filter import filter_problem
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.executor_process import executor_process
 from tests.support.hostile_attacks import (
+    DAEMONS_SLEEP_S,
     MEMORY_LIMIT_BYTES,
     PRIVATE_FILE,
     Neighbour,
@@ -42,7 +49,7 @@ from tests.support.namespaces import skip_without_namespaces
 from tests.support.planned_ledger import Ledger
 from tests.support.secured_pool import POOL, secured_pool
 from tests.support.small_disk import small_disk
-from tests.support.user_code.attacks_on_node import ATTACKS
+from tests.support.user_code.attacks_on_node import ATTACKS, FAR_ABOVE_THE_LIMIT
 from tests.training.conftest import Node, job_spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -125,6 +132,61 @@ async def test_it_gains_no_rights_by_another_user_namespace(node):
     assert await outcome_of(node, "enter_user_namespace") is False
 
 
+async def test_it_makes_no_dangerous_system_call_and_can_gain_no_right(node):
+    if problem := filter_problem():
+        pytest.skip(problem)
+    assert await outcome_of(node, "ask_the_kernel") == []
+
+
+async def test_a_job_on_cpu_slots_sees_no_device_of_a_gpu(node):
+    found = await outcome_of(node, "list_devices")
+    assert {"null", "shm", "urandom"} < set(found)
+    assert not [name for name in found if name.startswith(("nvidia", "kvm", "mem", "sd", "vd"))]
+
+
+async def test_folders_in_each_other_stop_no_sweep_and_no_later_worker_of_their_job(node):
+    job_id = node.new_job_id()
+    logs = node.launcher.log_file(job_id, 1, 0).parent
+    assert await outcome_of(node, "nest_folders", logs, job_id=job_id) == FAR_ABOVE_THE_LIMIT
+    assert await outcome_of(node, "read_file", "/nowhere", job_id=job_id) == "", "its next worker starts"
+    OldFiles(node.folder, SystemClock(), PoolState, SilentLog()).sweep(SystemClock().now_s() + 31 * DAY_S)
+    assert not logs.exists()
+    assert not [folder for folder in logs.parent.iterdir() if folder.is_dir()], "of no job is anything left"
+
+
+async def test_forged_frames_end_their_worker_alone(node):
+    hostile = job_spec("hostile_jobs:Hostile", hyperparameters={"attack": "forge_frames", "target": ""})
+    workers = await node.launch(hostile, job_id=node.new_job_id())
+    assert (await workers.ended())[0].signal == signal.SIGKILL
+    assert await outcome_of(node, "read_file", "/nowhere") == "", "the executor goes on"
+
+
+async def test_its_daemons_end_with_it(node):
+    assert await outcome_of(node, "leave_daemons", DAEMONS_SLEEP_S) == 3
+    assert daemons() == []
+
+
+def daemons() -> list[int]:
+    """Those that sleep so long, of all processes of this machine."""
+    found = psutil.process_iter(["cmdline"])
+    return [process.pid for process in found if str(DAEMONS_SLEEP_S) in (process.info["cmdline"] or ())]
+
+
+async def test_of_links_devices_and_sparse_files_among_its_artifacts_none_is_stored(node):
+    job_id = node.new_job_id()
+    folder = node.checkpoints_of(job_id)
+    target = f"{folder / ARTIFACT_FOLDER} {node.folder / 'run.json'}"
+    planted = await outcome_of(node, "link_artifacts", target, job_id=job_id)
+    assert {"fifo", "folder", "honest", "link", "sparse"} <= set(planted)
+    bus, noted = MemoryBus(), list[ArtifactsUploaded]()
+    await bus.ensure_pool(POOL)
+    uploads = ArtifactUploads(bus, POOL, node.folder, "n1", note=noted.append, log=SilentLog())
+    order = StoreArtifacts(job_id=job_id, due=1, tenant="lab", generation=1, max_bytes=1 << 20)
+    uploaded = await uploads.upload(order)
+    assert [file.path for file in uploaded.files] == ["honest"]
+    assert uploaded.num_unstored == len(planted) - 1
+
+
 async def test_a_fork_bomb_is_bounded(node):
     assert 0 < await outcome_of(node, "fork_bomb") < MAX_PROCESSES
 
@@ -178,7 +240,7 @@ async def test_no_attack_changes_a_bit_of_its_neighbours_weights(node, executor,
     await neighbour.start()
     async with secured_pool(tmp_path, (Role.NODE, "n1")) as pool:
         address = pool.url.removeprefix("nats://")
-        for attack in sorted(set(ATTACKS) - {"fill_folder"}):  # its test needs a small disk
+        for attack in sorted(set(ATTACKS) - {"fill_folder", "forge_frames"}):  # tests of their own
             job_id, before = node.new_job_id(), neighbour.iteration()
             targets = targets_of_attacks(node, job_id, pid=executor.pid, nats_address=address, secret=SECRET)
             await attack_on(node, attack, targets[attack], job_id=job_id, memory_limit_bytes=MEMORY_LIMIT_BYTES)

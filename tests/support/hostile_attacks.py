@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive, ExitCode, Failed, Finished, Started
+from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER
 from tests.training.conftest import Generation, Node, job_spec
 
 MEMORY_LIMIT_BYTES = 512 << 20  # of an attacker
 NEIGHBOUR = {"max_iterations": 120, "global_batch_size": 16}
+DAEMONS_SLEEP_S = 97_531  # by which they are found
 PRIVATE_FILE = Path("/tmp/attack")  # each worker has a /tmp of its own
 
 
@@ -22,11 +24,15 @@ def targets_of_attacks(node: Node, job_id: str, *, pid: int, nats_address: str, 
         "list_folder": node.folder / "checkpoints",
         "write_files": " ".join(map(str, written)),
         "plant_links": f"{logs} {token_file}",
+        "nest_folders": logs,
+        "link_artifacts": f"{node.checkpoints_of(job_id) / ARTIFACT_FOLDER} {token_file}",
+        "leave_daemons": DAEMONS_SLEEP_S,
         "end_process": pid,
         "trace_process": pid,
         "write_plan_without_key": nats_address,
     }
     on_the_machine = (
+        *("ask_the_kernel", "list_devices"),
         *("open_files", "enter_user_namespace", "fork_bomb", "memory_bomb", "run_out_of_memory"),
         *("fill_folders_in_memory", "make_empty_files"),
     )

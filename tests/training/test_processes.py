@@ -153,8 +153,7 @@ async def test_dead_fork_server_is_replaced_and_its_workers_are_reported(node, s
     own, in_own_session, daemon = children_in(node.log_of(job_id))
     os.kill(server, signal.SIGKILL)
     assert {exit_.signal for exit_ in (await workers.ended()).values()} == {signal.SIGKILL}
-    await until_gone(*(worker.pid for worker in workers.workers.values()), own, in_own_session)
-    os.kill(daemon, signal.SIGKILL)  # its parents are gone, and it has no mark
+    await until_gone(*(worker.pid for worker in workers.workers.values()), own, in_own_session, daemon)
     again = None
     while again is None:
         with contextlib.suppress(LaunchFailed):  # while it loads its libraries, which takes long on a busy machine

@@ -5,7 +5,6 @@ import errno
 import hashlib
 import io
 import os
-import shutil
 import tempfile
 import time
 import zipfile
@@ -16,6 +15,7 @@ from elasticflow.shared.errors import DamagedObject, NotFound, Retry
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES, MAX_ARCHIVE_FILES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 
 MAX_UNPACKED_BYTES = 1 << 30
 UPLOAD_WAIT_S = 10.0  # for code that is still being uploaded when its job is placed
@@ -91,7 +91,7 @@ def _unpack(data: bytes, folder: Path) -> None:
             raise
         raise CodeUnusable(f"its code {folder.name} cannot be unpacked: {error}") from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        delete_folder(unfinished)
 
 
 def _move(unfinished: Path, folder: Path) -> None:

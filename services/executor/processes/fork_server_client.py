@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple, get_args
 
@@ -140,20 +141,25 @@ class ForkServer:
         pids = list(self._exits)
         for pid in pids:
             kill_process_group(pid)
-        if self._is_loading and self._process.returncode is None:  # it has no workers, and reads nothing yet
-            self._process.kill()
-        self._control.close()  # the server reaps its workers and ends
-        try:
-            await asyncio.wait_for(self._process.wait(), _END_TIMEOUT_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await self._end_process()
         await asyncio.to_thread(wait_until_gone, pids)
         for group in (*self._new_cgroups.values(), *self._cgroups.values()):
             self._end_cgroup(group)
         for exited in self._exits.values():
             exited.set_result(Exited(code=None, signal=9))
         self._exits.clear()
+
+    async def _end_process(self) -> None:
+        """The process is the keeper, and leads the group of both."""
+        if self._is_loading and self._process.returncode is None:  # it has no workers, and reads nothing yet
+            kill_process_group(self._process.pid)
+        self._control.close()  # the server reaps its workers and ends
+        for end in (self._process.terminate, partial(kill_process_group, self._process.pid)):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _END_TIMEOUT_S)
+            if self._process.returncode is None:
+                end()
+        await self._process.wait()
 
     async def _read(self) -> None:
         frames = FrameReader[FromForkServer](*get_args(FromForkServer))

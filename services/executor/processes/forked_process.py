@@ -58,8 +58,8 @@ class ForkedProcess:
             await asyncio.wait({self.exited}, timeout=_LAST_MESSAGES_TIMEOUT_S)
             if not self.exited.done():
                 raise BrokenChannel("it has closed its channel, but runs on")
-        except BrokenChannel as error:
-            on_broken(str(error))
+        except Exception as error:  # what users' code sends ends its own process, and no task of the executor
+            on_broken(str(error) if isinstance(error, BrokenChannel) else f"{type(error).__name__}: {error}")
             self.kill()
 
 

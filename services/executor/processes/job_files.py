@@ -26,7 +26,7 @@ from elasticflow.shared.messages.worker_protocol.job_files import (
 
 MAX_DEPTH = 32  # of folders
 MAX_ENTRIES = 10_000  # that are looked at
-_MAX_INPUTS_BYTES = 32 << 20
+_MAX_INPUTS_BYTES = 8 << 20  # a decoded one may take 30 times as much memory
 _COMPILED = "__pycache__"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would block

@@ -3,8 +3,9 @@
 A fork server (`python -m elasticflow.services.executor.worker`) has the libraries loaded. Each worker is a fork of it
 with its own channel to the launcher; so are the runners of padding loads (`task_runner.py`). The fork server ends what
 a worker leaves, in any session. Three mechanisms end a worker and its descendants with its executor: the end of file on
-the fork server's socket, the end of file on the worker's channel, and at the next start the marks in the environment.
-If the fork server is killed, the kernel's parent death signal ends its workers, and the marks find what they started.
+the fork server's socket, the end of file on the worker's channel, and at the next start the control groups, where there
+are any, and the marks in the environment. If the fork server is killed, the kernel's parent death signal ends its
+workers, and its keeper what they started.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WriteLog
+from elasticflow.shared.runtime.service.housekeeping import keep_up
 
 log = structlog.get_logger()
 
@@ -102,11 +104,13 @@ class Launcher:
 
     async def start(self) -> None:
         """Kill the processes of earlier incarnations of this node, then start the fork server."""
+        if self._isolation.cgroups is not None:
+            await asyncio.to_thread(self._isolation.cgroups.end_left_over)
         if killed := await asyncio.to_thread(kill_marked, self._marks):
             log.warning("leftover_workers_killed", pids=killed)
         await self._start_server()
-        self._keeper = asyncio.create_task(self._keep_server(), name="fork server")
-        self._warming = asyncio.create_task(self.warm_pool.run(), name="warm_pool")
+        self._keeper = asyncio.create_task(keep_up("fork server", self._keep_server, log=log), name="fork server")
+        self._warming = asyncio.create_task(keep_up("warm pool", self.warm_pool.run, log=log), name="warm_pool")
 
     async def launch(self, assignment: Assignment) -> WorkerHandle:
         """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed.
@@ -198,8 +202,7 @@ class Launcher:
                 log.error("fork_server_died", log_file=str(self._server_log))
                 await self._server.end()
                 self._server = None
-                # what its workers started in sessions of their own
-                await asyncio.to_thread(kill_marked, self._marks)
+                await asyncio.to_thread(kill_marked, self._marks)  # of a keeper that was killed, too
             try:
                 await self._start_server()
                 retry_s = _FIRST_RETRY_S

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import StartWorker
-from elasticflow.services.executor.processes.new_lines import MAX_LINE_BYTES, new_lines
+from elasticflow.services.executor.processes.new_lines import MAX_COUNTED_BYTES, MAX_LINE_BYTES, new_lines
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.log_chunk import (
@@ -34,6 +34,7 @@ from elasticflow.shared.state.pool import PoolState
 EVERY_S, RETRY_S = 1.0, 5.0
 MAX_BYTES, MAX_LINES = 256 * 1024, 2_000  # of one job each time
 QUIET_TURNS = 3  # without a line, after the end of a job: its workers have ended
+TURNS_AFTER_END = 60  # at most, whatever still writes
 _NO_CHUNK = LogChunk()
 _FILE = re.compile(r"g\d+-r\d+")
 
@@ -49,6 +50,7 @@ class _JobLog:
     newest: int = -1
     files: set[str] = field(default_factory=set[str])
     num_quiet_turns: int = 0
+    num_turns_after_end: int = 0
 
 
 class LogPublisher:
@@ -89,6 +91,7 @@ class LogPublisher:
                 if not self._has_failed:
                     self._log.warning("LogsNotPublished", job_id=job_id, error=str(error))
                 self._has_failed = True
+                self._jobs[job_id] = self._jobs.pop(job_id)  # the others come first in the next turn
                 return
             except Exception:  # jobs train on
                 self._log.exception("LogNotPublished", job_id=job_id)
@@ -99,18 +102,17 @@ class LogPublisher:
         if not job.is_known:
             await self._read_newest(job_id, job)
         lines = await asyncio.to_thread(self._new_lines, job_id, job, to_the_end=not is_live)
-        if lines:
-            job.num_quiet_turns = 0
-            for chunk in filled(job.chunk, lines):
-                await self._store(job_id, job, chunk)
-        elif not is_live:
-            job.num_quiet_turns += 1
-            if job.num_quiet_turns >= QUIET_TURNS and job.chunk.text:
-                await self._store(job_id, job, replace(job.chunk, complete=True))
+        for chunk in filled(job.chunk, lines) if lines else ():
+            await self._store(job_id, job, chunk)
+        job.num_turns_after_end += not is_live
+        job.num_quiet_turns = 0 if lines or is_live else job.num_quiet_turns + 1
+        is_complete = job.num_quiet_turns >= QUIET_TURNS or job.num_turns_after_end >= TURNS_AFTER_END
+        if is_complete and job.chunk.text:
+            await self._store(job_id, job, replace(job.chunk, complete=True))
         if job.chunk.text and job.chunk.number != job.newest:
             await self._bus.put_value(self._bucket, self._key(job_id, job, NEWEST), str(job.chunk.number).encode())
             job.newest = job.chunk.number
-        if job.num_quiet_turns >= QUIET_TURNS:
+        if is_complete:
             del self._jobs[job_id]
 
     def _new_lines(self, job_id: str, job: _JobLog, *, to_the_end: bool) -> list[LogLine]:
@@ -120,10 +122,18 @@ class LogPublisher:
         changed = {path: offset for path, offset in offsets.items() if _size(path) != offset}
         max_bytes = max(MAX_BYTES // max(len(changed), 1), 2 * MAX_LINE_BYTES)
         max_lines = MAX_LINES // max(len(changed), 1) + 1
+        max_counted_bytes = MAX_COUNTED_BYTES // max(len(changed), 1)
         lines: list[LogLine] = []
         for path, offset in changed.items():
             with suppress(OSError):  # a link, or a disk that fails: the others count
-                lines += new_lines(path, offset, max_bytes=max_bytes, max_lines=max_lines, to_the_end=to_the_end)
+                lines += new_lines(
+                    path,
+                    offset,
+                    max_bytes=max_bytes,
+                    max_lines=max_lines,
+                    to_the_end=to_the_end,
+                    max_counted_bytes=max_counted_bytes,
+                )
         return lines
 
     async def _store(self, job_id: str, job: _JobLog, chunk: LogChunk) -> None:

@@ -61,12 +61,14 @@ def rotate(log_file: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
 def shorten_oldest(folder: Path, *, max_bytes: int = MAX_FOLDER_BYTES) -> None:
     """Logs of a folder, from the one that was written to least recently, until all have at most so much."""
     with contextlib.suppress(OSError):
-        logs = [(path.lstat(), path) for path in islice(folder.glob("*.log*"), _MAX_FILES)]
+        with os.scandir(folder) as entries:  # the job may have made millions
+            of_logs = (entry for entry in entries if ".log" in entry.name)
+            logs = [(entry.stat(follow_symlinks=False), entry.name) for entry in islice(of_logs, _MAX_FILES)]
         excess = sum(status.st_blocks * 512 for status, _ in logs) - max_bytes
-        for status, path in sorted(logs, key=lambda log: log[0].st_mtime_ns):
+        for status, name in sorted(logs, key=lambda log: log[0].st_mtime_ns):
             if excess <= 0:
                 return
-            rotate(path, max_bytes=0)
+            rotate(folder / name, max_bytes=0)
             excess -= status.st_blocks * 512
 
 

@@ -10,13 +10,23 @@ from elasticflow.shared.runtime.process.regular_file import open_regular_file
 
 MAX_BACKLOG_BYTES = 1 << 20  # of a file; what lies further behind is passed over
 MAX_LINE_BYTES = 4_000  # longer lines are cut into several
+MAX_COUNTED_BYTES = 16 << 20  # of lines that are passed over; of more, the number is not known
 _PART_BYTES = 1 << 20
 
 
-def new_lines(log_file: Path, offset: int, *, max_bytes: int, max_lines: int, to_the_end: bool) -> list[LogLine]:
+def new_lines(
+    log_file: Path,
+    offset: int,
+    *,
+    max_bytes: int,
+    max_lines: int,
+    to_the_end: bool,
+    max_counted_bytes: int = MAX_COUNTED_BYTES,
+) -> list[LogLine]:
     """At most so much, from the offset on. to_the_end: include an unfinished last line.
 
-    Of a file that has grown far more, the newest lines, after one that says how many are left out. Raises OSError.
+    Of a file that has grown far more, the newest lines, after one that says how many are left out. What it reads is
+    bounded, and holes are not read, however large the file claims to be. Raises OSError.
     """
     lines: list[LogLine] = []
     with open_regular_file(log_file) as file:
@@ -25,8 +35,9 @@ def new_lines(log_file: Path, offset: int, *, max_bytes: int, max_lines: int, to
             offset = 0
         kept = kept_from(file, offset)
         if kept > offset or size - offset > MAX_BACKLOG_BYTES:
-            num_left_out, up_to = _passed_over(file, kept, max(size - max_bytes, kept + 1))
-            number = f"more than {num_left_out:,}" if kept > offset else f"{num_left_out:,}"
+            up_to = _beginning_of_line(file, max(size - max_bytes, kept + 1), max_bytes=max_bytes + 1)
+            num_left_out, is_exact = _num_lines(file, kept, up_to, max_bytes=max_counted_bytes)
+            number = f"{num_left_out:,}" if is_exact and kept == offset else f"more than {num_left_out:,}"
             note = f"eflow: {number} lines left out: more than the bus takes; the node has the newest in {log_file}"
             offset = up_to
             lines.append(LogLine(file=log_file.stem, text=note, up_to=offset))
@@ -40,15 +51,27 @@ def new_lines(log_file: Path, offset: int, *, max_bytes: int, max_lines: int, to
     return lines
 
 
-def _passed_over(file: int, offset: int, goal: int) -> tuple[int, int]:
-    """The number of lines from the offset to the first line that begins at or behind the goal, and where that is."""
-    num_lines = 0
-    while data := os.pread(file, _PART_BYTES, offset):
-        if offset + len(data) >= goal and (end := data.find(b"\n", max(goal - 1 - offset, 0))) >= 0:
-            return num_lines + data.count(b"\n", 0, end + 1), offset + end + 1
+def _num_lines(file: int, offset: int, up_to: int, *, max_bytes: int) -> tuple[int, bool]:
+    """Those between both, without what is in holes or above the bound; and whether that is all."""
+    num_lines, left_bytes, is_exact = 0, max_bytes, True
+    while is_exact and offset < up_to:
+        data = os.pread(file, min(_PART_BYTES, up_to - offset, left_bytes), offset)
         num_lines += data.count(b"\n")
+        left_bytes -= len(data)
         offset += len(data)
-    return num_lines or 1, offset
+        is_exact = bool(data) and kept_from(file, offset) == offset
+    return max(num_lines, 1), is_exact
+
+
+def _beginning_of_line(file: int, goal: int, *, max_bytes: int) -> int:
+    """The first one at or behind the goal, or the end of the hole there; where the bytes that may be read end, if there
+    is none."""
+    start = kept_from(file, goal - 1)
+    if start >= goal:
+        return start
+    data = os.pread(file, max_bytes, start)
+    end = data.find(b"\n")
+    return start + (end + 1 if end >= 0 else len(data))
 
 
 def _parts(data: bytes, *, include_rest: bool) -> Iterator[bytes]:

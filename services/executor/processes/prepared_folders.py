@@ -1,8 +1,6 @@
 """Folders that a child process fills, once per node: packages and data of jobs."""
 
 import asyncio
-import os
-import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -19,8 +17,10 @@ from elasticflow.shared.messages.worker_protocol.preparing import (
     Prepared,
     ToPreparer,
 )
+from elasticflow.shared.runtime.process.folder_tree import bytes_and_entries_in, delete_folder
 
 _CHECK_EVERY_S = 1.0
+_BYTES_FOR_A_FILE = 16 << 10  # of the bound: file systems have an inode for so many bytes
 
 Fork = Callable[[], Awaitable[ForkedProcess]]
 
@@ -108,7 +108,7 @@ class PreparedFolders:
             await self._run(preparation, unfinished)
             await asyncio.to_thread(_move, unfinished / RESULT, preparation)
         finally:
-            await asyncio.to_thread(shutil.rmtree, unfinished, ignore_errors=True)
+            await asyncio.to_thread(delete_folder, unfinished)
         self._log.info("FolderPrepared", folder=str(folder), what=preparation.what)
 
     async def _run(self, preparation: Preparation, unfinished: Path) -> None:
@@ -116,7 +116,7 @@ class PreparedFolders:
         process = await self._fork()
         process.channel.send(preparation.order(str(unfinished)))
         replies: list[FromPreparer] = []
-        too_large = asyncio.create_task(_until_larger(unfinished, preparation.max_bytes))
+        too_large = asyncio.create_task(_until_larger(unfinished, preparation))
         too_large.add_done_callback(lambda _: process.kill())
         try:
             frames = FrameReader[FromPreparer](*get_args(FromPreparer))
@@ -132,7 +132,7 @@ class PreparedFolders:
             case [NotPrepared(error=error)]:
                 raise CannotPrepare(f"{preparation.what} cannot be had: {error}")
             case _ if is_too_large:
-                limit = f"{preparation.max_bytes:,} bytes"
+                limit = f"{preparation.max_bytes:,} bytes or {max_entries(preparation):,} files"
                 raise CannotPrepare(f"{preparation.what} took more than {limit}: {preparation.advice}")
             case _:
                 raise PreparerEnded(preparation.what, f"exit code {exited.code}, signal {exited.signal}")
@@ -150,18 +150,20 @@ def _move(result: Path, preparation: Preparation) -> None:
             raise
 
 
-async def _until_larger(folder: Path, max_bytes: int) -> None:
-    while await asyncio.to_thread(_bytes_in, folder) <= max_bytes:  # noqa: ASYNC110 - of files
+async def _until_larger(folder: Path, preparation: Preparation) -> None:
+    while not await asyncio.to_thread(_is_larger, folder, preparation):  # noqa: ASYNC110 - of files
         await asyncio.sleep(_CHECK_EVERY_S)
 
 
-def _bytes_in(folder: Path) -> int:
-    """Files that vanish meanwhile count nothing."""
-    total = 0
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
-            except OSError:
-                continue
-    return total
+def _is_larger(folder: Path, preparation: Preparation) -> bool:
+    """Also if it cannot be counted: its own code has closed a folder."""
+    try:
+        num_bytes, num_entries = bytes_and_entries_in(folder, up_to_entries=max_entries(preparation) + 1)
+    except OSError:
+        return True
+    return num_bytes > preparation.max_bytes or num_entries > max_entries(preparation)
+
+
+def max_entries(preparation: Preparation) -> int:
+    """Files and folders that the preparation may make."""
+    return preparation.max_bytes // _BYTES_FOR_A_FILE

@@ -1,5 +1,8 @@
 """What separates the workers of this node from it and from each other (docs/adr/0058)."""
 
+import hashlib
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -9,6 +12,7 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups, open_cgroups
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
+from elasticflow.shared.runtime.process.isolation.system_call_filter import filter_problem
 from elasticflow.shared.runtime.process.isolation.system_calls import set_readable_by_others
 from elasticflow.shared.runtime.process.settings import Settings
 
@@ -20,6 +24,10 @@ _ALLOWED_NAMES = (
 _ALLOWED_STARTS = (
     *("LC_", "PYTHON", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "TRITON_"),
     *("OMP_", "OPENBLAS_", "MKL_", "KMP_", "NUMBA_", "VIRTUAL_ENV", "PIP_", "UV_"),
+)
+_OF_ALL_GPUS = (
+    *("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps", "nvidia-caps-imex-channels"),
+    "infiniband",
 )
 _SERVICE_STARTS = ("NATS_", "EF_")  # addresses and secrets of the bus
 
@@ -76,31 +84,46 @@ def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIs
         readable=(*python_folders(), *settings.data_folders),
         hidden=(str(process.data_dir), *(str(file) for file in secrets if file is not None)),
         memory_bytes=settings.job_memory_bytes,
+        devices=_devices(settings),
     )
-    cgroups, no_cgroups = None, ""
+    cgroups, no_limits = None, ""
+    place = hashlib.sha256(str(process.data_dir.resolve()).encode()).hexdigest()[:12]
     try:
-        cgroups = open_cgroups(settings.cgroup, settings.node_id, memory_bytes=settings.job_memory_bytes)
+        cgroups = open_cgroups(settings.cgroup, f"{settings.node_id}-{place}", memory_bytes=settings.job_memory_bytes)
+        no_limits = f"control groups without limits: {cgroups.unlimited}" if cgroups.unlimited else ""
     except OSError as error:
-        no_cgroups = f"no control groups: {error}"
-    missing = _missing(problem, no_cgroups, settings, shares_memory=shares_memory)
+        no_limits = f"no control groups: {error}"
+    missing = _missing(problem, no_limits, settings, shares_memory=shares_memory)
     return WorkerIsolation(isolation, tuple(missing), cgroups)
 
 
-def _missing(problem: str, no_cgroups: str, settings: ExecutorSettings, *, shares_memory: bool) -> Iterator[str]:
-    """problem: why there are no namespaces; no_cgroups: why there are no control groups; "" if there are."""
+def _devices(settings: ExecutorSettings) -> tuple[str, ...]:
+    """Of this executor's GPUs only: the machine's others belong to other executors, or to nobody."""
+    if settings.device == "cpu":
+        return ()
+    own = settings.gpu_devices
+    if "" in own:  # without NVML
+        own = tuple(name for name in sorted(os.listdir("/dev")) if re.fullmatch(r"nvidia\d+", name))
+    return (*_OF_ALL_GPUS, *own)
+
+
+def _missing(problem: str, no_limits: str, settings: ExecutorSettings, *, shares_memory: bool) -> Iterator[str]:
+    """problem: why there are no namespaces; no_limits: why control groups have none; "" if they do."""
     if problem:
         yield f"jobs see the processes and files of their executor's user: {problem}"
     elif shares_memory:
-        yield "jobs share /dev/shm, with which NCCL connects the node's GPUs"
-    if problem and no_cgroups:
-        yield f"no limit for the processes of a job: {no_cgroups}"
+        yield "jobs share /dev/shm, and see the devices of all GPUs of this node, with which NCCL connects them"
+    if no_filter := filter_problem():
+        yield f"no filter of the system calls of jobs: {no_filter}"
+    if problem and no_limits:
+        yield f"no limit for the processes of a job: {no_limits}"
     kills = "the kernel kills workers first when it is short"
     if not settings.job_memory_bytes:
         yield f"no limit for the main memory of a job: {kills}; set EF_JOB_MEMORY_BYTES"
-    elif no_cgroups and settings.device == "cuda":
-        yield f"no limit for the main memory of a job on GPUs: {kills}; {no_cgroups}"
-    elif no_cgroups:
-        yield f"a limit of main memory for each process of a job only, not for all together: {kills}; {no_cgroups}"
+    elif no_limits and settings.device == "cuda":
+        yield f"no limit for the main memory of a job on GPUs: {kills}; {no_limits}"
+    elif no_limits:
+        yield f"a limit of main memory for each process of a job only, not for all together: {kills}; {no_limits}"
 
 
 NOT_ISOLATED = WorkerIsolation()

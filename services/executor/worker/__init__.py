@@ -6,6 +6,7 @@ No package imports it: the launcher starts `python -m elasticflow.services.execu
 torch and forks a child for each worker and runner. They talk over sockets (shared/messages/worker_protocol/frames.py).
 
     process/      one operating-system process
+        keeper.py               the fork server's parent: ends what is left if that is killed
         fork_server.py          forks workers and runners, reaps them, ends with its executor
         first_message.py        whether a fork becomes a worker, a runner, an installer or a fetcher
         run_worker.py           from the fork to the exit code

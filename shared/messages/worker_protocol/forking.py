@@ -19,6 +19,7 @@ class Isolation:
     shares_memory: it sees the machine's shared memory, with which NCCL connects GPUs.
     readable: folders and files beside those of the system and of its job. hidden: those that it never sees.
     memory_bytes: what its files in memory may take together (/tmp, /dev/shm); 0: half of the machine's memory.
+    devices: files and folders in /dev beside those that each program needs.
     cgroup: the folder of its own control group; "": it is in that of its executor.
     """
 
@@ -27,6 +28,7 @@ class Isolation:
     readable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     memory_bytes: NumBytes = 0
+    devices: tuple[str, ...] = ()
     cgroup: str = ""
 
 

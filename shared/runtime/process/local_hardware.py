@@ -23,6 +23,7 @@ class LocalGpu(NamedTuple):
     memory_bytes: int = 0  # 0: unknown
     uuid: str = ""
     device_index: int = -1  # of the whole GPU, as nvidia-smi counts
+    device_file: str = ""  # of the whole GPU, in /dev; "": unknown
 
 
 def num_cores() -> int:

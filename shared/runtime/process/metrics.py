@@ -37,6 +37,9 @@ class Metrics:
         self.events_total = self.counter("ef_events_total", "Events appended to the ledger")
         self.commands_total = self.counter("ef_commands_total", "Commands of users that were decided on")
         self.refused_total = self.counter("ef_refused_messages_total", "Unreadable messages dead-lettered")
+        self.housekeeping_failures = self.counter_by(
+            "ef_housekeeping_failures_total", "Failures of work beside the decisions, which is begun again", "task"
+        )
         self.decide_seconds = self.histogram("ef_decide_seconds", "Time of one decision")
         self.append_seconds = self.histogram("ef_append_seconds", "Time of one append to the ledger")
         self.clock_offset = self.gauge("ef_clock_offset_seconds", "Clock of the planner less that of NATS, at least")

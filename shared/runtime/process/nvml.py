@@ -27,12 +27,12 @@ def _gpus_at(index: int) -> Iterator[LocalGpu]:
     """The GPU, or the instances into which it is partitioned. Raises NVMLError."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     if not _is_partitioned(handle):
-        yield _described(handle, str(index), index)
+        yield _described(handle, str(index), index, _device_file(handle))
         return
     for instance in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(pynvml.NVMLError):
             part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance)
-            yield _described(part, pynvml.nvmlDeviceGetUUID(part), index)
+            yield _described(part, pynvml.nvmlDeviceGetUUID(part), index, _device_file(handle))
 
 
 def _is_partitioned(handle: Any) -> bool:
@@ -43,9 +43,17 @@ def _is_partitioned(handle: Any) -> bool:
     return enabled == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
-def _described(handle: Any, name: str, index: int) -> LocalGpu:
+def _device_file(handle: Any) -> str:
+    """Its number is not the index: the driver may count in another order."""
+    try:
+        return f"nvidia{pynvml.nvmlDeviceGetMinorNumber(handle)}"
+    except pynvml.NVMLError:
+        return ""
+
+
+def _described(handle: Any, name: str, index: int, device_file: str) -> LocalGpu:
     memory_bytes = 0
     with suppress(pynvml.NVMLError):
         memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     gpu_type = gpu_type_of(pynvml.nvmlDeviceGetName(handle))
-    return LocalGpu(name, gpu_type, memory_bytes, pynvml.nvmlDeviceGetUUID(handle), index)
+    return LocalGpu(name, gpu_type, memory_bytes, pynvml.nvmlDeviceGetUUID(handle), index, device_file)

@@ -7,12 +7,13 @@ parent's process id; a foreign program ends only on an orderly exit of its paren
 
 import contextlib
 import ctypes
+import glob
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -68,6 +69,36 @@ def kill_and_reap_process_group(leader_pid: int, *, timeout_s: float) -> None:
         while time.monotonic() < give_up_s:
             if os.waitpid(-leader_pid, os.WNOHANG) == (0, 0):
                 time.sleep(_REAP_POLL_S)
+
+
+def end_adopted(kept: Container[int] = (), *, timeout_s: float) -> bool:
+    """SIGKILL to all children of this process but these, and reap them, until no child is left. Linux only.
+
+    Call `adopt_orphans` before: then what the children have left comes here, in whichever session it is. Returns False
+    after timeout_s, with children left.
+    """
+    give_up_s = time.monotonic() + timeout_s
+    while adopted := [pid for pid in _children() if pid not in kept]:
+        if time.monotonic() > give_up_s:
+            return False
+        num_reaped = 0
+        for pid in adopted:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                num_reaped += os.waitpid(pid, os.WNOHANG) != (0, 0)
+        if not num_reaped:  # a process that forks and ends, again and again, is caught in between: no pause
+            time.sleep(_REAP_POLL_S)
+    return True
+
+
+def _children() -> list[int]:
+    """Also zombies. Read from the kernel in one step: a walk over all processes is slower than a chain of forks."""
+    found: list[int] = []
+    for file in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError), open(file) as children:
+            found += map(int, children.read().split())
+    return found
 
 
 def _set_parent_death_signal(parent_pid: int) -> None:

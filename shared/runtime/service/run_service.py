@@ -22,6 +22,7 @@ from elasticflow.shared.runtime.process.metrics import Metrics, serve_metrics
 from elasticflow.shared.runtime.process.process_termination import die_with_parent
 from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.housekeeping import keep_up
 from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state.policy import Policy, State
 
@@ -41,6 +42,14 @@ class Process:
     clock: Clock
     log: Any
     metrics: Metrics
+
+    async def keep_up(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Housekeeping: it may fail, and does not end the service."""
+
+        def count_failure(name: str) -> None:
+            self.metrics.housekeeping_failures.add(name, 1)
+
+        await keep_up(name, work, log=self.log, count_failure=count_failure)
 
 
 def run_service(service: str, configured: Callable[[Settings], Callable[[Process], Coroutine[Any, Any, None]]]) -> None:

@@ -5,8 +5,11 @@ import errno
 import os
 import signal
 import socket
+import stat
 import subprocess
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 PTRACE_ATTACH = 16
@@ -92,6 +95,77 @@ def trace_process(pid: str) -> list[int]:
     return [each for each in (int(pid), 1) if libc.ptrace(PTRACE_ATTACH, each, None, None) == 0]
 
 
+def ask_the_kernel(_: str) -> list[str]:
+    """The dangerous system calls that it may make, and the rights that it could gain."""
+    calls = {
+        "bpf": 321,
+        "perf_event_open": 298,
+        "userfaultfd": 323,
+        "keyctl": 250,
+        "io_uring_setup": 425,
+        "unshare": 272,
+    }
+    libc, found = ctypes.CDLL(None, use_errno=True), list[str]()
+    for name, number in calls.items() if os.uname().machine == "x86_64" else ():
+        ctypes.set_errno(0)
+        libc.syscall(number, 0, 0, 0, 0, 0)
+        found += [] if ctypes.get_errno() in (errno.EPERM, errno.ENOSYS) else [name]
+    status = Path("/proc/self/status").read_text().splitlines()
+    return found + [line for line in status if line.startswith("Cap") and int(line.split()[1], 16)]
+
+
+def list_devices(_: str) -> list[str]:
+    return sorted(os.listdir("/dev"))
+
+
+def nest_folders(folder: str) -> int:
+    """Each in the one before, in its log folder, with an old time; returns their number."""
+    made, current = 0, os.open(folder, os.O_RDONLY)
+    try:
+        while made < FAR_ABOVE_THE_LIMIT:
+            os.mkdir("nested", dir_fd=current)
+            below = os.open("nested", os.O_RDONLY, dir_fd=current)
+            os.close(current)
+            current, made = below, made + 1
+    finally:
+        os.close(current)
+        os.utime(folder, (0, 0))
+    return made
+
+
+def forge_frames(_: str) -> None:
+    """Random bytes, and a length that promises more than follows, into each of its sockets; then it waits."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+            found.send(b"\x00\x00\x00\x40" + os.urandom(64) + b"\xff\xff\xff\xff")
+    time.sleep(600)
+
+
+def leave_daemons(sleep_s: str) -> int:
+    """In sessions of their own, without a variable, after two forks; returns their number."""
+    commands = (f"setsid env -i sleep {sleep_s}", f"env -i setsid sh -c 'sleep {sleep_s} & sleep {sleep_s}'")
+    for each in commands:
+        daemon = f"{each} </dev/null >/dev/null 2>&1 &"
+        subprocess.run(["sh", "-c", daemon], env={"PATH": os.environ["PATH"]}, check=True)
+    time.sleep(0.5)  # until they run
+    return len(commands) + 1
+
+
+def link_artifacts(folder_and_victim: str) -> list[str]:
+    """Links to the victim, and a FIFO, and a device, where its artifacts are taken from."""
+    folder, victim = map(Path, folder_and_victim.split())
+    folder.mkdir(exist_ok=True)
+    (folder / "link").symlink_to(victim)
+    (folder / "folder").symlink_to(victim.parent)
+    os.mkfifo(folder / "fifo")
+    (folder / "honest").write_text("honest")
+    with open(folder / "sparse", "wb") as sparse:
+        sparse.truncate(1 << 43)
+    with suppress(OSError):
+        os.mknod(folder / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 8))
+    return sorted(path.name for path in folder.iterdir())
+
+
 def enter_user_namespace(_: str) -> bool:
     return ctypes.CDLL(None).unshare(CLONE_NEWUSER) == 0
 
@@ -175,6 +249,7 @@ ATTACKS: Mapping[str, Callable[[str], object]] = {
     for attack in (
         *(read_environments, open_files, read_file, list_folder, write_files, plant_links),
         *(end_process, trace_process, enter_user_namespace, fork_bomb),
+        *(ask_the_kernel, list_devices, nest_folders, forge_frames, leave_daemons, link_artifacts),
         *(memory_bomb, run_out_of_memory, fill_folders_in_memory, make_empty_files),
         *(fill_folder, write_plan_without_key),
     )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch

@@ -1,8 +1,8 @@
 """Loads torch once and forks a child for each worker or runner: 30 ms instead of 2 s.
 
 It has one thread, runs no tensor operation and never touches CUDA, since a fork would inherit half of their state. It
-ends with its children when the executor at the other end of the control socket is gone. It sets no parent death signal
-for itself: its death would kill the workers one by one, and their own children would survive.
+ends with its children when the executor at the other end of the control socket is gone, or its keeper. It sets no
+parent death signal for itself: its death would kill the workers one by one, and their own children would survive.
 """
 
 import contextlib
@@ -12,10 +12,8 @@ import selectors
 import signal
 import socket
 import sys
-import time
 from collections.abc import Sequence
 
-import psutil
 import torch._dynamo  # torch loads it with the first optimizer, which takes a second
 import torch.distributed
 import torch.nn.parallel
@@ -43,28 +41,29 @@ from elasticflow.shared.runtime.process.isolation.isolated_process import (
 from elasticflow.shared.runtime.process.process_termination import (
     adopt_orphans,
     die_with_parent,
+    end_adopted,
     kill_and_reap_process_group,
 )
 
-_REAP_POLL_S = 0.001
 _REAP_TIMEOUT_S = 5.0  # for a process that SIGKILL does not end, e.g. in a driver's system call
 
 
 class ForkServer:
     """control: the socket to the executor; each request carries one file descriptor.
 
+    keeper: a descriptor whose end of file says that the keeper is gone.
     preload: modules that many training functions import; skipped if not installed.
     """
 
-    def __init__(self, control: socket.socket, *, preload: Sequence[str] = ()) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, *, keeper: int, preload: Sequence[str] = ()) -> None:
+        self._control, self._keeper = control, keeper
         self._preload = preload
         self._frames = FrameReader(ForkWorker)
         self._workers: dict[int, Isolation | None] = {}
         self._wakeup, self._signalled = socket.socketpair()
 
     def serve(self) -> None:
-        """Until the executor is gone."""
+        """Until the executor or the keeper is gone."""
         self._watch_children()
         adopt_orphans()
         with without_gc():  # and kept out of later collections, so that children share its pages
@@ -75,17 +74,18 @@ class ForkServer:
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
+            selector.register(self._keeper, selectors.EVENT_READ)
             while True:
                 ready = {key.fileobj for key, _ in selector.select()}
                 if self._wakeup in ready:
                     self._wakeup.recv(4096)
                     self._reap()
-                if self._control in ready and not self._serve_request():
+                if self._keeper in ready or (self._control in ready and not self._serve_request()):
                     break
         for pid in self._workers:
             kill_and_reap_process_group(pid, timeout_s=_REAP_TIMEOUT_S)
         self._workers.clear()
-        self._end_adopted()
+        end_adopted(timeout_s=_REAP_TIMEOUT_S)
 
     def _watch_children(self) -> None:
         """Each SIGCHLD writes a byte to the wake-up socket; the handler itself is empty."""
@@ -129,6 +129,7 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (self._control, self._wakeup, self._signalled):
                 inherited.close()
+            os.close(self._keeper)
             os.set_inheritable(channel_fd, False)
             code = ExitCode.DEVICE_UNUSABLE  # a machine that refuses is not the job's fault
             adopt_orphans()  # of this worker, so that the server knows whose they are when they come to it
@@ -149,25 +150,10 @@ class ForkServer:
                 continue
             kill_and_reap_process_group(pid, timeout_s=_REAP_TIMEOUT_S)
             isolation = self._workers.pop(pid)
-            self._end_adopted()
+            # what it has left in other sessions: while it lives, its orphans are its own
+            if not end_adopted(self._workers, timeout_s=_REAP_TIMEOUT_S):
+                print(f"processes that worker {pid} has started do not end", file=sys.stderr, flush=True)
             self._send(_how_it_ended(ended, isolation))
-
-    def _end_adopted(self) -> None:
-        """Kill and reap what ended workers have left in process groups and sessions of its own.
-
-        A worker adopts its orphans, so that none comes here before its worker has ended.
-        """
-        own, give_up_s = psutil.Process(), time.monotonic() + _REAP_TIMEOUT_S
-        while time.monotonic() < give_up_s:
-            adopted = [child for child in own.children() if child.pid not in self._workers]
-            if not adopted:
-                return
-            for orphan in adopted:
-                with contextlib.suppress(psutil.Error):
-                    orphan.kill()
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(orphan.pid, os.WNOHANG)
-            time.sleep(_REAP_POLL_S)
 
     def _send(self, message: FromForkServer) -> None:
         # the executor is gone: the next read reports it

@@ -25,6 +25,7 @@ from elasticflow.shared.messages.worker_protocol.job_files import (
     WORKING_FOLDER,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 
 _COPIED_AT_S = 315_532_800  # 1980, as in the archive: a file that a job changes never has this time
 
@@ -68,7 +69,7 @@ def _home_of(assignment: Assignment) -> Iterator[Path]:
     home = Path(assignment.checkpoint_dir)
     profiling_runs = home / "profiling-run"
     if assignment.purpose == "train":
-        shutil.rmtree(profiling_runs, ignore_errors=True)  # of killed workers
+        delete_folder(profiling_runs)  # of killed workers
         yield home
         return
     try:
@@ -92,7 +93,7 @@ def _until_last(folder: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # another worker holds it
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            delete_folder(folder)
         os.close(held)
 
 

@@ -3,6 +3,7 @@
 system_calls.py      namespaces, mounts and rights: system calls that Python lacks
 folder_view.py       the root folder of such a process, and what is added to it later
 isolated_process.py  from a fork to such a process
+system_call_filter.py  which system calls users' code may not make
 limits.py            what any worker may use, with or without namespaces
 machine_check.py     what this machine cannot enforce
 namespace_trial.py   a process that tries it

@@ -1,11 +1,14 @@
-"""Control groups of workers: what one may use of memory and processes, together with all its descendants.
+"""Control groups of workers: what one may use of memory and processes, together with all its descendants, which end
+with it.
 
 Only where the machine has cgroup v2 and this user may write a group of it, as systemd and containers delegate one
-(docs/adr/0077). A worker enters its own group before it runs users' code, so that no descendant escapes.
+(docs/adr/0077). A worker enters its own group before it runs users' code, so that no descendant escapes. Groups without
+controllers limit nothing, and still end what a worker has started (docs/adr/0101).
 """
 
 import itertools
 import os
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,26 +16,34 @@ from elasticflow.shared.runtime.process.isolation.limits import MAX_PROCESSES
 
 _CONTROLLERS = ("memory", "pids")
 _OWN_LEAF = "executor"  # a group with limited children may have no processes of its own
+_ENTER = 'echo 0 > "$0/cgroup.procs"'  # as a worker does
 
 
 class WorkerCgroups:
     """The groups of one node's workers, in a folder of their own.
 
-    memory_bytes: of each; 0: no limit. Blocking, for microseconds; methods raise OSError if the machine refuses.
+    memory_bytes: of each; 0: no limit. unlimited: why the groups limit nothing; "" if they do. Blocking, for
+    microseconds; methods raise OSError if the machine refuses.
     """
 
-    def __init__(self, folder: Path, *, memory_bytes: int) -> None:
-        self._folder, self._memory_bytes = folder, memory_bytes
+    def __init__(self, folder: Path, *, memory_bytes: int, unlimited: str = "") -> None:
+        self._folder, self._memory_bytes, self.unlimited = folder, memory_bytes, unlimited
         self._numbers = itertools.count()
-        self._ended = {folder / name for name in os.listdir(folder) if name.startswith("worker-")}
-        for left_over in self._ended:  # of an executor that was killed
-            _kill_all(left_over)
+        self._ended = set[Path]()
+
+    def end_left_over(self) -> None:
+        """Those of an executor that was killed. Call it once no other executor can have this folder."""
+        for name in os.listdir(self._folder):
+            if name.startswith("worker-"):
+                self.end(self._folder / name)
 
     def add(self) -> Path:
         """A group for the next worker."""
         self._remove_ended()
         group = self._folder / f"worker-{os.getpid()}-{next(self._numbers)}"
         group.mkdir()
+        if self.unlimited:
+            return group
         (group / "pids.max").write_text(str(MAX_PROCESSES))
         if self._memory_bytes:
             (group / "memory.max").write_text(str(self._memory_bytes))
@@ -54,29 +65,47 @@ class WorkerCgroups:
                 self._ended.discard(group)
 
 
-def open_cgroups(folder: Path | None, node_id: str, *, memory_bytes: int) -> WorkerCgroups:
-    """folder: where groups may be made; None: in that of this process, which then moves into a leaf of it.
+def open_cgroups(folder: Path | None, node: str, *, memory_bytes: int) -> WorkerCgroups:
+    """folder: where groups may be made; None: in that of this process. node: its name, which no other node has there.
 
-    Raises OSError with what is missing.
+    Raises OSError with what is missing, if processes cannot enter new groups.
     """
     parent = _own_group() if folder is None else folder
-    found = (parent / "cgroup.controllers").read_text().split()
-    if missing := [name for name in _CONTROLLERS if name not in found]:
-        raise OSError(f"{parent} has no controllers {', '.join(missing)}: delegate them")
-    if folder is None:
-        leaf = parent / _OWN_LEAF
-        leaf.mkdir(exist_ok=True)
-        enter_group(leaf)
+    controllers = (parent / "cgroup.controllers").read_text().split()
+    of_node = parent / f"workers-{node}"
+    of_node.mkdir(exist_ok=True)
+    if missing := [name for name in _CONTROLLERS if name not in controllers]:
+        unlimited = f"{parent} has no controllers {', '.join(missing)}: delegate them"
+    else:
+        unlimited = _limits_problem(parent, of_node, moves=folder is None)
+    _try_to_enter(of_node / "trial")
+    return WorkerCgroups(of_node, memory_bytes=memory_bytes, unlimited=unlimited)
+
+
+def _limits_problem(parent: Path, of_node: Path, *, moves: bool) -> str:
+    """Why groups of this node cannot have limits; "" if they can. moves: this process into a leaf of the parent."""
     try:
-        of_node = parent / f"workers-{node_id}"
+        if moves:
+            leaf = parent / _OWN_LEAF
+            leaf.mkdir(exist_ok=True)
+            enter_group(leaf)
         for group in (parent, of_node):
-            group.mkdir(exist_ok=True)
             (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
-    except OSError:  # other processes are in the same group
-        if folder is None:
+    except OSError as error:  # other processes are in the same group
+        if moves:
             enter_group(parent)
-        raise
-    return WorkerCgroups(of_node, memory_bytes=memory_bytes)
+        return str(error)
+    return ""
+
+
+def _try_to_enter(group: Path) -> None:
+    """Raises OSError if a child of this process cannot."""
+    group.mkdir(exist_ok=True)
+    tried = subprocess.run(["sh", "-c", _ENTER, str(group)], capture_output=True, text=True, check=False)
+    with suppress(OSError):
+        group.rmdir()
+    if tried.returncode:
+        raise OSError(f"no process can enter {group}: {tried.stderr.strip()}")
 
 
 def enter_group(group: Path) -> None:

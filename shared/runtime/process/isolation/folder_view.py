@@ -5,9 +5,11 @@ are known, and then removes it.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
+from elasticflow.shared.runtime.process.folder_tree import walk
 from elasticflow.shared.runtime.process.isolation.system_calls import (
     bind,
     make_mounts_private,
@@ -30,15 +32,14 @@ _SYSTEM = (
     *("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/protocols", "/etc/services", "/etc/timezone"),
     *("/etc/passwd", "/etc/group", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/mime.types"),
 )
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "infiniband")
-_GPU_DEVICES = "nvidia"  # the start of their names
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 class FolderView:
-    """owner: user of the worker's folders; None: of this process. memory_bytes: as in `Isolation`."""
+    """owner: user of the worker's folders; None: of this process. memory_bytes, devices: as in `Isolation`."""
 
-    def __init__(self, *, owner: int | None, memory_bytes: int) -> None:
-        self._owner, self._memory_bytes = owner, memory_bytes
+    def __init__(self, *, owner: int | None, memory_bytes: int, devices: Sequence[str] = ()) -> None:
+        self._owner, self._memory_bytes, self._devices = owner, memory_bytes, devices
 
     def make(self, readable: Iterable[str], hidden: Iterable[str], *, shares_memory: bool) -> None:
         """Replace this namespace's root. readable: folders and files beside the system's; absent ones are left out.
@@ -49,7 +50,7 @@ class FolderView:
         mount_memory(_PLACE, num_bytes=_SMALL_BYTES)
         os.mkdir(f"{_PLACE}{HOST}")
         move_root_to(_PLACE, HOST)
-        _make_devices()
+        _make_devices(self._devices)
         _make_memory_folders(self._bytes_of_files(), shares_memory=shares_memory)
         for path in sorted({*_SYSTEM, *readable}, key=len):  # some may be below these: a checkout in /tmp
             self._show(path)
@@ -93,10 +94,9 @@ class FolderView:
         """After a run without isolation, or under another user, its files belong to another one."""
         if self._owner is None or os.stat(folder).st_uid == self._owner:
             return
-        for parent, _, files in os.walk(folder):
-            for name in (parent, *(os.path.join(parent, file) for file in files)):
-                with suppress(FileNotFoundError):
-                    os.chown(name, self._owner, self._owner, follow_symlinks=False)
+        for entry in walk(Path(folder)):
+            with suppress(FileNotFoundError):
+                os.chown(entry.name or folder, self._owner, self._owner, dir_fd=entry.folder, follow_symlinks=False)
 
 
 def _make_memory_folders(num_bytes: int, *, shares_memory: bool) -> None:
@@ -113,11 +113,10 @@ def _make_memory_folders(num_bytes: int, *, shares_memory: bool) -> None:
     os.rmdir(_MEMORY)
 
 
-def _make_devices() -> None:
+def _make_devices(more: Sequence[str]) -> None:
     os.mkdir("/dev")
     mount_memory("/dev", num_bytes=_SMALL_BYTES)
-    gpus = (name for name in os.listdir(f"{HOST}/dev") if name.startswith(_GPU_DEVICES))
-    for name in (*_DEVICES, *gpus):
+    for name in (*_DEVICES, *more):
         device = f"/dev/{name}"
         if os.path.exists(HOST + device):
             _make_mount_point(device, is_folder=os.path.isdir(HOST + device))

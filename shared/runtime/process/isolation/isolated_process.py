@@ -18,6 +18,7 @@ from elasticflow.shared.runtime.process.isolation import system_calls
 from elasticflow.shared.runtime.process.isolation.cgroups import enter_group
 from elasticflow.shared.runtime.process.isolation.folder_view import FolderView
 from elasticflow.shared.runtime.process.isolation.limits import limit_worker
+from elasticflow.shared.runtime.process.isolation.system_call_filter import filter_system_calls
 
 UNPRIVILEGED_USER = 65_534  # of the workers of an executor that runs as root
 SIGNAL_EXIT_CODE = 128  # added to the number of the signal that ended the worker
@@ -62,11 +63,13 @@ def enter_isolation(isolation: Isolation) -> WorkerFolders:
         enter_group(Path(isolation.cgroup))
     if not isolation.namespaces:
         limit_worker(counts_processes=False)
+        filter_system_calls()
         return WorkerFolders()
     user, group = os.geteuid(), os.getegid()
     if user:
         _map_user(user, group)
-    view = FolderView(owner=None if user else UNPRIVILEGED_USER, memory_bytes=isolation.memory_bytes)
+    owner = None if user else UNPRIVILEGED_USER
+    view = FolderView(owner=owner, memory_bytes=isolation.memory_bytes, devices=isolation.devices)
     view.make(isolation.readable, isolation.hidden, shares_memory=isolation.shares_memory)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     worker_pid = os.fork()
@@ -90,6 +93,7 @@ def _give_up_rights(user: int) -> None:
     Path("/proc/sys/user/max_user_namespaces").write_text("0")  # in which it would have rights again
     limit_worker(counts_processes=True)
     system_calls.drop_capabilities()
+    filter_system_calls()
 
 
 def _map_user(user: int, group: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from elasticflow.client.stored_logs import StoredLogs
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
-from elasticflow.services.executor.processes.log_publisher import QUIET_TURNS, LogPublisher
+from elasticflow.services.executor.processes.log_publisher import QUIET_TURNS, TURNS_AFTER_END, LogPublisher
 from elasticflow.services.executor.processes.log_rotation import MAX_LOG_BYTES, rotate
 from elasticflow.services.executor.processes.new_lines import MAX_BACKLOG_BYTES
 from elasticflow.shared.errors import MaybeStored, NotPermitted, StorageFull, Unavailable
@@ -317,3 +317,28 @@ async def test_the_first_lines_are_found_although_their_number_was_not_stored(no
         await node.publisher.publish(LIVE)
     assert await node.read() == ["g1-r0 | one"]
     assert len(keys) == 3
+
+
+async def test_a_log_that_grows_after_its_job_is_given_up(node: Node) -> None:
+    node.runs()
+    for turn in range(TURNS_AFTER_END):
+        assert node.publisher._jobs
+        node.writes(f"{turn}\n")
+        await node.publisher.publish(set())
+    assert node.publisher._jobs == {}
+    await node.read()
+    assert node.reader.complete
+
+
+async def test_a_job_whose_log_the_bus_refuses_is_the_last_one_of_the_next_turn(node: Node) -> None:
+    node.runs()
+    (node.data_dir / "logs" / "b").mkdir()
+    node.publisher.follow(SimpleNamespace(worker=WorkerId("b", 1, 0), tenant="lab"))  # pyright: ignore[reportArgumentType]
+    (node.data_dir / "logs" / "b" / "g1-r0.log").write_text("of b\n")
+    node.writes("of a\n")
+    node.bus.faults = [Unavailable("put", "refused")]
+    await node.publisher.publish({"a", "b"})
+    assert list(node.publisher._jobs) == ["b", "a"]
+    node.bus.faults = []
+    await node.publisher.publish({"a", "b"})
+    assert await node.read() == ["g1-r0 | of a"]

@@ -7,6 +7,9 @@ import pytest
 
 from elasticflow.services.executor.processes.new_lines import MAX_BACKLOG_BYTES, MAX_LINE_BYTES, new_lines
 from elasticflow.shared.messages.log_chunk import LogLine
+from tests.support.holes import skip_without_holes
+
+SPARSE_BYTES = 15 << 40
 
 
 @pytest.fixture
@@ -63,6 +66,45 @@ def test_a_flood_without_lines_ends(log_file: Path) -> None:
     log_file.write_bytes(b"x" * (2 * MAX_BACKLOG_BYTES))
     (note,) = read(log_file)
     assert note.up_to == 2 * MAX_BACKLOG_BYTES
+
+
+@pytest.mark.parametrize("end", [b"newest\n", b""])
+def test_what_is_read_of_a_file_is_bounded_and_no_hole_is(
+    end: bytes, log_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large it claims to be, and in however many pieces its bytes are."""
+    skip_without_holes(log_file.parent)
+    piece, num_read = b"\n" * 4_096, [0]
+    with log_file.open("wb") as file:
+        for number in range(64):
+            os.pwrite(file.fileno(), piece, number << 32)
+        os.pwrite(file.fileno(), end, SPARSE_BYTES - len(end))
+        file.truncate(SPARSE_BYTES)
+    pread = os.pread
+
+    def counted(file: int, num_bytes: int, offset: int) -> bytes:
+        data = pread(file, num_bytes, offset)
+        num_read[0] += len(data)
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    note, *others = read(log_file)
+    assert "more than" in note.text
+    assert [line.text.strip("\0") for line in others if line.text.strip("\0")] == ["newest"] * bool(end)
+    assert num_read[0] < 2 << 20
+    while lines := read(log_file, (others or [note])[-1].up_to, to_the_end=True):
+        (*others,) = lines
+    assert (others or [note])[-1].up_to == SPARSE_BYTES
+    assert num_read[0] < 4 << 20
+
+
+def test_lines_that_are_passed_over_are_counted_up_to_a_bound(log_file: Path) -> None:
+    log_file.write_bytes(b"\n" * (3 * MAX_BACKLOG_BYTES))
+    note = new_lines(log_file, 0, max_bytes=1_000, max_lines=10, to_the_end=False, max_counted_bytes=MAX_BACKLOG_BYTES)[
+        0
+    ]
+    assert note.text.startswith(f"eflow: more than {MAX_BACKLOG_BYTES:,} lines left out")
+    assert note.up_to == 3 * MAX_BACKLOG_BYTES - 1_000
 
 
 def test_a_file_that_was_cut_is_read_from_its_beginning(log_file: Path) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ INHERITED = {
 }
 
 
-def no_groups(folder: Path | None, node_id: str, *, memory_bytes: int) -> WorkerCgroups:
+def no_groups(folder: Path | None, node: str, *, memory_bytes: int) -> WorkerCgroups:
     raise OSError("no cgroup v2 is mounted")
 
 
@@ -34,11 +36,13 @@ def prepared(
     mode: str,
     problem: str = "",
     open_cgroups: Callable[..., object] = no_groups,
+    no_filter: str = "",
     **more: str,
 ) -> WorkerIsolation:
     monkeypatch.setattr(worker_isolation, "open_cgroups", open_cgroups)
     monkeypatch.setattr(worker_isolation, "namespaces_problem", lambda: problem)
     monkeypatch.setattr(worker_isolation, "set_readable_by_others", lambda _: None)
+    monkeypatch.setattr(worker_isolation, "filter_problem", lambda: no_filter)
     environment = {"EF_DEVICE": "cpu", "EF_ISOLATION": mode, "EF_DATA_DIR": "/data/dir", "EF_DATA_FOLDERS": "/sets"}
     environment |= more
     settings = Settings.from_environment(environment)
@@ -72,16 +76,50 @@ def test_what_limits_the_memory_of_a_job_is_named(monkeypatch: pytest.MonkeyPatc
     assert found.isolation.memory_bytes == int(limit), "of its files in memory"
     opened: list[tuple[Path | None, int]] = []
 
-    def open_cgroups(folder: Path | None, node_id: str, *, memory_bytes: int) -> None:
+    def open_cgroups(folder: Path | None, node: str, *, memory_bytes: int) -> WorkerCgroups:
         opened.append((folder, memory_bytes))
+        return WorkerCgroups(Path("/groups/workers-n"), memory_bytes=memory_bytes)
 
     more = {"EF_JOB_MEMORY_BYTES": limit, "EF_CGROUP": "/groups"}
     grouped = prepared(monkeypatch, "auto", "clone: not permitted", open_cgroups, **more)
     assert opened == [(Path("/groups"), int(limit))]
     assert len(grouped.missing) == (1 if int(limit) else 2), "of all processes of a job together"
     assert not any("control groups" in each for each in grouped.missing)
+
+    def without_limits(folder: Path | None, node: str, *, memory_bytes: int) -> WorkerCgroups:
+        return WorkerCgroups(Path("/groups/workers-n"), memory_bytes=memory_bytes, unlimited="no controllers")
+
+    named = prepared(monkeypatch, "auto", "clone: not permitted", without_limits, **more)
+    assert named.cgroups is not None
+    assert "no limit for the processes of a job: control groups without limits: no controllers" in named.missing
     without = prepared(monkeypatch, "auto", "clone: not permitted", **more).missing
     assert "no limit for the processes of a job: no control groups: no cgroup v2 is mounted" in without
+
+
+def test_a_machine_without_a_filter_of_system_calls_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("system calls" in each for each in prepared(monkeypatch, "required").missing)
+    found = prepared(monkeypatch, "required", no_filter="libseccomp.so.2 is not installed")
+    assert "no filter of the system calls of jobs: libseccomp.so.2 is not installed" in found.missing
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        ((), ()),
+        (("nvidia2",), ("nvidia2",)),
+        (("nvidia2", "nvidia5"), ("nvidia2", "nvidia5")),
+        (("nvidia2", ""), ("nvidia0", "nvidia2", "nvidia11")),
+    ],
+)
+def test_a_worker_sees_the_devices_of_its_executors_gpus_only(
+    files: tuple[str, ...], shown: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = ["null", "nvidia0", "nvidia11", "nvidia2", "nvidia-uvm", "nvidiactl", "kvm"]
+    monkeypatch.setattr(worker_isolation.os, "listdir", lambda _: machine)
+    settings: Any = SimpleNamespace(device="cuda" if files else "cpu", gpu_devices=files)
+    found = worker_isolation._devices(settings)
+    assert {name for name in found if name.removeprefix("nvidia").isdigit()} == set(shown)
+    assert ("nvidiactl" in found) == bool(files)
 
 
 def test_workers_inherit_named_variables_only() -> None:

@@ -68,6 +68,8 @@ def test_a_group_is_removed_with_its_worker_or_later_and_after_a_killed_executor
     groups.add()
     assert not busy.exists()
     restarted = open_cgroups(folder, "n1", memory_bytes=0)
+    assert not (left_over / "cgroup.kill").exists(), "so far, another executor may run"
+    restarted.end_left_over()
     assert (left_over / "cgroup.kill").read_text() == "1"
     emptied(left_over)
     restarted.add()
@@ -80,8 +82,13 @@ def emptied(group: Path) -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OSError, match="has no controllers memory, pids: delegate them"):
-        open_cgroups(imitation(tmp_path / "cgroup", "cpu"), "n1", memory_bytes=0)
+    groups = open_cgroups(imitation(tmp_path / "cgroup", "cpu"), "n1", memory_bytes=1 << 30)
+    assert groups.unlimited == f"{tmp_path / 'cgroup'} has no controllers memory, pids: delegate them"
+    assert list(groups.add().iterdir()) == [], "it ends its processes, and limits nothing"
+    closed = tmp_path / "cgroup" / "workers-n2" / "trial" / "cgroup.procs"
+    closed.mkdir(parents=True)
+    with pytest.raises(OSError, match="no process can enter"):
+        open_cgroups(tmp_path / "cgroup", "n2", memory_bytes=0)
     with pytest.raises(OSError, match="absent"):
         open_cgroups(tmp_path / "absent", "n1", memory_bytes=0)
 
@@ -103,8 +110,7 @@ def test_an_executor_moves_into_a_leaf_of_its_own_group_and_back_if_others_are_t
     assert entered == [own / "executor"]
     (own / "cgroup.subtree_control").unlink()
     (own / "cgroup.subtree_control").mkdir()  # refuses to be written
-    with pytest.raises(OSError, match="subtree_control"):
-        open_cgroups(None, "n1", memory_bytes=0)
+    assert "subtree_control" in open_cgroups(None, "n1", memory_bytes=0).unlimited
     assert entered == [own / "executor", own / "executor", own]
 
 
@@ -121,6 +127,17 @@ def real_group() -> Iterator[Path]:
     while group.exists():
         with contextlib.suppress(OSError):
             group.rmdir()
+
+
+async def test_a_killed_executors_workers_end_with_their_groups_at_its_next_start(real_group: Path) -> None:
+    group = open_cgroups(real_group, "n1", memory_bytes=0).add()
+    enters = [sys.executable, "-c", FORKS_AWAY, str(group)]
+    await asyncio.to_thread(subprocess.run, enters, capture_output=True, timeout=60, check=True)
+    assert (group / "cgroup.procs").read_text().split()
+    restarted = open_cgroups(real_group, "n1", memory_bytes=0)
+    restarted.end_left_over()
+    await eventually(lambda: not (restarted._remove_ended() or group.exists()), "the group is removed")
+    group.parent.rmdir()
 
 
 async def test_no_descendant_of_a_worker_leaves_its_group_or_outlives_it(real_group: Path) -> None:

@@ -62,6 +62,7 @@ def install_driver(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
         "nvmlDeviceGetName": lambda gpu: gpu.product,
         "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
         "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetMinorNumber": lambda gpu: 10 - gpus.index(gpu),  # in another order
         "nvmlDeviceGetMigMode": mig_mode,
         "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: len(gpu.instances or ()),
         "nvmlDeviceGetMigDeviceHandleByIndex": instance,
@@ -97,9 +98,9 @@ def test_each_visible_gpu_has_its_own_type_and_memory(monkeypatch: pytest.Monkey
         monkeypatch, Gpu("GPU-a1", "NVIDIA H100 80GB HBM3", 81_559), Gpu("GPU-b2", V100), Gpu("GPU-c3", "X", None)
     )
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-b2,0,2"}) == (
-        LocalGpu("GPU-b2", "V100-SXM2-16GB", 16_384 << 20, "GPU-b2", 1),
-        LocalGpu("0", "H100-80GB-HBM3", 81_559 << 20, "GPU-a1", 0),
-        LocalGpu("2", "X", 0, "GPU-c3", 2),
+        LocalGpu("GPU-b2", "V100-SXM2-16GB", 16_384 << 20, "GPU-b2", 1, "nvidia9"),
+        LocalGpu("0", "H100-80GB-HBM3", 81_559 << 20, "GPU-a1", 0, "nvidia10"),
+        LocalGpu("2", "X", 0, "GPU-c3", 2, "nvidia8"),
     )
 
 
@@ -113,9 +114,9 @@ def test_a_partitioned_gpu_counts_as_its_instances(monkeypatch: pytest.MonkeyPat
     install_driver(
         monkeypatch, Gpu("GPU-a1", "NVIDIA A100-SXM4-40GB", 40_000), Gpu("GPU-b2", "A100-SXM4-40GB", 40_000, parts)
     )
-    large = LocalGpu("MIG-p", "A100-SXM4-40GB-MIG-3g.20gb", 20_096 << 20, "MIG-p", 1)
-    small = LocalGpu("MIG-q", "A100-SXM4-40GB-MIG-1g.5gb", 4_864 << 20, "MIG-q", 1)
-    whole = LocalGpu("0", "A100-SXM4-40GB", 40_000 << 20, "GPU-a1", 0)
+    large = LocalGpu("MIG-p", "A100-SXM4-40GB-MIG-3g.20gb", 20_096 << 20, "MIG-p", 1, "nvidia9")
+    small = LocalGpu("MIG-q", "A100-SXM4-40GB-MIG-1g.5gb", 4_864 << 20, "MIG-q", 1, "nvidia9")
+    whole = LocalGpu("0", "A100-SXM4-40GB", 40_000 << 20, "GPU-a1", 0, "nvidia10")
     assert visible_gpus({}) == (whole, large, small)
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-q"}) == (small,)
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}) == (large,)
