@@ -35,6 +35,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
 from elasticflow.shared.scheduling.placement.placement import MigrationRules, Placement, any_spread, place
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.awaited_nodes import wait_ends_s, without_awaited_nodes
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.node_ends import ending_nodes
@@ -50,6 +51,7 @@ def decide(
     """New generations for jobs whose workers wait after a loss; else for jobs whose share differs from the GPUs they
     hold, whose workers broke, or that benefit from a migration; else for one job that a slow GPU delays."""
     cache = PlanningCache() if cache is None else cache
+    state = without_awaited_nodes(state, now_s)
     return (
         # survivors keep GPUs that they hold, so no other decision is needed, not even a new allocation
         _decided(shrunk_to_survivors(state), now_s)
@@ -159,7 +161,8 @@ def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
 def wake_at_s(state: PoolState) -> float | None:
     """When the next decision is due although no event comes."""
     held = list(state.live_jobs.values())
-    due_s = [_switches_end_s(state), *(replacement_due_s(part, held) for part in parts(state).values())]
+    replaced_s = (replacement_due_s(part, held) for part in parts(state).values())
+    due_s = [_switches_end_s(state), _wait_ends_s(state), *replaced_s]
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 
@@ -171,6 +174,16 @@ def _switches_end_s(state: PoolState) -> float | None:
         return None
     ends_s = sorted({job.placed_at_s + MAX_SWITCH_S for job in is_switching})
     return next((end_s for end_s in ends_s if due_jobs(state, shares, end_s)), None)
+
+
+def _wait_ends_s(state: PoolState) -> float | None:
+    """When awaited nodes take jobs again, if one waits for them."""
+    ends_s = wait_ends_s(state)
+    if ends_s is None:
+        return None
+    shares = allocated_shares(state)
+    is_due = bool(due_jobs(state, shares, ends_s)) and not exceeds_pool(state, shares)
+    return ends_s if is_due or any(shrunk_to_survivors(state)) else None
 
 
 def _may_move(job: Job) -> bool:

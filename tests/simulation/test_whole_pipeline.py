@@ -30,7 +30,9 @@ STORM_SEEDS = (113, *range(110, 113), *range(114, 118))  # the first one strikes
 EACH_DAY = 1  # of the seeds of each kind
 FIRST_SEED = int(os.environ.get("EF_FIRST_SEED", "1000"))
 FOUND_SEEDS = (40029,)  # an executor took the monitor's writes for those of another executor
-OF_FOUND_SEEDS = replace(SHORT_STORM, node_pause_every_s=None, service_pause_every_s=None)  # as they were found
+OF_FOUND_SEEDS = replace(  # as they were found
+    SHORT_STORM, node_pause_every_s=None, service_pause_every_s=None, power_loss_every_s=None
+)
 SHORT_STORM_SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "16")))
 
 
@@ -121,5 +123,6 @@ def test_the_storms_are_storms(num_seeds: int) -> None:
     struck = sum((storm.num_struck for storm in storms), start=Counter[str]())
     steps = ("small back", "small forward", "large back", "large forward")
     pauses = ("pause of a node", "pause of a service")
+    power = ("power loss of all nodes", "power loss with services")
     of_bus = ("full storage", "failed read", "failed object", "duplicate", "lost answer")  # object: a snapshot
-    assert all(struck[kind] for kind in (*steps, *pauses, *of_bus, "sends only", "receives only")), struck
+    assert all(struck[kind] for kind in (*steps, *pauses, *power, *of_bus, "sends only", "receives only")), struck
