@@ -179,11 +179,7 @@ def _switches_end_s(state: PoolState) -> float | None:
 def _wait_ends_s(state: PoolState) -> float | None:
     """When awaited nodes take jobs again, if one waits for them."""
     ends_s = wait_ends_s(state)
-    if ends_s is None:
-        return None
-    shares = allocated_shares(state)
-    is_due = bool(due_jobs(state, shares, ends_s)) and not exceeds_pool(state, shares)
-    return ends_s if is_due or any(shrunk_to_survivors(state)) else None
+    return ends_s if ends_s is not None and decide(state, (), ends_s) else None
 
 
 def _may_move(job: Job) -> bool:

@@ -43,11 +43,17 @@ def confirmed(state: PoolState, node: NodeState, joined: NodeJoined) -> PoolStat
     return with_nodes(state, state.nodes.set(node.node_id, replace(node, awaited_since_s=None)))
 
 
+def awaited_until_s(state: PoolState, node: NodeState) -> float | None:
+    """Until when a node is awaited at most; None if it is not."""
+    since_s = node.awaited_since_s if node.alive else None
+    return None if since_s is None else since_s + state.config.timeouts.rejoin_wait_s
+
+
 def awaited_nodes(state: PoolState, now_s: float) -> Iterator[NodeState]:
     """The nodes that are awaited at now_s."""
-    wait_s = state.config.timeouts.rejoin_wait_s
     for node in state.nodes.values():
-        if node.alive and node.awaited_since_s is not None and now_s < node.awaited_since_s + wait_s:
+        until_s = awaited_until_s(state, node)
+        if until_s is not None and now_s < until_s:
             yield node
 
 
@@ -59,5 +65,5 @@ def without_awaited_nodes(state: PoolState, now_s: float) -> PoolState:
 
 def wait_ends_s(state: PoolState) -> float | None:
     """When the last wait for a node ends; None if none is awaited."""
-    awaited = [node.awaited_since_s for node in state.nodes.values() if node.alive and node.awaited_since_s is not None]
-    return max(awaited) + state.config.timeouts.rejoin_wait_s if awaited else None
+    ends_s = (awaited_until_s(state, node) for node in state.nodes.values())
+    return max((end_s for end_s in ends_s if end_s is not None), default=None)

@@ -15,7 +15,6 @@ from elasticflow.shared.messages.events import NodeJoined, PlacementDecided, Pla
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises
 from elasticflow.simulator.pipeline.timing_model import TimingModel
@@ -28,6 +27,7 @@ LONGEST_S = 900.0
 KINDS = ("a node", "all nodes", "all nodes and services")
 PHASES = ("profiling", "starting", "switching", "checkpointing", "ending")
 STRUCK = "job-00"
+STEP_S = 0.002  # between two looks at the phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,11 @@ def run(losses: PowerLosses) -> VirtualCluster:
     """The pool at rest, after its power losses. Raises AssertionError if the job never was in the phase."""
     chance = np.random.default_rng([losses.seed, 17])
     with VirtualCluster(_scenario(losses), services, seed=losses.seed) as cluster:
-        cluster.run_for(LONGEST_S, lambda: _is_in_phase(cluster.state, losses.phase))
-        assert _is_in_phase(cluster.state, losses.phase), losses
+        assert _reaches(cluster, losses.phase, within_s=60.0), losses
         cluster.run_for(float(chance.uniform(0.0, 0.3)))
         for number in range(losses.num_strikes):
             if number:
-                again = float(chance.uniform(1.0, 25.0))
-                cluster.run_for(again, lambda: _starts(cluster.state.live_jobs.get(STRUCK)))
+                _reaches(cluster, "starting", within_s=float(chance.uniform(1.0, 40.0)))
                 cluster.run_for(float(chance.uniform(0.0, 0.5)))
             _strike(cluster, losses, outage_s=float(chance.choice([1.0, 4.0, 15.0])))
         settle(cluster, longest_s=LONGEST_S)
@@ -131,20 +129,24 @@ def _scenario(losses: PowerLosses) -> Scenario:
     )
 
 
-def _starts(job: Job | None) -> bool:
-    if job is None or not job.gpus or job.broken:
-        return False
-    return job.started_at_s is None and job.previous_generation is None
+def _starts(job: Job) -> bool:
+    is_placed = bool(job.gpus) and not job.broken
+    return is_placed and job.started_at_s is None and job.previous_generation is None
 
 
-def _is_in_phase(state: PoolState, phase: str) -> bool:
-    job = state.live_jobs.get(STRUCK)
-    return job is not None and _PREDICATES[phase](job)
+def _reaches(cluster: VirtualCluster, phase: str, *, within_s: float) -> bool:
+    """Run until the job is in the phase; False if that takes longer."""
+    end_s = cluster.loop.now_s + within_s
+    while (job := cluster.state.live_jobs.get(STRUCK)) is None or not _PREDICATES[phase](job):
+        if cluster.loop.now_s >= end_s:
+            return False
+        cluster.run_for(STEP_S)
+    return True
 
 
 def _ends(job: Job) -> bool:
     assert job.spec is not None
-    return job.iteration > 0 and job.iteration + 1.5 * (job.iterations_per_s or 0.0) >= job.spec.max_iterations
+    return job.iteration > 0 and job.iteration + 2.5 * (job.iterations_per_s or 0.0) >= job.spec.max_iterations
 
 
 _PREDICATES: Mapping[str, Callable[[Job], bool]] = {
