@@ -227,8 +227,11 @@ def can_train(job: Job) -> bool:
 
 
 def is_quarantined(state: State, job: Job) -> bool:
-    """Its starts took so many nodes along that no further node starts it."""
-    return len(job.nodes_lost_at_start) >= state.pool.config.max_nodes_lost_at_start
+    """Its starts took so many nodes along that no further node starts it, or all executors too often."""
+    config = state.pool.config
+    if len(job.nodes_lost_at_start) >= config.max_nodes_lost_at_start:
+        return True
+    return job.restarts > config.max_restarts and job.started_at_s is None and job.previous_generation is None
 
 
 # --- heartbeat ------------------------------------------------------------------------------------------
