@@ -14,11 +14,10 @@ from elasticflow.history.load_text import load_text
 from elasticflow.history.names_concerned import is_profile_of, names_concerned
 from elasticflow.history.pool_views import gpu_type_of
 from elasticflow.history.type_views import predicted_steps
-from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
-from elasticflow.shared.state.awaited_nodes import awaited_nodes, awaited_until_s
+from elasticflow.shared.state.awaited_nodes import awaited_nodes
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
@@ -206,14 +205,12 @@ def _joined_again(event: events.NodeJoined, before: PoolState, after: PoolState)
     if not before.nodes[event.node_id].alive:
         return ""
     gone = f"{event.node_id} was started again, so its workers of this job are gone"
-    awaited = sorted(awaited_nodes(after, event.at_s), key=lambda node: node.node_id)
+    awaited = sorted(awaited_nodes(after), key=lambda node: node.node_id)
     if not awaited:
         return gone
-    until_s = max(awaited_until_s(after, node) or 0.0 for node in awaited)
     names = ", ".join(node.node_id for node in awaited[:_MOST_AWAITED])
     others = f" and {len(awaited) - _MOST_AWAITED} others" if len(awaited) > _MOST_AWAITED else ""
-    until = clock_time(until_s, now_s=event.at_s)
-    return f"{gone}; no job is placed on {names}{others} before they join again, or until {until}"
+    return f"{gone}; no job is placed on {names}{others} before they join again or are reported lost"
 
 
 def _is_of_another_tenant(event: Event, tenant: str) -> bool:

@@ -9,7 +9,6 @@ from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import MetricCondition, Scalar
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.awaited_nodes import awaited_until_s
 from elasticflow.shared.state.expected_finish import expected_finish_s, is_silent, margin_s, speed_now
 from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase
@@ -105,7 +104,7 @@ class NodeView:
     num_sockets: int = 1
     until_s: float | None = None  # its announced end
     draining: bool = False  # its jobs move, because its end is near
-    awaited_until_s: float | None = None  # it may have ended with others: it takes no job until it joins again
+    awaited: bool = False  # it may have ended with others: it takes no job until it joins again
 
     @property
     def num_free_gpus(self) -> int:
@@ -206,7 +205,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             num_sockets=node.sockets,
             until_s=node.until_s,
             draining=node.draining,
-            awaited_until_s=awaited_until_s(state, node),
+            awaited=node.awaited,
         )
         for _, node in sorted(state.nodes.items())
     )

@@ -35,7 +35,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
 from elasticflow.shared.scheduling.placement.placement import MigrationRules, Placement, any_spread, place
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.awaited_nodes import wait_ends_s, without_awaited_nodes
+from elasticflow.shared.state.awaited_nodes import without_awaited_nodes
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.node_ends import ending_nodes
@@ -51,7 +51,7 @@ def decide(
     """New generations for jobs whose workers wait after a loss; else for jobs whose share differs from the GPUs they
     hold, whose workers broke, or that benefit from a migration; else for one job that a slow GPU delays."""
     cache = PlanningCache() if cache is None else cache
-    state = without_awaited_nodes(state, now_s)
+    state = without_awaited_nodes(state)
     return (
         # survivors keep GPUs that they hold, so no other decision is needed, not even a new allocation
         _decided(shrunk_to_survivors(state), now_s)
@@ -160,9 +160,10 @@ def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
 
 def wake_at_s(state: PoolState) -> float | None:
     """When the next decision is due although no event comes."""
+    state = without_awaited_nodes(state)
     held = list(state.live_jobs.values())
     replaced_s = (replacement_due_s(part, held) for part in parts(state).values())
-    due_s = [_switches_end_s(state), _wait_ends_s(state), *replaced_s]
+    due_s = [_switches_end_s(state), *replaced_s]
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 
@@ -174,12 +175,6 @@ def _switches_end_s(state: PoolState) -> float | None:
         return None
     ends_s = sorted({job.placed_at_s + MAX_SWITCH_S for job in is_switching})
     return next((end_s for end_s in ends_s if due_jobs(state, shares, end_s)), None)
-
-
-def _wait_ends_s(state: PoolState) -> float | None:
-    """When awaited nodes take jobs again, if one waits for them."""
-    ends_s = wait_ends_s(state)
-    return ends_s if ends_s is not None and decide(state, (), ends_s) else None
 
 
 def _may_move(job: Job) -> bool:

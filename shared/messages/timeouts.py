@@ -87,11 +87,6 @@ class FailureTimeouts:
         """For the ledger to confirm the loss of a peer, even if its whole node is lost."""
         return self.heartbeat_timeout_s + self.propagation_s
 
-    @property
-    def rejoin_wait_s(self) -> float:
-        """After a restart of the pool, for nodes to join again, or to be reported lost by a monitor that starts too."""
-        return 2 * self.heartbeat_timeout_s
-
     # --- users' code ---
 
     @property

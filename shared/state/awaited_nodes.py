@@ -2,7 +2,8 @@
 
 After a power loss the first executor that is back joins a ledger in which all others count as alive. A start there
 would wait for workers that never come. So no job is placed on an awaited node until it joins again, says that it is
-still there, or is reported lost, but no longer than `rejoin_wait_s`. Plans count its GPUs (docs/adr/0096).
+still there, or is reported lost, which the monitor does after `heartbeat_timeout_s`. Plans count its GPUs
+(docs/adr/0096).
 """
 
 from collections.abc import Iterator
@@ -15,19 +16,20 @@ from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
 def with_awaited_nodes(state: PoolState, replaced: NodeState, joined: NodeJoined) -> PoolState:
     """The pool after a node has joined again without a report of its loss. replaced: what it was before.
 
-    Whatever started its executor was started again: other executors that it had started have ended too. And if a living
-    monitor would have reported the node, the whole pool was down.
+    If what started its executor was started again, other executors that it had started have ended too. If a living
+    monitor would have reported the node, the whole pool was down. Executors that name no `started_by` cannot say that
+    they are still there.
     """
     heard_s, timeouts = joined.replaced_heard_s, state.config.timeouts
     silent_s = 0.0 if heard_s is None else joined.at_s - heard_s
     was_pool_down = silent_s > timeouts.heartbeat_timeout_s + timeouts.monitor_grace_s
     nodes = state.nodes.mutate()
     for node in state.nodes.values():
-        if node.node_id == joined.node_id or not node.alive or node.started_by == joined.started_by != "":
+        if node.node_id == joined.node_id or not node.alive or node.started_by in ("", joined.started_by):
             continue
         has_ended_too = is_started_again(replaced, joined) and node.started_by == replaced.started_by
         if has_ended_too or (was_pool_down and heard_s is not None and node.since_s <= heard_s):
-            nodes[node.node_id] = replace(node, awaited_since_s=joined.at_s)
+            nodes[node.node_id] = replace(node, awaited=True)
     return with_nodes(state, nodes.finish())
 
 
@@ -38,32 +40,17 @@ def is_started_again(replaced: NodeState, joined: NodeJoined) -> bool:
 
 def confirmed(state: PoolState, node: NodeState, joined: NodeJoined) -> PoolState:
     """The pool after a node has said again that it is there; a repeated first join says nothing."""
-    if node.awaited_since_s is None or joined.at_s <= node.since_s:
+    if not node.awaited or joined.at_s <= node.since_s:
         return state
-    return with_nodes(state, state.nodes.set(node.node_id, replace(node, awaited_since_s=None)))
+    return with_nodes(state, state.nodes.set(node.node_id, replace(node, awaited=False)))
 
 
-def awaited_until_s(state: PoolState, node: NodeState) -> float | None:
-    """Until when a node is awaited at most; None if it is not."""
-    since_s = node.awaited_since_s if node.alive else None
-    return None if since_s is None else since_s + state.config.timeouts.rejoin_wait_s
+def awaited_nodes(state: PoolState) -> Iterator[NodeState]:
+    """The nodes that are awaited."""
+    return (node for node in state.nodes.values() if node.alive and node.awaited)
 
 
-def awaited_nodes(state: PoolState, now_s: float) -> Iterator[NodeState]:
-    """The nodes that are awaited at now_s."""
-    for node in state.nodes.values():
-        until_s = awaited_until_s(state, node)
-        if until_s is not None and now_s < until_s:
-            yield node
-
-
-def without_awaited_nodes(state: PoolState, now_s: float) -> PoolState:
+def without_awaited_nodes(state: PoolState) -> PoolState:
     """The pool as placement sees it: awaited nodes take no job."""
-    awaited = {node.node_id: replace(node, alive=False) for node in awaited_nodes(state, now_s)}
+    awaited = {node.node_id: replace(node, alive=False) for node in awaited_nodes(state)}
     return with_nodes(state, state.nodes.update(awaited)) if awaited else state
-
-
-def wait_ends_s(state: PoolState) -> float | None:
-    """When the last wait for a node ends; None if none is awaited."""
-    ends_s = (awaited_until_s(state, node) for node in state.nodes.values())
-    return max((end_s for end_s in ends_s if end_s is not None), default=None)

@@ -68,7 +68,7 @@ class NodeState:
     started_by: str = ""  # as in `NodeJoined`
     # when the incarnation before was last heard, or this one if it is lost; None: there is none, or unknown
     ended_s: float | None = None
-    awaited_since_s: float | None = None  # it may have ended unreported with other nodes: see awaited_nodes.py
+    awaited: bool = False  # it may have ended unreported with other nodes: see awaited_nodes.py
 
     @property
     def takes_jobs(self) -> bool:

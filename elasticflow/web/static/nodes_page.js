@@ -56,12 +56,8 @@ function Node({ node, nowS }) {
     .map(([index]) => Number(index));
   const free = node.jobs.filter((/** @type {string} */ job) => job === "").length;
   const memory = node.gpu_memory_bytes ? ` · ${(node.gpu_memory_bytes / 2 ** 30).toFixed(0)} GiB each` : "";
-  const isAwaited = node.alive && node.awaited_until_s !== null && node.awaited_until_s > nowS;
-  const state = isAwaited
-    ? `awaited for ${durationInWords(node.awaited_until_s - nowS)}: it may have ended with others`
-    : node.alive
-    ? `${free} of ${counted(node.num_gpus, "GPU")} free`
-    : `lost ${durationInWords(nowS - node.since_s)} ago`;
+  const present = node.awaited ? "awaited" : `${free} of ${counted(node.num_gpus, "GPU")} free`;
+  const state = node.alive ? present : `lost ${durationInWords(nowS - node.since_s)} ago`;
   let numPadding = node.num_padding_gpus;
   const squares = node.jobs.map((/** @type {string} */ job, /** @type {number} */ index) => {
     const isPadding = !job && node.alive && numPadding-- > 0;

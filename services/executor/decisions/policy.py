@@ -122,7 +122,7 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
 def _is_awaited(state: State) -> bool:
     """Planners doubt that this node is still there."""
     node = state.pool.nodes.get(state.node_id)
-    return node is not None and node.awaited_since_s is not None
+    return node is not None and node.awaited
 
 
 def _joined(state: State, now_s: float) -> NodeJoined:

@@ -88,7 +88,7 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
         return state
     ended_s = event.at_s if event.heard_s is None else event.heard_s
     left = event.reason == "left"
-    node = replace(node, alive=False, since_s=event.at_s, left=left, ended_s=ended_s, awaited_since_s=None)
+    node = replace(node, alive=False, since_s=event.at_s, left=left, ended_s=ended_s, awaited=False)
     state = with_nodes(state, state.nodes.set(event.node_id, node))
     state = with_lost_starts_judged(without_workers_on(state, event.node_id, ended_s=None if left else ended_s))
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)

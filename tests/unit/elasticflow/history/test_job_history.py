@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, job_history
-from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
@@ -319,10 +318,9 @@ def test_a_restart_of_the_pool_is_explained() -> None:
     ledger = Ledger().appended(*(joined(node, "a", 0.0, started_by="first") for node in ("node-0", "node-1")))
     ledger.admitted("j1").placed("j1", 1, "node-0:0", "node-1:0")
     ledger.appended(joined("node-0", "b", 5.0, started_by="second", replaced_heard_s=NOW_S + 1.0))
-    until = clock_time(NOW_S + 17.0, now_s=NOW_S)
     assert ledger.of("j1")[-1] == (
         "node-0 was started again, so its workers of this job are gone; "
-        f"no job is placed on node-1 before they join again, or until {until}"
+        "no job is placed on node-1 before they join again or are reported lost"
     )
     num_before = len(ledger.of("j1"))
     ledger.appended(joined("node-1", "a", 5.1, started_by="first"))

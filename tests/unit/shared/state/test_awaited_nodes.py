@@ -9,11 +9,9 @@ from tests.support.histories import NOW_S, History
 from tests.support.worker_events import job
 from tests.unit.shared.state.fold.test_lost_starts import joins, silent, starting
 
-WAIT_S = 12.0
 
-
-def awaited(history: History, at_s: float) -> list[str]:
-    return sorted(node.node_id for node in awaited_nodes(history.state, NOW_S + at_s))
+def awaited(history: History) -> list[str]:
+    return sorted(node.node_id for node in awaited_nodes(history.state))
 
 
 def restarted(**changes: float) -> History:
@@ -22,38 +20,43 @@ def restarted(**changes: float) -> History:
     return starting().then(joined)
 
 
-def test_the_other_nodes_of_what_was_started_again_are_awaited_for_a_while() -> None:
+def test_the_other_nodes_of_what_was_started_again_are_awaited() -> None:
     history = restarted()
-    assert awaited(history, 4.0) == awaited(history, 4.0 + WAIT_S - 0.1) == ["node-1"]
-    assert awaited(history, 4.0 + WAIT_S) == []
+    assert awaited(history) == ["node-1"]
     assert history.state.num_gpus == 8, "plans count on it"
 
 
 def test_a_node_that_joins_again_or_is_lost_is_awaited_no_more() -> None:
-    assert awaited(restarted().then(joins(1, 1, at_s=5.0, heard_s=2.0, supervisor=2)), 5.0) == []
-    assert awaited(restarted().then(silent(1, heard_s=5.0)), 11.0) == []
+    assert awaited(restarted().then(joins(1, 1, at_s=5.0, heard_s=2.0, supervisor=2))) == []
+    assert awaited(restarted().then(silent(1, heard_s=5.0))) == []
 
 
 def test_a_node_that_says_that_it_is_still_there_is_awaited_no_more() -> None:
     history = restarted()
-    assert awaited(history.then(joins(1)), 4.1) == ["node-1"], "a repeated first join says nothing"
-    assert awaited(history.then(joins(1, at_s=4.1)), 4.1) == []
+    assert awaited(history.then(joins(1))) == ["node-1"], "a repeated first join says nothing"
+    assert awaited(history.then(joins(1, at_s=4.1))) == []
 
 
 def test_nobody_waits_for_nodes_of_another_machine() -> None:
     history = starting(supervisor_of_node_1=7).then(joins(0, 1, at_s=4.0, heard_s=2.0, supervisor=2))
-    assert awaited(history, 4.0) == []
+    assert awaited(history) == []
 
 
 def test_all_nodes_are_awaited_if_a_living_monitor_would_have_reported_the_one_that_is_back() -> None:
     history = starting(3, supervisor_of_node_1=7).then(joins(0, 1, at_s=30.0, heard_s=2.0, supervisor=2))
-    assert awaited(history, 30.0) == ["node-1", "node-2"]
+    assert awaited(history) == ["node-1", "node-2"]
     history.then(joins(1, 1, at_s=31.0, heard_s=2.0, supervisor=8))
-    assert awaited(history, 31.0) == ["node-2"], "node-0 has just joined"
+    assert awaited(history) == ["node-2"], "node-0 has just joined"
+
+
+def test_executors_that_cannot_say_that_they_are_there_are_not_awaited() -> None:
+    older = replace(joins(1), started_by="")
+    history = History().configured().then(joins(0), older, joins(0, 1, at_s=30.0, heard_s=2.0, supervisor=2))
+    assert awaited(history) == []
 
 
 def test_an_executor_that_ended_by_itself_makes_nobody_wait() -> None:
-    assert awaited(starting().then(joins(0, 1, at_s=4.0, heard_s=2.0)), 4.0) == []
+    assert awaited(starting().then(joins(0, 1, at_s=4.0, heard_s=2.0))) == []
 
 
 def decided(history: History, at_s: float) -> tuple[events.PlacementDecided, ...]:
@@ -68,11 +71,8 @@ def with_share(history: History, num_gpus: int) -> History:
 def test_placement_waits_for_an_awaited_node() -> None:
     history = with_share(restarted(), 8)
     assert decided(history, 4.1) == ()
-    assert wake_at_s(history.state) == NOW_S + 4.0 + WAIT_S
-    (late,) = decided(history, 4.0 + WAIT_S)
-    assert len(late.placements[0].gpus) == 8
-    history.then(joins(1, 1, at_s=5.0, heard_s=2.0, supervisor=2))
     assert wake_at_s(history.state) is None
+    history.then(joins(1, 1, at_s=5.0, heard_s=2.0, supervisor=2))
     (placed,) = decided(history, 5.0)
     assert len(placed.placements[0].gpus) == 8
 

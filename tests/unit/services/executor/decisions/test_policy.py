@@ -37,13 +37,16 @@ def test_a_node_counted_as_lost_kills_all_workers_and_joins_again() -> None:
 
 
 def test_a_node_that_planners_await_says_once_that_it_is_still_there() -> None:
-    node = ExecutorNode().training(1).ledger(OTHER_NODE).forget()
+    node = ExecutorNode()
+    specification = replace(node.state.node_specification, started_by="a supervisor")
+    node.state = replace(node.state, node_specification=specification)
+    node.training(1).ledger(OTHER_NODE).forget()
     back = replace(OTHER_NODE, incarnation="y", replaced_heard_s=NOW_S + 1.0, at_s=NOW_S + 30.0)
     node.ledger(back)
     (said,) = node.emitted
     assert isinstance(said, events.NodeJoined)
     assert (said.node_id, said.incarnation) == ("node-0", node.state.incarnation)
-    assert node.state.pool.nodes["node-0"].awaited_since_s is None
+    assert not node.state.pool.nodes["node-0"].awaited
     assert (node.actions, job_of(node).broken) == ([], False), "its workers train on"
 
 
