@@ -14,10 +14,9 @@ def awaited(history: History) -> list[str]:
     return sorted(node.node_id for node in awaited_nodes(history.state))
 
 
-def restarted(**changes: float) -> History:
+def restarted() -> History:
     """Two nodes of one supervisor; the first is back under another one."""
-    joined = joins(0, 1, **({"at_s": 4.0, "heard_s": 2.0} | changes), supervisor=2)  # pyright: ignore
-    return starting().then(joined)
+    return starting().then(joins(0, 1, at_s=4.0, heard_s=2.0, supervisor=2))
 
 
 def test_the_other_nodes_of_what_was_started_again_are_awaited() -> None:
