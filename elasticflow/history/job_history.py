@@ -205,7 +205,7 @@ def _joined_again(event: events.NodeJoined, before: PoolState, after: PoolState)
     if not before.nodes[event.node_id].alive:
         return ""
     gone = f"{event.node_id} was started again, so its workers of this job are gone"
-    awaited = sorted(awaited_nodes(after), key=lambda node: node.node_id)
+    awaited = awaited_nodes(after.nodes)
     if not awaited:
         return gone
     names = ", ".join(node.node_id for node in awaited[:_MOST_AWAITED])

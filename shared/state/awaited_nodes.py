@@ -6,10 +6,11 @@ still there, or is reported lost, which the monitor does after `heartbeat_timeou
 (docs/adr/0096).
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
+from elasticflow.shared.frozen_values import memoize_last
 from elasticflow.shared.messages.events import NodeJoined
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
 
 
@@ -45,12 +46,14 @@ def confirmed(state: PoolState, node: NodeState, joined: NodeJoined) -> PoolStat
     return with_nodes(state, state.nodes.set(node.node_id, replace(node, awaited=False)))
 
 
-def awaited_nodes(state: PoolState) -> Iterator[NodeState]:
-    """The nodes that are awaited."""
-    return (node for node in state.nodes.values() if node.alive and node.awaited)
+@memoize_last  # each decision and each wake asks for it, and few events change nodes
+def awaited_nodes(nodes: Map[str, NodeState]) -> tuple[NodeState, ...]:
+    """The nodes that are awaited, by id."""
+    awaited = (node for node in nodes.values() if node.alive and node.awaited)
+    return tuple(sorted(awaited, key=lambda node: node.node_id))
 
 
 def without_awaited_nodes(state: PoolState) -> PoolState:
     """The pool as placement sees it: awaited nodes take no job."""
-    awaited = {node.node_id: replace(node, alive=False) for node in awaited_nodes(state)}
+    awaited = {node.node_id: replace(node, alive=False) for node in awaited_nodes(state.nodes)}
     return with_nodes(state, state.nodes.update(awaited)) if awaited else state

@@ -20,7 +20,7 @@ def end_of_executor_s(replaced: NodeState, joined: NodeJoined) -> float | None:
 def with_lost_start(state: PoolState, job: Job, node_id: str, ended_s: float) -> Job:
     """The job after the executor of this node has ended, last heard at ended_s, with its workers."""
     starts = job.started_at_s is None and job.previous_generation is None and not job.broken and not job.stopping
-    lived = ended_s + state.config.timeouts.heartbeat_interval_s >= job.placed_at_s
+    lived = ended_s + state.config.timeouts.monitor_grace_s >= job.placed_at_s  # else a heartbeat was due before
     if not starts or not lived or node_id not in nodes_of(job.gpus):
         return job
     return fast_replace(job, nodes_lost_at_start=(*job.nodes_lost_at_start, node_id))

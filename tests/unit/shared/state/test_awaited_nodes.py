@@ -11,7 +11,7 @@ from tests.unit.shared.state.fold.test_lost_starts import joins, silent, startin
 
 
 def awaited(history: History) -> list[str]:
-    return sorted(node.node_id for node in awaited_nodes(history.state))
+    return [node.node_id for node in awaited_nodes(history.state.nodes)]
 
 
 def restarted() -> History:
