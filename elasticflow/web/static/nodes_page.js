@@ -56,8 +56,9 @@ function Node({ node, nowS }) {
     .map(([index]) => Number(index));
   const free = node.jobs.filter((/** @type {string} */ job) => job === "").length;
   const memory = node.gpu_memory_bytes ? ` · ${(node.gpu_memory_bytes / 2 ** 30).toFixed(0)} GiB each` : "";
-  const present = node.awaited ? "awaited" : `${free} of ${counted(node.num_gpus, "GPU")} free`;
-  const state = node.alive ? present : `lost ${durationInWords(nowS - node.since_s)} ago`;
+  const state = node.alive
+    ? `${free} of ${counted(node.num_gpus, "GPU")} free`
+    : `lost ${durationInWords(nowS - node.since_s)} ago`;
   let numPadding = node.num_padding_gpus;
   const squares = node.jobs.map((/** @type {string} */ job, /** @type {number} */ index) => {
     const isPadding = !job && node.alive && numPadding-- > 0;
@@ -80,6 +81,7 @@ function Node({ node, nowS }) {
         html`<p>
           until ${clockTime(node.until_s, nowS)} (in ${durationInWords(Math.max(node.until_s - nowS, 0))})
           ${node.draining && html`<span class="chip risk">▲ draining: its jobs move</span>`}
+          ${node.awaited && html`<span class="chip risk">▲ awaited: it takes no job before it joins again</span>`}
         </p>`
       }
       ${slow.length > 0 && html`<p><span class="chip risk">▲ slow: GPU ${slow.join(", ")}</span></p>`}
