@@ -81,9 +81,9 @@ function Node({ node, nowS }) {
         html`<p>
           until ${clockTime(node.until_s, nowS)} (in ${durationInWords(Math.max(node.until_s - nowS, 0))})
           ${node.draining && html`<span class="chip risk">▲ draining: its jobs move</span>`}
-          ${node.awaited && html`<span class="chip risk">▲ awaited: it takes no job before it joins again</span>`}
         </p>`
       }
+      ${node.alive && node.awaited && html`<p><span class="chip risk">▲ awaited: it takes no job before it joins again</span></p>`}
       ${slow.length > 0 && html`<p><span class="chip risk">▲ slow: GPU ${slow.join(", ")}</span></p>`}
       ${node.slower_than_type > 0 && html`<p><span class="chip risk">▲ ${Math.round(100 * node.slower_than_type)} % slower than others of its type</span></p>`}
       ${sockets.map(
