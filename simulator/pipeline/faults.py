@@ -57,7 +57,6 @@ MANY_FAULTS = Faults(
     failed_snapshot_probability=0.2,
     worker_crash_every_s=25.0,
     node_crash_every_s=60.0,
-    power_loss_every_s=120.0,
     partition_every_s=60.0,
     executor_restart_every_s=60.0,
     service_restart_every_s=5.0,

@@ -23,16 +23,14 @@ from elasticflow.simulator.pipeline.invariants import acknowledged_early, broken
 from tests.support import simulated_runs
 from tests.support.rings import NIGHTLY, few_daily
 from tests.support.scenarios import random_scenario
-from tests.support.simulated_runs import SHORT_STORM, STORM, problems, run_to_rest, short_storm
+from tests.support.simulated_runs import POWER_STORM, SHORT_STORM, STORM, problems, run_to_rest, short_storm
 
 CALM_SEEDS = range(6)
 STORM_SEEDS = (113, *range(110, 113), *range(114, 118))  # the first one strikes in most ways
 EACH_DAY = 1  # of the seeds of each kind
 FIRST_SEED = int(os.environ.get("EF_FIRST_SEED", "1000"))
 FOUND_SEEDS = (40029,)  # an executor took the monitor's writes for those of another executor
-OF_FOUND_SEEDS = replace(  # as they were found
-    SHORT_STORM, node_pause_every_s=None, service_pause_every_s=None, power_loss_every_s=None
-)
+OF_FOUND_SEEDS = replace(SHORT_STORM, node_pause_every_s=None, service_pause_every_s=None)  # as they were found
 SHORT_STORM_SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "16")))
 
 
@@ -46,9 +44,12 @@ KINDS = {
     "unknown-curves": (CALM_SEEDS, NO_FAULTS, False),
     "storm": (STORM_SEEDS, STORM, True),
     "storm-unknown-curves": (STORM_SEEDS, STORM, False),
+    "power-storm": (STORM_SEEDS, POWER_STORM, True),
 }
 RUNS = [
-    pytest.param((seed, *how), id=f"{kind}-{seed}", marks=[NIGHTLY] if number >= EACH_DAY else [])
+    pytest.param(
+        (seed, *how), id=f"{kind}-{seed}", marks=[NIGHTLY] if number >= EACH_DAY or kind == "power-storm" else []
+    )
     for kind, (seeds, *how) in KINDS.items()
     for number, seed in enumerate(seeds)
 ]
@@ -123,6 +124,5 @@ def test_the_storms_are_storms(num_seeds: int) -> None:
     struck = sum((storm.num_struck for storm in storms), start=Counter[str]())
     steps = ("small back", "small forward", "large back", "large forward")
     pauses = ("pause of a node", "pause of a service")
-    power = ("power loss of all nodes", "power loss with services")
     of_bus = ("full storage", "failed read", "failed object", "duplicate", "lost answer")  # object: a snapshot
-    assert all(struck[kind] for kind in (*steps, *pauses, *power, *of_bus, "sends only", "receives only")), struck
+    assert all(struck[kind] for kind in (*steps, *pauses, *of_bus, "sends only", "receives only")), struck

@@ -25,11 +25,11 @@ from tests.support.scenarios import random_scenario, services
 REACTION_S = 2 * DEFAULT_TIMEOUT_S + 2.0  # even if two appends in a row are lost
 LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
 STORM = replace(MANY_FAULTS, until_s=200.0)
+POWER_STORM = replace(STORM, power_loss_every_s=60.0)
 SHORT_STORM = replace(  # each kind of fault two to six times as often as in a storm, for a tenth of the time
     MANY_FAULTS,
     worker_crash_every_s=7.0,
     node_crash_every_s=10.0,
-    power_loss_every_s=20.0,
     partition_every_s=10.0,
     executor_restart_every_s=10.0,
     service_restart_every_s=2.0,
