@@ -200,9 +200,11 @@ def unenforced_lines(views: tuple[NodeView, ...]) -> list[str]:
 
 
 def alive_word(view: NodeView, now_s: float) -> Text:
-    """Alive, or draining; with slow GPUs, which ones and for how long they still count as slow."""
+    """Alive, draining, or awaited; with slow GPUs, which ones and for how long they still count as slow."""
     if view.draining:
         return Text("draining", style="yellow")
+    if view.awaited:
+        return Text("awaited", style="yellow")
     slow = {index: until_s for index, until_s in sorted(view.slow_until_s.items()) if until_s > now_s}
     if not slow:
         return Text("alive", style="green")

@@ -17,6 +17,7 @@ from elasticflow.history.type_views import predicted_steps
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
+from elasticflow.shared.state.awaited_nodes import awaited_nodes
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
@@ -25,6 +26,7 @@ from elasticflow.shared.state.pool import PoolState
 _PROBE = "no other job needs them, and its throughput on so many is unknown"
 _PROFILING_RUN = "enough GPUs are free for its profiling run"
 _PLANNED = "the planned shares change at this time"
+_MOST_AWAITED = 8  # nodes that a sentence names
 _ANOTHER_JOB = "a job of another tenant"
 _REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__, events.LoadProgressed.__name__)
 
@@ -129,6 +131,8 @@ class EventsInWords:
             is_hidden = self._for_tenants and load is not None and _is_of_another_tenant(event, load.tenant)
             return load_text(event, load) if event.load_id == name and not is_hidden else ""
         if not name:
+            if isinstance(event, events.NodeJoined) and _is_known_incarnation(event, before):
+                return f"{event.node_id} is still there"
             return cause_in_words(event, name)
         old, new = before.job(name), self.state.job(name)
         if new is None or (
@@ -160,6 +164,8 @@ class EventsInWords:
                 return f"replanned so that {shown(event.job_id)} is admitted, still in time: {share}"
             case events.NodeLost() if old is not None and event.node_id in old.nodes and old.live:
                 return f"{event.node_id} was lost ({event.reason}) with workers of this job"
+            case events.NodeJoined() if old is not None and old.live and not _is_known_incarnation(event, before):
+                return _joined_again(event, before, self.state) if event.node_id in old.nodes else ""
             case _ if getattr(event, "job_id", "") == name:
                 return event_text(event, old, new, self.state)
             case _:
@@ -187,6 +193,24 @@ class EventsInWords:
             return job_id if job is not None and job.tenant == tenant else _ANOTHER_JOB
 
         return shown if self._for_tenants else str
+
+
+def _is_known_incarnation(event: events.NodeJoined, before: PoolState) -> bool:
+    node = before.nodes.get(event.node_id)
+    return node is not None and node.incarnation == event.incarnation
+
+
+def _joined_again(event: events.NodeJoined, before: PoolState, after: PoolState) -> str:
+    """What a restart of a node without a report of its loss means for a job with workers there."""
+    if not before.nodes[event.node_id].alive:
+        return ""
+    gone = f"{event.node_id} was started again, so its workers of this job are gone"
+    awaited = awaited_nodes(after.nodes)
+    if not awaited:
+        return gone
+    names = ", ".join(node.node_id for node in awaited[:_MOST_AWAITED])
+    others = f" and {len(awaited) - _MOST_AWAITED} others" if len(awaited) > _MOST_AWAITED else ""
+    return f"{gone}; no job is placed on {names}{others} before they join again or are reported lost"
 
 
 def _is_of_another_tenant(event: Event, tenant: str) -> bool:

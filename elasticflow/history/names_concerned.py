@@ -27,7 +27,7 @@ def names_concerned(event: Event, before: PoolState, after: PoolState) -> tuple[
             return tuple(name for name, job in after.live_jobs.items() if is_profile_of(job, key))
         case events.JobAdmitted():
             return (event.job_id, *(name for name in event.replanned if name != event.job_id))
-        case events.NodeLost():
+        case events.NodeLost() | events.NodeJoined():
             return ("", *(name for name, job in before.live_jobs.items() if event.node_id in job.nodes))
         case _ if isinstance(event, _ON_THE_POOL):
             return ("",)

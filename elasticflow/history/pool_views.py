@@ -104,6 +104,7 @@ class NodeView:
     num_sockets: int = 1
     until_s: float | None = None  # its announced end
     draining: bool = False  # its jobs move, because its end is near
+    awaited: bool = False  # it may have ended with others: it takes no job until it joins again
 
     @property
     def num_free_gpus(self) -> int:
@@ -204,6 +205,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             num_sockets=node.sockets,
             until_s=node.until_s,
             draining=node.draining,
+            awaited=node.awaited,
         )
         for _, node in sorted(state.nodes.items())
     )

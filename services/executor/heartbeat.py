@@ -102,7 +102,13 @@ class Heartbeat:
         self._lease_until_s = sent_s + heartbeat.lease_s
         self._workers.extend_leases(self._lease_until_s)
         if state.claimed != heartbeat.incarnation:
-            self._host.note(NodeClaimed(incarnation=heartbeat.incarnation))
+            self._host.note(
+                NodeClaimed(
+                    incarnation=heartbeat.incarnation,
+                    replaced=self._record.replaced,
+                    replaced_heard_s=self._record.replaced_heard_s,
+                )
+            )
 
     async def _enforce_lease(self) -> None:
         while True:

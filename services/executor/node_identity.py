@@ -10,7 +10,7 @@ from elasticflow.services.executor.decisions.state import NodeSpecification
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.runtime.process.boot_clock import boot_id
+from elasticflow.shared.runtime.process.boot_clock import boot_id, started_by
 from elasticflow.shared.runtime.process.clock import fresh_id
 
 
@@ -36,6 +36,7 @@ def node_specification_of(
         isolation=isolation.kind,
         workers_secret=workers_secret,
         unenforced=isolation.missing,
+        started_by=started_by(),
     )
 
 

@@ -28,6 +28,8 @@ class NodeRecord:
         self._bus, self._bucket, self._node_id, self._boot_s = bus, node_bucket(pool), node_id, boot_s
         self._ended_run_ids = {run_id, previous_run_id} - {""}
         self._incarnation = ""  # the claimed one
+        self.replaced = ""  # the incarnation whose heartbeat its first one has replaced, sent at replaced_heard_s
+        self.replaced_heard_s: float | None = None
         self._revision = 0
         self._is_uncertain = False  # whether the last heartbeat was stored
         self._foreign_data = b""
@@ -65,8 +67,12 @@ class NodeRecord:
         record = await self._read()
         if record is not None and not self._has_ended(record, heartbeat.lease_s):
             return False
+        message = _message(record)
         await self._write(data, record.revision if record is not None else 0)
         self._incarnation = heartbeat.incarnation
+        self.replaced, self.replaced_heard_s = "", None
+        if isinstance(message, NodeReported):
+            self.replaced, self.replaced_heard_s = message.incarnation, message.at_s
         return True
 
     def _has_ended(self, record: Value, lease_s: float) -> bool:

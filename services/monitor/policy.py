@@ -109,7 +109,10 @@ def _lost_nodes(state: State, now_s: float) -> list[NodeLost | FenceNode]:
         if not node.alive or heartbeat is None or heartbeat.incarnation != incarnation:
             continue
         if heartbeat.is_fenced:
-            outputs.append(NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=now_s))
+            heard_s = heartbeat.at_s if heartbeat.revision else 0.0
+            outputs.append(
+                NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=now_s, heard_s=heard_s)
+            )
         elif since_s is not None and now_s >= heartbeat.fence_due_s:
             silence_s = state.pool.config.timeouts.silence_s(heartbeat.lease_s)
             if now_s - max(heartbeat.at_s, since_s) > silence_s:

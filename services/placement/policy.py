@@ -35,6 +35,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
 from elasticflow.shared.scheduling.placement.placement import MigrationRules, Placement, any_spread, place
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.awaited_nodes import without_awaited_nodes
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.node_ends import ending_nodes
@@ -50,6 +51,7 @@ def decide(
     """New generations for jobs whose workers wait after a loss; else for jobs whose share differs from the GPUs they
     hold, whose workers broke, or that benefit from a migration; else for one job that a slow GPU delays."""
     cache = PlanningCache() if cache is None else cache
+    state = without_awaited_nodes(state)
     return (
         # survivors keep GPUs that they hold, so no other decision is needed, not even a new allocation
         _decided(shrunk_to_survivors(state), now_s)
@@ -158,8 +160,10 @@ def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
 
 def wake_at_s(state: PoolState) -> float | None:
     """When the next decision is due although no event comes."""
+    state = without_awaited_nodes(state)
     held = list(state.live_jobs.values())
-    due_s = [_switches_end_s(state), *(replacement_due_s(part, held) for part in parts(state).values())]
+    replaced_s = (replacement_due_s(part, held) for part in parts(state).values())
+    due_s = [_switches_end_s(state), *replaced_s]
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from elasticflow.services.placement.new_generation import new_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.fold.jobs import takes_jobs
+from elasticflow.shared.state.fold.jobs import alive, takes_jobs
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -20,7 +20,8 @@ def shrunk_to_survivors(state: PoolState) -> Iterator[PlacedJob]:
     """For each job whose workers wait after a loss, a generation of the survivors on their GPUs."""
     broken = [job for job in state.live_jobs.values() if job.broken]
     for job in sorted(broken, key=lambda job: job.job_id):
-        if remaining := _remaining(job):
+        remaining = _remaining(job)
+        if remaining and all(alive(state, gpu.node_id) for gpu in remaining):  # none is awaited
             num_added = len(remaining) if remaining[0] in job.added_gpus else 0
             yield replace(new_generation(job, remaining), num_added_gpus=num_added)
 

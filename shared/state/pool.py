@@ -65,6 +65,10 @@ class NodeState:
     unenforced: tuple[str, ...] = ()  # of the isolation, a sentence each
     slow_gpus: tuple[SlowGpu, ...] = ()  # some may have expired
     earlier_incarnations: tuple[str, ...] = ()  # newest first; their repeated joins are ignored
+    started_by: str = ""  # as in `NodeJoined`
+    # when the incarnation before was last heard, or this one if it is lost; None: there is none, or unknown
+    ended_s: float | None = None
+    awaited: bool = False  # it may have ended unreported with other nodes: see awaited_nodes.py
 
     @property
     def takes_jobs(self) -> bool:

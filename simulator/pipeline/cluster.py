@@ -26,7 +26,7 @@ from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
 from elasticflow.simulator.pipeline.environment import Environment
 from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
 from elasticflow.simulator.pipeline.invariants import Acknowledged, ClockSetting
-from elasticflow.simulator.pipeline.nodes import VirtualNode
+from elasticflow.simulator.pipeline.nodes import Machine, VirtualNode
 from elasticflow.simulator.pipeline.previous_version import PLANNERS
 from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SimulatedProcess
 from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
@@ -59,6 +59,7 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     num_replicas: Mapping[str, int] = field(default_factory=lambda: {"admission": 2})  # of a service; else 1
     gpu_type_by_node: Mapping[str, str] = field(default_factory=dict[str, str])  # of nodes that name their type
+    is_one_machine: bool = False  # as `eflow up` starts them; else each node is a machine of its own
 
 
 class VirtualCluster:
@@ -97,6 +98,7 @@ class VirtualCluster:
             for index, service in enumerate(services)
             for number in range(scenario.num_replicas.get(service, 1))
         ]
+        machine = Machine("all") if scenario.is_one_machine else None
         self.nodes = {
             node_id: VirtualNode(
                 self._setting,
@@ -105,6 +107,7 @@ class VirtualCluster:
                 num_gpus,
                 self._gpu_type_by_node,
                 self.metrics["executor"],
+                machine=machine,
             )
             for node_id, num_gpus in scenario.num_gpus_by_node.items()
         }
@@ -222,6 +225,7 @@ class VirtualCluster:
         faults = self._faults
         self._repeat(faults.worker_crash_every_s, lambda: self._any_node().crash_worker())
         self._repeat(faults.node_crash_every_s, lambda: self._any_node().crash(self._outage_s(), silently=True))
+        self._repeat(faults.power_loss_every_s, self._lose_power)
         self._repeat(faults.partition_every_s, lambda: self._any_node().partition(self._outage_s()))
         self._repeat(faults.executor_restart_every_s, lambda: self._any_node().crash(0.2))
         self._repeat(faults.service_restart_every_s, lambda: self._any(self.replicas).restart())
@@ -263,6 +267,24 @@ class VirtualCluster:
         """The node goes down, and comes back with GPUs of another type."""
         self.nodes[node_id].crash(outage_s, silently=True)
         self._gpu_type_by_node[node_id] = gpu_type
+
+    def lose_power(self, node_ids: Iterable[str], outage_s: float, *, with_services: bool) -> None:
+        """These nodes are gone at once, and each is back within outage_s; with_services: so is everything else.
+
+        The bus keeps what it has acknowledged: its server syncs each write.
+        """
+        if with_services:
+            for replica in self.replicas:
+                if replica.runs:
+                    replica.kill(with_its_machine=True)
+                    self.loop.after(float(self._rng.uniform(0.1, outage_s)), replica.start)
+        for node_id in node_ids:
+            self.nodes[node_id].crash(float(self._rng.uniform(0.1, outage_s)), silently=True)
+
+    def _lose_power(self) -> None:
+        with_services = bool(self._rng.integers(2))
+        self.lose_power(self.nodes, self._outage_s(), with_services=with_services)
+        self.num_struck["power loss with services" if with_services else "power loss of all nodes"] += 1
 
     def _repeat(self, every_s: float | None, strike: Callable[[], None]) -> None:
         if every_s is None:

@@ -19,6 +19,7 @@ class Faults:
     failed_snapshot_probability: float = 0.0  # of writing one: stored or not
     worker_crash_every_s: float | None = None
     node_crash_every_s: float | None = None  # with all its workers, at once
+    power_loss_every_s: float | None = None  # all nodes are gone at once, with or without all services
     partition_every_s: float | None = None  # a node runs on and reaches no other process
     executor_restart_every_s: float | None = None  # it is back before the monitor counts it as lost
     service_restart_every_s: float | None = None

@@ -27,10 +27,25 @@ from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
 REBOOT_S = 0.2
 
 
+class Machine:
+    """A machine, and what starts the executors on it."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._num_starts = name, 1
+
+    @property
+    def started_by(self) -> str:
+        return f"{self._name}-start-{self._num_starts}"
+
+    def lose_power(self) -> None:
+        self._num_starts += 1
+
+
 class VirtualNode:
     """An executor and its workers, which go down and come back together.
 
-    gpu_type_by_node: read at each start, because a node may come back with other GPUs.
+    machine: on which it runs, alone unless given. gpu_type_by_node: read at each start, because a node may come back
+    with other GPUs.
     """
 
     def __init__(
@@ -41,7 +56,10 @@ class VirtualNode:
         num_gpus: int,
         gpu_type_by_node: Mapping[str, str],
         metrics: Metrics,
+        *,
+        machine: Machine | None = None,
     ) -> None:
+        self.machine = Machine(node_id) if machine is None else machine
         self._setting, self._loop, self._environment = setting, setting.loop, environment
         self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
         self._gpu_type_by_node = gpu_type_by_node
@@ -63,6 +81,8 @@ class VirtualNode:
         """Executor and workers are gone at once; back after outage_s. silently: as a machine without power."""
         if self.executor.runs:
             self._previous_run_id = "" if silently else self._run_id
+            if silently:
+                self.machine.lose_power()
             self.executor.kill(with_its_machine=True)
             self._environment.kill_all(self.node_id, reported=False, silently=silently)
             self._loop.after(outage_s, self.executor.start)
@@ -94,6 +114,7 @@ class VirtualNode:
                 device="cpu",
                 gpu_type=self._gpu_type_by_node.get(self.node_id, ""),
                 advertise_host=self.node_id,
+                started_by=self.machine.started_by,
             )
         )
 

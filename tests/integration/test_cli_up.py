@@ -23,7 +23,7 @@ SERVICES = {"admission", "allocator", "placement", "monitor"}
 
 
 class Laptop:
-    """A folder in which `eflow up` runs without nodes; other tests cover executors."""
+    """A folder in which `eflow up` runs, without nodes unless given."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,8 +49,8 @@ class Laptop:
         assert process.returncode is not None
         return process.returncode, out.decode(), err.decode()
 
-    async def up(self) -> RunFile:
-        status, _, err = await self.eflow("up", "--detach", "--nodes", "0")
+    async def up(self, *nodes: str) -> RunFile:
+        status, _, err = await self.eflow("up", "--detach", *(nodes or ("--nodes", "0")))
         log = self.data_dir / "services" / "up.log"
         assert status == 0, err + log.read_text()
         return self.run()
@@ -64,6 +64,13 @@ class Laptop:
         async with asyncio.timeout(WAIT_S):
             while not holds():  # noqa: ASYNC110 - other processes report to no one
                 await asyncio.sleep(0.05)
+
+    async def until_explained(self, words: str) -> str:
+        """Until the history of the job has these words; the job must not fail."""
+        async with asyncio.timeout(WAIT_S):
+            while words not in (explained := (await self.eflow("explain", "job"))[1]):
+                assert "failed" not in explained, explained
+        return explained
 
     def pids(self) -> set[int]:
         run = self.run()
@@ -172,13 +179,22 @@ async def test_ctrl_c_while_the_scheduler_is_compiled(laptop: Laptop, monkeypatc
     assert not any(child.is_running() for child in children)
 
 
-async def test_a_killed_supervisor_leaves_no_process(laptop: Laptop) -> None:
-    await laptop.up()
+async def test_a_killed_supervisor_leaves_no_process_and_breaks_no_promise(laptop: Laptop) -> None:
+    """The job is starting, and all nodes are gone at once: none of its starts counts as a lost one."""
+    nodes = ("--nodes", "2", "--slots", "1")
+    await laptop.up(*nodes)
+    job = (str(ROOT / "examples" / "digits.py"), "--gpus", "2", "--iterations", "10", "--name", "job")
+    status, _, err = await laptop.eflow("submit", *job, "--deadline", "30m", "--detach")
+    assert status == 0, err
+    await laptop.until_explained("is placed on")
     pids = laptop.pids()
     os.kill(laptop.run().pid, signal.SIGKILL)
     await laptop.until(lambda: not any(_runs(pid) for pid in pids))
     status, out, _ = await laptop.eflow("down")
     assert (status, out) == (0, "no pool runs in .eflow\n")
+    await laptop.up(*nodes)
+    explained = await laptop.until_explained("finished at iteration 10")
+    assert "was started again, so its workers of this job are gone" in explained
 
 
 async def test_a_process_that_cannot_start_is_named(laptop: Laptop) -> None:

@@ -23,7 +23,7 @@ from elasticflow.simulator.pipeline.invariants import acknowledged_early, broken
 from tests.support import simulated_runs
 from tests.support.rings import NIGHTLY, few_daily
 from tests.support.scenarios import random_scenario
-from tests.support.simulated_runs import SHORT_STORM, STORM, problems, run_to_rest, short_storm
+from tests.support.simulated_runs import POWER_STORM, SHORT_STORM, STORM, problems, run_to_rest, short_storm
 
 CALM_SEEDS = range(6)
 STORM_SEEDS = (113, *range(110, 113), *range(114, 118))  # the first one strikes in most ways
@@ -44,9 +44,12 @@ KINDS = {
     "unknown-curves": (CALM_SEEDS, NO_FAULTS, False),
     "storm": (STORM_SEEDS, STORM, True),
     "storm-unknown-curves": (STORM_SEEDS, STORM, False),
+    "power-storm": (STORM_SEEDS, POWER_STORM, True),
 }
 RUNS = [
-    pytest.param((seed, *how), id=f"{kind}-{seed}", marks=[NIGHTLY] if number >= EACH_DAY else [])
+    pytest.param(
+        (seed, *how), id=f"{kind}-{seed}", marks=[NIGHTLY] if number >= EACH_DAY or kind == "power-storm" else []
+    )
     for kind, (seeds, *how) in KINDS.items()
     for number, seed in enumerate(seeds)
 ]

@@ -25,6 +25,7 @@ from tests.support.scenarios import random_scenario, services
 REACTION_S = 2 * DEFAULT_TIMEOUT_S + 2.0  # even if two appends in a row are lost
 LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
 STORM = replace(MANY_FAULTS, until_s=200.0)
+POWER_STORM = replace(STORM, power_loss_every_s=60.0)
 SHORT_STORM = replace(  # each kind of fault two to six times as often as in a storm, for a tenth of the time
     MANY_FAULTS,
     worker_crash_every_s=7.0,
@@ -53,20 +54,25 @@ def run_to_rest(
 ) -> VirtualCluster:
     """A pool from its first message until it is at rest, all absent nodes are back, and each replica has read all."""
     with VirtualCluster(scenario, services, seed=seed, faults=faults, make_host=make_host) as cluster:
-        cluster.run(longest_s)
-        last_fault_s = min(faults.until_s, cluster.loop.now_s - START_S)
-        cluster.run_for(max(0.0, START_S + last_fault_s + faults.max_outage_s - cluster.loop.now_s))
-
-        def all_have_read_all() -> bool:
-            end = len(cluster.entries)
-            return all(replica.folded.sequence == end for replica in cluster.replicas)
-
-        num_entries = -1
-        while num_entries < len(cluster.entries):  # the last event may call for a decision
-            num_entries = len(cluster.entries)
-            cluster.run_for(REACTION_S)
-            cluster.run_for(longest_s, all_have_read_all)
+        settle(cluster, faults, longest_s=longest_s)
     return cluster
+
+
+def settle(cluster: VirtualCluster, faults: Faults = NO_FAULTS, *, longest_s: float = LONGEST_S) -> None:
+    """Run a pool until it is at rest, all absent nodes are back, and each replica has read all."""
+    cluster.run(longest_s)
+    last_fault_s = min(faults.until_s, cluster.loop.now_s - START_S)
+    cluster.run_for(max(0.0, START_S + last_fault_s + faults.max_outage_s - cluster.loop.now_s))
+
+    def all_have_read_all() -> bool:
+        end = len(cluster.entries)
+        return all(replica.folded.sequence == end for replica in cluster.replicas)
+
+    num_entries = -1
+    while num_entries < len(cluster.entries):  # the last event may call for a decision
+        num_entries = len(cluster.entries)
+        cluster.run_for(REACTION_S)
+        cluster.run_for(longest_s, all_have_read_all)
 
 
 def short_storm(seed: int, make_host: Callable[..., Host[Any]] = Host, faults: Faults | None = None) -> VirtualCluster:

@@ -83,6 +83,7 @@ function Node({ node, nowS }) {
           ${node.draining && html`<span class="chip risk">▲ draining: its jobs move</span>`}
         </p>`
       }
+      ${node.alive && node.awaited && html`<p><span class="chip risk">▲ awaited: it takes no job before it joins again</span></p>`}
       ${slow.length > 0 && html`<p><span class="chip risk">▲ slow: GPU ${slow.join(", ")}</span></p>`}
       ${node.slower_than_type > 0 && html`<p><span class="chip risk">▲ ${Math.round(100 * node.slower_than_type)} % slower than others of its type</span></p>`}
       ${sockets.map(

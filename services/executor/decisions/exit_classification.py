@@ -101,11 +101,14 @@ def _profiling_limit_s(state: State, job: Job) -> float:
 
 def _quarantined(state: State, job: Job, now_s: float) -> JobFailed | ProfilingFailed:
     nodes = ", ".join(job.nodes_lost_at_start)
-    error = (
+    cause = (
         f"each of its last {len(job.nodes_lost_at_start)} starts lost a node ({nodes}), so no other node starts it; "
-        "see the log of the executors there, then submit it again"
+        "see the log of the executors there"
+        if nodes
+        else f"crashed {job.restarts} times in a row without a new checkpoint; last: its start ended its executors; "
+        "see their logs"
     )
-    return _failed(state, job, from_worker.Failed(error=error), now_s)
+    return _failed(state, job, from_worker.Failed(error=f"{cause}, then submit it again"), now_s)
 
 
 # --- out of memory --------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
             last_lines = observed.last_lines or worker.last_lines
             worker = replace(worker, ended=observed, ended_at_s=now_s, last_lines=last_lines)
             return without_unneeded(state.with_worker(worker), worker)
-        case NodeClaimed(incarnation=incarnation):
-            return replace(state, claimed=incarnation)
+        case NodeClaimed():
+            return replace(state, claim=observed)
         case ContactLost():
             explanation = f"ended because NATS was out of reach for {observed.silence_s:.1f} s"
             state = replace(state, cut_off=True)

@@ -56,9 +56,17 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClaimed:
-    """No other executor of this node id has workers, and none can claim the node before this incarnation is over."""
+    """No other executor of this node id has workers, and none can claim the node before this incarnation is over.
+
+    replaced: the incarnation whose record it replaces, last heard at replaced_heard_s.
+    """
 
     incarnation: str
+    replaced: str = ""
+    replaced_heard_s: float | None = None
+
+
+UNCLAIMED = NodeClaimed(incarnation="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

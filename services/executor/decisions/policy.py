@@ -4,6 +4,7 @@ Level-triggered: it can begin from any state. An event is emitted until the ledg
 taken for as long as the processes differ from what they should be.
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -80,7 +81,8 @@ def _decided(state: State, now_s: float) -> tuple[Output, ...]:
     if state.membership is not PoolMembership.MEMBER:
         return _outside(state, now_s)
     job_ids = sorted(state.job_ids | {worker.id.job_id for worker in state.running})
-    outputs = [output for job_id in job_ids for output in _for_job(state, job_id, now_s)]
+    outputs: list[Output] = [_joined(state, now_s)] if _is_awaited(state) else []
+    outputs += [output for job_id in job_ids for output in _for_job(state, job_id, now_s)]
     outputs += starts(state)
     if state.shutting_down and not state.running:
         outputs.append(_deregister(state, now_s))
@@ -114,7 +116,20 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         return (ShutDown(replaced=state.membership is PoolMembership.REPLACED),)
     if state.claimed != state.incarnation:
         return ()
-    joined = NodeJoined(
+    return (_joined(state, now_s),)
+
+
+def _is_awaited(state: State) -> bool:
+    """Planners doubt that this node is still there."""
+    node = state.pool.nodes.get(state.node_id)
+    return node is not None and node.awaited
+
+
+def _joined(state: State, now_s: float) -> NodeJoined:
+    """To be repeated, it must be later than the one before, whatever the clock says."""
+    node = state.pool.nodes.get(state.node_id)
+    since_s = node.since_s if node is not None and node.incarnation == state.incarnation else 0.0
+    return NodeJoined(
         node_id=state.node_id,
         incarnation=state.incarnation,
         num_gpus=state.node_specification.num_gpus,
@@ -127,9 +142,10 @@ def _outside(state: State, now_s: float) -> tuple[Output, ...]:
         until_s=state.until_s,
         workers_secret=state.node_specification.workers_secret,
         unenforced=state.node_specification.unenforced,
-        at_s=now_s,
+        started_by=state.node_specification.started_by,
+        replaced_heard_s=state.replaced_heard_s,
+        at_s=max(now_s, math.nextafter(since_s, math.inf)),
     )
-    return (joined,)
 
 
 def _deregister(state: State, now_s: float) -> NodeLost:

@@ -12,7 +12,9 @@ from typing import Literal, cast
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     NO_PADDING_SLOTS,
+    UNCLAIMED,
     ArtifactsUploaded,
+    NodeClaimed,
     StoreArtifacts,
     UsePaddingSlots,
     WorkerId,
@@ -58,6 +60,7 @@ class NodeSpecification:
     isolation: Literal["", "none", "limits", "namespaces"] = ""  # of its workers
     workers_secret: str = ""  # its digest, as in `NodeJoined`
     unenforced: tuple[str, ...] = ()  # what the machine cannot enforce of the isolation
+    started_by: str = ""  # as in `NodeJoined`
     cpu_share: float = 1.0  # cores that one CPU slot may use
     data_dir: str = ""
     stores_artifacts: bool = False  # of jobs, in the object store; a simulated node has none
@@ -78,7 +81,7 @@ class State:
     workers: Map[WorkerId, WorkerRecord] = cast("Map[WorkerId, WorkerRecord]", Map())  # noqa: RUF009 - immutable
     # of the artifacts that are due, by job: ordered, or done
     uploads: Map[str, StoreArtifacts | ArtifactsUploaded] = cast("Map[str, StoreArtifacts | ArtifactsUploaded]", Map())  # noqa: RUF009 - immutable
-    claimed: str = ""  # the incarnation under which this executor owns the record of its node; "": none yet
+    claim: NodeClaimed = UNCLAIMED  # under which it owns the record of its node
     padding_slots: UsePaddingSlots = NO_PADDING_SLOTS  # as last ordered
     cut_off: bool = False  # without contact: start no worker
     shutting_down: bool = False
@@ -91,6 +94,17 @@ class State:
     def incarnation(self) -> str:
         """A node that was counted as lost joins under another incarnation: older events do not concern it."""
         return f"{self.node_specification.run_id}-{self.num_losses}"
+
+    @property
+    def claimed(self) -> str:
+        return self.claim.incarnation
+
+    @property
+    def replaced_heard_s(self) -> float | None:
+        """When the incarnation was last heard that the ledger has of this node; None if it is unknown or this one."""
+        node = self.pool.nodes.get(self.node_id)
+        is_known = node is not None and node.incarnation == self.claim.replaced
+        return self.claim.replaced_heard_s if is_known else None
 
     @property
     def is_in_ledger(self) -> bool:
@@ -213,8 +227,11 @@ def can_train(job: Job) -> bool:
 
 
 def is_quarantined(state: State, job: Job) -> bool:
-    """Its starts took so many nodes along that no further node starts it."""
-    return len(job.nodes_lost_at_start) >= state.pool.config.max_nodes_lost_at_start
+    """Its starts took so many nodes along that no further node starts it, or all executors too often."""
+    config = state.pool.config
+    if len(job.nodes_lost_at_start) >= config.max_nodes_lost_at_start:
+        return True
+    return job.restarts > config.max_restarts and job.started_at_s is None and job.previous_generation is None
 
 
 # --- heartbeat ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from elasticflow.shared.messages.limits import (
     GpuType,
     Index,
     Iterations,
+    MaybeToken,
     Name,
     NumBytes,
     NumGpus,
@@ -27,7 +28,10 @@ from elasticflow.shared.messages.limits import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """An executor adds its GPUs, all of one type. Workers of earlier incarnations have ended. From the executor."""
+    """An executor adds its GPUs, all of one type. Workers of earlier incarnations have ended. From the executor.
+
+    Repeated with the same incarnation, it says that an awaited node is still there (docs/adr/0096).
+    """
 
     VERSION: ClassVar[int] = 1
     node_id: Token
@@ -45,6 +49,9 @@ class NodeJoined:
     # a digest of the secret by which its workers know each other, to compare nodes; "none": it has none; "": unknown
     workers_secret: SecretDigest = ""
     unenforced: Annotated[tuple[Text, ...], FewItems] = ()  # what this machine cannot enforce of the isolation
+    # a digest of the machine's start and of the process that started the executor; "": unknown
+    started_by: MaybeToken = ""
+    replaced_heard_s: TimeS | None = None  # the last heartbeat of the incarnation that it replaces; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,7 @@ class NodeLost:
     incarnation: Token
     reason: Literal["silent", "left"]
     at_s: TimeS
+    heard_s: TimeS | None = None  # when this monitor received its last heartbeat; 0: never; None: unknown
 
 
 NodeEvent = NodeJoined | NodeLost

@@ -1,6 +1,8 @@
 """One clock for all processes of this machine, which runs on while the machine sleeps or is paused."""
 
 import contextlib
+import hashlib
+import os
 import time
 from pathlib import Path
 
@@ -17,3 +19,11 @@ def boot_id() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
+
+
+def started_by() -> str:
+    """A digest of this start of the machine and of the parent process: the same for each child that it starts."""
+    parent, began = os.getppid(), ""
+    with contextlib.suppress(OSError, IndexError):
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]  # in ticks since the boot
+    return hashlib.sha256(f"{boot_id()} {parent} {began}".encode()).hexdigest()[:16]

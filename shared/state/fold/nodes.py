@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
+from elasticflow.shared.state.awaited_nodes import confirmed, is_started_again, with_awaited_nodes
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
+from elasticflow.shared.state.fold.lost_starts import end_of_executor_s, with_lost_start, with_lost_starts_judged
 from elasticflow.shared.state.gpu_types import type_of_profile
-from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.node_speeds import without_speeds_on_node
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
 
@@ -17,10 +18,13 @@ MAX_EARLIER_INCARNATIONS = 8  # a join is repeated within minutes, if at all
 
 def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> PoolState:
     known = state.nodes.get(event.node_id)
-    if known is not None and event.incarnation in (known.incarnation, *known.earlier_incarnations):
+    if known is not None and event.incarnation == known.incarnation:
+        return confirmed(state, known, event)
+    if known is not None and event.incarnation in known.earlier_incarnations:
         return state
     if known is not None and known.alive:
-        state = without_workers_on(state, event.node_id)
+        state = without_workers_on(state, event.node_id, ended_s=end_of_executor_s(known, event))
+        state = with_awaited_nodes(state, known, event)
     earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
     announced = _announced_end(known, event)
     same_gpus = known is not None and known.gpu_type == event.gpu_type
@@ -42,9 +46,13 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         end_announced_s=None if announced is None else announced.end_announced_s,
         workers_secret=event.workers_secret,
         unenforced=event.unenforced,
+        started_by=event.started_by,
+        ended_s=None if known is None else event.replaced_heard_s if known.alive else known.ended_s,
     )
     state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)
     state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))
+    started_again = known is not None and is_started_again(known, event)
+    state = with_lost_starts_judged(state, event.node_id if started_again else "")
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 
 
@@ -78,9 +86,11 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
     node = state.nodes.get(event.node_id)
     if node is None or node.incarnation != event.incarnation or not node.alive:
         return state
-    node = replace(node, alive=False, since_s=event.at_s, left=event.reason == "left")
+    ended_s = event.at_s if event.heard_s is None else event.heard_s
+    left = event.reason == "left"
+    node = replace(node, alive=False, since_s=event.at_s, left=left, ended_s=ended_s, awaited=False)
     state = with_nodes(state, state.nodes.set(event.node_id, node))
-    state = without_workers_on(state, event.node_id, left=node.left)
+    state = with_lost_starts_judged(without_workers_on(state, event.node_id, ended_s=None if left else ended_s))
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 
 
@@ -120,15 +130,16 @@ def without_departed_nodes(state: PoolState, now_s: float) -> PoolState:
     return with_nodes(state, nodes.finish()) if gone else state
 
 
-def without_workers_on(state: PoolState, node_id: str, *, left: bool = False) -> PoolState:
+def without_workers_on(state: PoolState, node_id: str, *, ended_s: float | None) -> PoolState:
+    """ended_s: when its executor was last heard, if a job may have ended it; else None."""
     for job in state.live_jobs.values():
         if job.stopping:
             job = fast_replace(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
         if node_id in job.nodes:
             previous_gpus = job.previous_generation.gpus if job.previous_generation is not None else ()
             lost = frozenset(gpu for gpu in (*job.gpus, *previous_gpus) if gpu.node_id == node_id)
-            if not left and _starts_on(job, node_id):
-                job = fast_replace(job, nodes_lost_at_start=(*job.nodes_lost_at_start, node_id))
+            if ended_s is not None:
+                job = with_lost_start(state, job, node_id, ended_s)
             job = with_lost_workers(state, job, crashes=0, lost=lost)
         state = with_job(state, job)
     for job in state.ended_jobs.values():
@@ -137,9 +148,3 @@ def without_workers_on(state: PoolState, node_id: str, *, left: bool = False) ->
             ended_jobs = state.ended_jobs.set(job.job_id, fast_replace(job, stopping=stopping))
             state = fast_replace(state, ended_jobs=ended_jobs)
     return state
-
-
-def _starts_on(job: Job, node_id: str) -> bool:
-    """Whether workers may start there from a checkpoint or from nothing: what they start with may end an executor."""
-    starts = job.started_at_s is None and job.previous_generation is None and not job.broken and not job.stopping
-    return starts and node_id in nodes_of(job.gpus)

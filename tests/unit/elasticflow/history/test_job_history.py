@@ -330,6 +330,27 @@ def test_an_unknown_job_has_no_history() -> None:
     assert job_history(pool().admitted("j1").entries, "j2") == ()
 
 
+def test_a_restart_of_the_pool_is_explained() -> None:
+    def joined(node: str, incarnation: str, at_s: float, **changes: Any) -> events.NodeJoined:
+        return events.NodeJoined(
+            node_id=node, incarnation=incarnation, num_gpus=2, device="cpu", at_s=NOW_S + at_s, **changes
+        )
+
+    ledger = Ledger().appended(*(joined(node, "a", 0.0, started_by="first") for node in ("node-0", "node-1")))
+    ledger.admitted("j1").placed("j1", 1, "node-0:0", "node-1:0")
+    ledger.appended(joined("node-0", "b", 5.0, started_by="second", replaced_heard_s=NOW_S + 1.0))
+    assert ledger.of("j1")[-1] == (
+        "node-0 was started again, so its workers of this job are gone; "
+        "no job is placed on node-1 before they join again or are reported lost"
+    )
+    num_before = len(ledger.of("j1"))
+    ledger.appended(joined("node-1", "a", 5.1, started_by="first"))
+    assert len(ledger.of("j1")) == num_before
+    words = EventsInWords()
+    *_, said = [each for entry in ledger.entries for each in words.fold(*entry)]
+    assert said.entry.text == "node-1 is still there"
+
+
 def test_an_unreadable_message_does_not_end_the_history() -> None:
     ledger = pool().appended(Unreadable(on_plan=True)).admitted("j1")
     (entry,) = job_history(ledger.entries, "j1")

@@ -73,6 +73,21 @@ def test_a_job_that_took_two_nodes_along_at_its_start_fails_before_it_starts_on_
     assert node.state.pool.ended_jobs["a"].phase is Phase.FAILED
 
 
+def test_a_job_whose_start_ended_all_executors_too_often_is_not_started_again() -> None:
+    node = ExecutorNode().settle().admit().ledger(OTHER_NODE)
+    for generation in range(1, 7):  # each executor that ends with all others counts as a crash
+        node.place("node-1:0").ledger(
+            events.WorkerCrashed(
+                job_id="a", generation=generation, node_id="node-1", rank=0, explanation="ended", at_s=NOW_S
+            ),
+            events.WorkersStopped(job_id="a", generation=generation, node_id="node-1", at_s=NOW_S),
+        )
+    node.place("node-0:0")
+    (failed,) = node.emitted_of(events.JobFailed)
+    assert (failed.generation, node.starts) == (7, [])
+    assert failed.error.startswith("crashed 6 times in a row")
+
+
 def test_a_failure_ends_the_job_with_its_traceback() -> None:
     node = ExecutorNode().training(2).reports(Progressed(iteration=40, iterations_per_s=2.0, metrics={}), rank=1)
     node.reports(Failed(error="ValueError: 7", traceback="..."), rank=1)

@@ -1,5 +1,7 @@
 """How a node joins, is lost, is cut off and shuts down: what its executor emits, and what becomes of its workers."""
 
+from dataclasses import replace
+
 from elasticflow.history.event_text import event_text
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     ContactLost,
@@ -13,8 +15,13 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive, CheckpointWritten, Progressed, Warned
-from tests.support.executor_node import ExecutorNode, kills, kinds, lost, stops
+from elasticflow.shared.state.job import Job
+from tests.support.executor_node import OTHER_NODE, ExecutorNode, kills, kinds, lost, stops
 from tests.support.histories import NOW_S
+
+
+def job_of(node: ExecutorNode) -> Job:
+    return node.state.pool.live_jobs["a"]
 
 
 def test_a_node_counted_as_lost_kills_all_workers_and_joins_again() -> None:
@@ -27,6 +34,20 @@ def test_a_node_counted_as_lost_kills_all_workers_and_joins_again() -> None:
     assert node.state.incarnation != first
     node.forget().place("node-0:0")
     assert [start.worker for start in node.starts] == [WorkerId("a", 2, 0)]
+
+
+def test_a_node_that_planners_await_says_once_that_it_is_still_there() -> None:
+    node = ExecutorNode()
+    specification = replace(node.state.node_specification, started_by="a supervisor")
+    node.state = replace(node.state, node_specification=specification)
+    node.training(1).ledger(OTHER_NODE).forget()
+    back = replace(OTHER_NODE, incarnation="y", replaced_heard_s=NOW_S + 1.0, at_s=NOW_S + 30.0)
+    node.ledger(back)
+    (said,) = node.emitted
+    assert isinstance(said, events.NodeJoined)
+    assert (said.node_id, said.incarnation) == ("node-0", node.state.incarnation)
+    assert not node.state.pool.nodes["node-0"].awaited
+    assert (node.actions, job_of(node).broken) == ([], False), "its workers train on"
 
 
 def test_a_replaced_executor_kills_all_workers_and_shuts_down() -> None:

@@ -10,7 +10,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.fold.nodes import KEEP_LEFT_S, KEEP_LOST_S
 from elasticflow.shared.state.pool import num_gpus_by_type
 from tests.support.histories import LINEAR, NOW_S, History, pool
-from tests.support.worker_events import admitted, finished, job, joined, lost, placed, progressed, running, stopped
+from tests.support.worker_events import admitted, finished, job, joined, lost, placed, progressed, running
 
 
 def test_a_lost_node_breaks_its_jobs_but_is_not_their_fault() -> None:
@@ -104,26 +104,6 @@ def test_after_a_change_of_type_no_gpu_counts_as_slow() -> None:
     same = running().then(slow, lost(), joined("second"))
     assert [gpu.gpu_index for gpu in same.state.nodes["node-0"].slow_gpus] == [0]
     assert same.then(joined("third", gpu_type="H100")).state.nodes["node-0"].slow_gpus == ()
-
-
-def test_nodes_lost_while_a_job_starts_there_are_counted_until_it_trains() -> None:
-    history = pool(4, 4).then(admitted(), placed(1, "node-0:0"), lost())
-    assert job(history).nodes_lost_at_start == ("node-0",)
-    history.then(placed(2, "node-1:0"), joined("third", "node-1"))
-    assert job(history).nodes_lost_at_start == ("node-0", "node-1")
-    history.then(placed(3, "node-1:0"), stopped(2, "node-1")).started("a")
-    assert job(history).nodes_lost_at_start == ()
-    assert job(history.then(lost("node-1", "third"))).nodes_lost_at_start == (), "it trained there"
-
-
-def test_one_generation_counts_one_lost_node() -> None:
-    history = pool(4, 4).then(admitted(), placed(1, "node-0:0", "node-1:0"), lost(), lost("node-1", "first-1"))
-    assert job(history).nodes_lost_at_start == ("node-0",)
-
-
-def test_a_node_that_leaves_in_order_does_not_count() -> None:
-    history = pool(4).then(admitted(), placed(1, "node-0:0"), replace(lost(), reason="left"))
-    assert (job(history).broken, job(history).nodes_lost_at_start) == (True, ())
 
 
 def test_nodes_long_gone_are_forgotten_once_no_job_stands_on_them() -> None:

@@ -1,0 +1,55 @@
+"""The fold of starts that lost a node: which of them may be the job's doing. Part of `ledger_fold`.
+
+A lost start needs an executor that lived when its worker was to start, and another node that outlived it; and neither
+the node's machine nor what had started its executor was started again (docs/adr/0096).
+"""
+
+from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages.events import NodeJoined
+from elasticflow.shared.state.fold.jobs import with_job
+from elasticflow.shared.state.job import Job, nodes_of
+from elasticflow.shared.state.pool import NodeState, PoolState
+
+
+def end_of_executor_s(replaced: NodeState, joined: NodeJoined) -> float | None:
+    """When an executor ended by itself: it is back, and what had started it lives. None if that is not known."""
+    same = replaced.started_by == joined.started_by != ""
+    return joined.replaced_heard_s if same else None
+
+
+def with_lost_start(state: PoolState, job: Job, node_id: str, ended_s: float) -> Job:
+    """The job after the executor of this node has ended, last heard at ended_s, with its workers."""
+    starts = job.started_at_s is None and job.previous_generation is None and not job.broken and not job.stopping
+    lived = ended_s + state.config.timeouts.monitor_grace_s >= job.placed_at_s  # else a heartbeat was due before
+    if not starts or not lived or node_id not in nodes_of(job.gpus):
+        return job
+    return fast_replace(job, nodes_lost_at_start=(*job.nodes_lost_at_start, node_id))
+
+
+def with_lost_starts_judged(state: PoolState, started_again: str = "") -> PoolState:
+    """The pool after a node was lost or has joined: it may show that an earlier loss was not a job's doing.
+
+    started_again: a node that ended with its machine, or with what had started its executor. An executor that ended by
+    itself and that no other node outlived counts as one crash of the job, of which a job may have more.
+    """
+    for job in state.live_jobs.values():
+        lost = tuple(node_id for node_id in job.nodes_lost_at_start if node_id != started_again)
+        kept = tuple(node_id for node_id in lost if _is_outlived(state, node_id))
+        if len(kept) < len(job.nodes_lost_at_start):
+            crashes = sum(state.nodes[node_id].alive for node_id in lost if node_id not in kept)
+            job = fast_replace(job, nodes_lost_at_start=kept, restarts=job.restarts + crashes)
+            state = with_job(state, job)
+    return state
+
+
+def _is_outlived(state: PoolState, node_id: str) -> bool:
+    """Whether another node lived for longer than this one, as far as is known; nodes without power end together."""
+    lost = state.nodes.get(node_id)
+    if lost is None or lost.ended_s is None:
+        return True
+    later_s = lost.ended_s + state.config.timeouts.lease_s
+    return any(
+        (node.alive and node.since_s <= lost.ended_s) or (node.ended_s is not None and node.ended_s > later_s)
+        for node in state.nodes.values()
+        if node.node_id != node_id
+    )

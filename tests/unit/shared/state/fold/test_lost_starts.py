@@ -1,0 +1,140 @@
+"""Given this history of nodes that end while a job starts, then so many starts count against the job."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticflow.shared.messages import events
+from tests.support.histories import NOW_S, History, gpus
+from tests.support.worker_events import admitted, crashed, job, lost, placed, running, stopped
+
+SECOND = ("node-0:0", "node-1:0")
+
+
+def joins(
+    node: int, incarnation: int = 0, *, at_s: float = 0.0, heard_s: float | None = None, supervisor: int = 1
+) -> events.NodeJoined:
+    """A node joins, as started by this supervisor. heard_s: of its incarnation before."""
+    return events.NodeJoined(
+        node_id=f"node-{node}",
+        incarnation=str(incarnation),
+        num_gpus=4,
+        device="cpu",
+        started_by=f"supervisor-{supervisor}",
+        replaced_heard_s=None if heard_s is None else NOW_S + heard_s,
+        at_s=NOW_S + at_s,
+    )
+
+
+def silent(node: int, incarnation: int = 0, *, heard_s: float) -> events.NodeLost:
+    event = lost(f"node-{node}", str(incarnation))
+    return replace(event, heard_s=NOW_S + heard_s, at_s=NOW_S + heard_s + 6.0)
+
+
+def starting(num_nodes: int = 2, *on: str, supervisor_of_node_1: int = 1) -> History:
+    """Job a is placed at second 1, and has not begun to train."""
+    history = History().configured().then(joins(0))
+    history.then(*(joins(node, supervisor=supervisor_of_node_1) for node in range(1, num_nodes)))
+    return history.then(admitted(), at(1.0, 1, *(on or SECOND)))
+
+
+def at(at_s: float, generation: int, *on: str) -> events.PlacementDecided:
+    one = events.PlacedJob(job_id="a", generation=generation, gpus=gpus(*on))
+    return events.PlacementDecided(placements=(one,), at_s=NOW_S + at_s)
+
+
+def counted(history: History) -> tuple[tuple[str, ...], int]:
+    """Nodes of lost starts, and crashes."""
+    return job(history).nodes_lost_at_start, job(history).restarts
+
+
+def test_a_power_loss_of_the_pool_counts_nothing_even_if_the_next_start_is_on_dead_incarnations() -> None:
+    """The first defect: each executor that joined again counted one more lost start, and two failed the job."""
+    history = starting().then(joins(0, 1, at_s=20.0, heard_s=2.0, supervisor=2))
+    assert (job(history).broken, counted(history)) == (True, ((), 0))
+    history.then(at(20.1, 2, *SECOND), joins(1, 1, at_s=21.0, heard_s=2.0, supervisor=2))
+    assert (job(history).broken, counted(history)) == (True, ((), 0))
+
+
+@pytest.mark.parametrize("times", [1, 2, 9])
+def test_a_pool_that_loses_power_again_and_again_counts_nothing(times: int) -> None:
+    history = starting()
+    for number in range(1, times + 1):
+        began_s, supervisor = 30.0 * number, number + 1
+        back = [
+            joins(node, number, at_s=began_s + node, heard_s=began_s - 5.0, supervisor=supervisor) for node in (0, 1)
+        ]
+        history.then(*back, at(began_s + 2.0, number + 1, *SECOND))
+    assert counted(history) == ((), 0)
+
+
+def test_an_executor_that_ends_by_itself_counts_if_another_node_outlives_it() -> None:
+    history = starting(2, "node-0:0").then(joins(0, 1, at_s=4.0, heard_s=2.0))
+    assert counted(history) == (("node-0",), 0)
+    history.then(at(4.1, 2, "node-1:0"), stopped(1, "node-0"), joins(1, 1, at_s=9.0, heard_s=7.0))
+    assert counted(history) == (("node-0", "node-1"), 0)
+    history.then(at(9.1, 3, "node-1:0"), stopped(2, "node-1")).started("a")
+    assert counted(history) == ((), 0)
+    assert counted(history.then(joins(1, 2, at_s=20.0, heard_s=18.0))) == ((), 0), "it trained there"
+
+
+def test_a_silent_node_counts_if_another_node_outlives_it() -> None:
+    history = starting(2, "node-0:0").then(silent(0, heard_s=2.0))
+    assert counted(history) == (("node-0",), 0)
+    assert counted(history.then(joins(0, 1, at_s=40.0))) == (("node-0",), 0)
+
+
+def test_a_node_whose_machine_was_started_again_does_not_count() -> None:
+    history = starting(2, "node-0:0").then(silent(0, heard_s=2.0), joins(0, 1, at_s=40.0, supervisor=2))
+    assert counted(history) == ((), 0)
+
+
+def test_executors_that_all_end_at_once_are_one_crash() -> None:
+    history = starting().then(joins(0, 1, at_s=4.0, heard_s=2.0), joins(1, 1, at_s=4.5, heard_s=2.4))
+    assert counted(history) == ((), 1)
+
+
+def test_the_only_executor_ends_at_most_as_often_as_a_worker_may_crash() -> None:
+    history = starting(1, "node-0:0").then(joins(0, 1, at_s=4.0, heard_s=2.0))
+    assert counted(history) == ((), 1)
+
+
+def test_a_start_on_an_executor_that_was_gone_counts_nothing() -> None:
+    history = starting(3, "node-2:0").then(at(9.0, 2, "node-1:0"), stopped(1, "node-2"))
+    assert counted(history.then(silent(1, heard_s=5.0))) == ((), 0)
+    assert counted(history.then(at(10.0, 3, "node-0:0"), joins(0, 1, at_s=11.0, heard_s=5.0))) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        replace(silent(0, heard_s=2.0), heard_s=0.0),  # a monitor that never heard it
+        replace(joins(0, 1, at_s=4.0, heard_s=2.0), started_by=""),
+        joins(0, 1, at_s=4.0),
+    ],
+)
+def test_what_is_not_known_of_a_node_counts_nothing(gone: Any) -> None:
+    history = starting(2, "node-0:0").then(gone)
+    assert (job(history).broken, counted(history)) == (True, ((), 0))
+
+
+def test_an_older_monitor_does_not_say_when_it_heard_a_node() -> None:
+    assert counted(starting(2, "node-0:0").then(replace(silent(0, heard_s=2.0), heard_s=None))) == (("node-0",), 0)
+
+
+def test_one_generation_counts_one_lost_node() -> None:
+    history = starting(3).then(silent(0, heard_s=2.0), silent(1, heard_s=9.0))
+    assert counted(history) == (("node-0",), 0)
+
+
+def test_a_node_that_leaves_in_order_does_not_count() -> None:
+    history = starting().then(replace(silent(0, heard_s=2.0), reason="left"))
+    assert (job(history).broken, counted(history)) == (True, ((), 0))
+
+
+def test_workers_that_trained_or_must_end_first_count_nothing() -> None:
+    trained = running().then(lost())
+    assert (job(trained).broken, counted(trained)) == (True, ((), 0))
+    stops = running().then(crashed(1), placed(2, "node-0:1"), lost())
+    assert counted(stops) == ((), 1)
