@@ -100,7 +100,7 @@ _LEDGER = (
     Mutation(
         name="a repeated event is another message",
         file="shared/runtime/service/ledger_encoding.py",
-        old='    timeless = replace(event, at_s=0.0) if hasattr(event, "at_s") else event\n',
+        old="    timeless = replace(event, at_s=0.0) if is_timeless else event\n",
         new="    timeless = event\n",
         tests=(f"{_SERVICE}/test_ledger_encoding.py",),
         loses="one crash that is reported twice counts as two, and a job fails too early",
@@ -358,8 +358,8 @@ _PLANS = (
     Mutation(
         name="promised schedules do not hold their GPUs",
         file="shared/scheduling/availability/plan_repair.py",
-        old="np.concatenate((np.delete(order_K, broken), reserved)), now_s, num_gpus) < 0:",
-        new="reserved, now_s, num_gpus) < 0:",
+        old="    all_fit = sweep(availability, schedules, np.concatenate((order_K, reserved)), now_s, num_gpus) >= 0\n",
+        new="    all_fit = sweep(availability, schedules, reserved, now_s, num_gpus) >= 0\n",
         tests=(f"{_SCHEDULING}/test_admission_plan.py",),
         loses="the minimum satisfactory shares of promised jobs are promised again",
     ),

@@ -1,7 +1,8 @@
 """The pages of results: at which commit each was measured, which folders it measures, and how far they changed since.
 
 The list below a page's title has a line like EXAMPLE for each of its measurements. The words in parentheses say
-which part of the page it is; without them it is the whole page.
+which part of the page it is; without them it is the whole page. A line like HISTORY is of a part that a decision was
+taken on: it names no folders, because it is true of its commit and never old.
 """
 
 import re
@@ -14,10 +15,10 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 EXAMPLE = "- Measured on 2026-11-22 at `2468f4f` (speed): `services/admission`, `shared/scheduling`."
-_MEASURED = re.compile(
-    r"- Measured on (?P<date>\d{4}-\d\d-\d\d) at `(?P<commit>[0-9a-f]{7,40})`(?: \((?P<part>[^)]+)\))?: "
-    r"(?P<folders>`[^`]+`(?:, `[^`]+`)*)\."
-)
+HISTORY = "- Recorded on 2026-11-23 at `8edf0ebe` (record 40)."
+_WHEN = r"on (?P<date>\d{4}-\d\d-\d\d) at `(?P<commit>[0-9a-f]{7,40})`(?: \((?P<part>[^)]+)\))?"
+_MEASURED = re.compile(rf"- Measured {_WHEN}: (?P<folders>`[^`]+`(?:, `[^`]+`)*)\.")
+_RECORDED = re.compile(rf"- Recorded {_WHEN}\.")
 
 
 class BadPage(ValueError):
@@ -51,12 +52,13 @@ def result_pages() -> list[Path]:
 
 
 def measurements(page: Path) -> list[Measurement]:
-    """From the list below the title. Raises BadPage."""
+    """From the list below the title, without what is history. Raises BadPage."""
     _title, _, *rest = page.read_text().splitlines()
     lines = list(takewhile(bool, rest))
-    found = [_MEASURED.fullmatch(line) for line in lines]
+    current = [line for line in lines if not _RECORDED.fullmatch(line)]
+    found = [_MEASURED.fullmatch(line) for line in current]
     if not lines or not all(found):
-        raise BadPage(f"{page.name}: below its title it must have lines like: {EXAMPLE}")
+        raise BadPage(f"{page.name}: below its title it must have lines like: {EXAMPLE} Or: {HISTORY}")
     return [
         Measurement(
             page=page.name,

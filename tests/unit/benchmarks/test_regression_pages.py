@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.regressions import pages
-from benchmarks.regressions.pages import EXAMPLE, BadPage, Change, Measurement, measurements, num_changed_lines
+from benchmarks.regressions.pages import (
+    EXAMPLE,
+    HISTORY,
+    BadPage,
+    Change,
+    Measurement,
+    measurements,
+    num_changed_lines,
+)
 
 MEASUREMENT = Measurement(
     page="page.md",
@@ -25,9 +33,7 @@ def written(folder: Path, *lines: str) -> Path:
 
 @pytest.mark.parametrize("page", pages.result_pages(), ids=lambda page: page.name)
 def test_each_page_names_commits_and_folders_that_exist(page: Path) -> None:
-    found = measurements(page)
-    assert found, "it was measured"
-    missing = [folder for each in found for folder in each.folders if not (pages.ROOT / folder).is_dir()]
+    missing = [folder for each in measurements(page) for folder in each.folders if not (pages.ROOT / folder).is_dir()]
     assert missing == []
 
 
@@ -36,6 +42,11 @@ def test_a_page_has_a_line_for_each_of_its_measurements(tmp_path: Path) -> None:
     first, second = measurements(written(tmp_path, EXAMPLE, whole))
     assert first == MEASUREMENT
     assert (second.part, second.commit, second.folders) == ("", "cb1556e4cb1556e4", ("shared/state",))
+
+
+def test_what_a_decision_was_taken_on_is_never_old(tmp_path: Path) -> None:
+    assert measurements(written(tmp_path, EXAMPLE, HISTORY)) == [MEASUREMENT]
+    assert measurements(written(tmp_path, HISTORY)) == []
 
 
 @pytest.mark.parametrize(
@@ -47,6 +58,9 @@ def test_a_page_has_a_line_for_each_of_its_measurements(tmp_path: Path) -> None:
         (EXAMPLE.replace("2468f4f", "HEAD"),),
         (EXAMPLE.replace("2026-11-22", "today"),),
         (EXAMPLE.replace("`services/admission`", "services/admission"),),
+        (EXAMPLE.replace("Measured", "Recorded"),),
+        (HISTORY.replace("Recorded", "Measured"),),
+        (HISTORY.replace("8edf0ebe", "HEAD"),),
     ],
 )
 def test_a_page_without_such_lines_is_refused(tmp_path: Path, lines: tuple[str, ...]) -> None:
