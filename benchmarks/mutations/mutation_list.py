@@ -281,8 +281,8 @@ _STATE = (
         name="the loss of an older incarnation counts",
         file="shared/state/fold/nodes.py",
         old="    if node is None or node.incarnation != event.incarnation or not node.alive:\n        return state\n"
-        "    node = replace(node, alive=False,",
-        new="    if node is None or not node.alive:\n        return state\n    node = replace(node, alive=False,",
+        "    ended_s =",
+        new="    if node is None or not node.alive:\n        return state\n    ended_s =",
         tests=(f"{_FOLD}/test_nodes.py",),
         loses="a late report removes a node that has just joined, and stops its jobs",
     ),

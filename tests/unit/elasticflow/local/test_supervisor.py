@@ -30,6 +30,7 @@ async def test_a_reserve_that_leaves_no_node_is_reported(
     async def run_nothing(*_: Any) -> None: ...
 
     monkeypatch.setattr(supervisor, "configure", configured)
+    monkeypatch.setattr(Supervisor, "_compare_ledger", run_nothing)
     monkeypatch.setattr(supervisor.machine_code, "is_complete", lambda: True)
     monkeypatch.setattr(Supervisor, "_supervise", run_nothing)
     said: list[str] = []
