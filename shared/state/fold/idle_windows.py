@@ -70,10 +70,20 @@ def _with_gpus(state: PoolState, idle: Iterable[GpuId], taken: Iterable[GpuId], 
 
 
 def _with_node(before: PoolState, after: PoolState, event: events.NodeJoined | events.NodeLost) -> PoolState:
-    """A node that joins is idle; the windows of one that is lost end."""
+    """A node that joins is idle; the windows of one that is lost end.
+
+    A node that says again that it is there may carry jobs, and its windows go on.
+    """
+    if isinstance(event, events.NodeJoined) and _is_the_same_node(before, after, event.node_id):
+        return after
     node, known = after.nodes.get(event.node_id), before.idle_since_s.get(event.node_id, ())
     idle_since_s = after.idle_since_s.delete(event.node_id) if known else after.idle_since_s
     if node is not None and node.alive:
         idle_since_s = idle_since_s.set(event.node_id, (event.at_s,) * node.num_gpus)
     windows = after.idle_windows.added(event.at_s - since_s for since_s in known)
     return fast_replace(after, idle_since_s=idle_since_s, idle_windows=windows)
+
+
+def _is_the_same_node(before: PoolState, after: PoolState, node_id: str) -> bool:
+    old, new = before.nodes.get(node_id), after.nodes.get(node_id)
+    return old is not None and new is not None and old.incarnation == new.incarnation

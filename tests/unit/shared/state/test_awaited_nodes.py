@@ -33,7 +33,9 @@ def test_a_node_that_joins_again_or_is_lost_is_awaited_no_more() -> None:
 def test_a_node_that_says_that_it_is_still_there_is_awaited_no_more() -> None:
     history = restarted()
     assert awaited(history.then(joins(1))) == ["node-1"], "a repeated first join says nothing"
+    idle_since_s = history.state.idle_since_s
     assert awaited(history.then(joins(1, at_s=4.1))) == []
+    assert history.state.idle_since_s == idle_since_s, "its jobs still hold their GPUs"
 
 
 def test_nobody_waits_for_nodes_of_another_machine() -> None:
