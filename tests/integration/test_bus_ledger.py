@@ -145,7 +145,7 @@ async def test_following_starts_anywhere_and_continues_with_new_messages(connect
 
 async def test_stored_messages_are_read_as_one_batch(bus: Bus) -> None:
     total = 2 * MAX_BATCH + 100
-    await asyncio.gather(*(bus.append(job(i % 7), b"%d" % i, message_id=str(i)) for i in range(total)))
+    await asyncio.gather(*(bus.append(job(i % 7), b"%d" % i, message_id=str(i), timeout_s=60.0) for i in range(total)))
     batches = [batch async for batch in bus.read(POOL, after_sequence=0, up_to=total)]
     assert max(map(len, batches)) <= MAX_BATCH
     assert len(batches) < total / 4
