@@ -121,7 +121,9 @@ async def test_after_an_executor_was_killed_its_job_continues_from_the_checkpoin
     with executor(nats_server, tmp_path, "node-0") as process:
         await ledger.until_received(events.NodeJoined, count=2)
         assert ledger.state.live_jobs["a"].broken
-        assert len(marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})) == 1  # the new fork server
+        assert (
+            len(marked_processes({"EF_WORKER": "1", "EF_DATA_DIR": str(tmp_path)})) == 2
+        )  # the new fork server and its keeper
         await ledger.place("a", 3, "node-0:1")
         again = await ledger.until_received(events.GenerationStarted, count=3)
         assert again.iteration >= resumed.iteration > 0

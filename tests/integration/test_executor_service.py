@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited
@@ -229,8 +230,10 @@ async def test_an_executor_that_ends_while_it_joins_leaves_the_pool(
 
 
 async def test_a_node_remembers_the_ledger_and_reports_an_older_one_at_each_start(
-    bus: Bus, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bus: Bus, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr(f"{__name__}.get_log", lambda _: said)
     file = LedgerBookmark.of_reader(tmp_path, POOL, "node-0").file
     task, _ = await run()
     await Ledger(bus).until_received(events.NodeJoined)
@@ -239,14 +242,11 @@ async def test_a_node_remembers_the_ledger_and_reports_an_older_one_at_each_star
             await asyncio.sleep(0.01)
     await ended(task)
     file.write_text('{"sequence": 1000, "message": ""}')
-    capsys.readouterr()
     await run()
-    said = ""
     async with asyncio.timeout(PATIENCE_S):
-        while "LedgerIsOlder" not in said:
+        while not (reports := [call for call in said.calls if call.args == ("LedgerIsOlder",)]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-            said += "".join(capsys.readouterr())
-    assert "this machine has read it up to 1000" in said
+    assert "this machine has read it up to 1000" in reports[0].kwargs["problem"]
     assert "1000" in file.read_text()
 
 

@@ -98,7 +98,7 @@ class RunningPool:
     def fork_servers(self) -> list[psutil.Process]:
         """The fork servers of all running nodes."""
         executors = [pid for name in self.run.processes if name.startswith("executor") and (pid := self.pid(name))]
-        return [server for pid in executors for server in children(pid)]
+        return [server for pid in executors for keeper in children(pid) for server in children(keeper.pid)]
 
     def workers(self) -> list[psutil.Process]:
         return [worker for server in self.fork_servers() for worker in children(server.pid)]
