@@ -16,7 +16,7 @@ SPEC = JobSpec(
     training_function="examples.digits:Digits",
     model_name="new",
     global_batch_size=256,
-    max_iterations=400,
+    max_iterations=800,
     job_class=JobClass.BEST_EFFORT,
 )
 

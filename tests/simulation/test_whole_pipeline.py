@@ -25,8 +25,7 @@ from tests.support.rings import NIGHTLY, few_daily
 from tests.support.scenarios import random_scenario
 from tests.support.simulated_runs import POWER_STORM, SHORT_STORM, STORM, problems, run_to_rest, short_storm
 
-CALM_SEEDS = range(6)
-STORM_SEEDS = (113, *range(110, 113), *range(114, 118))  # the first one strikes in most ways
+CALM_SEEDS, STORM_SEEDS = range(6), range(110, 118)
 EACH_DAY = 1  # of the seeds of each kind
 FIRST_SEED = int(os.environ.get("EF_FIRST_SEED", "1000"))
 FOUND_SEEDS = (40029,)  # an executor took the monitor's writes for those of another executor
@@ -96,11 +95,11 @@ def test_no_promise_is_broken_where_jobs_are_as_fast_as_measured(seed: int, curv
 
 
 def test_the_same_seed_gives_the_same_ledger() -> None:
-    first, again = (short_storm(FIRST_SEED).records for _ in range(2))
-    assert first == again
+    again = run.__wrapped__(STORM_SEEDS[0], STORM)
+    assert again.records == run(STORM_SEEDS[0], STORM).records
 
 
-@pytest.mark.parametrize("hash_seed", few_daily(["1", "2"], 1))
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_another_process_verifies_an_exported_storm(tmp_path: Path, hash_seed: str) -> None:
     """It iterates over sets and persistent maps in another order, which must not break ties."""
     path = tmp_path / "storm.ledger"
@@ -111,11 +110,9 @@ def test_another_process_verifies_an_exported_storm(tmp_path: Path, hash_seed: s
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
-@pytest.mark.parametrize("num_seeds", few_daily([EACH_DAY, len(STORM_SEEDS)], 1))
-def test_the_storms_are_storms(num_seeds: int) -> None:
+def test_the_storms_are_storms() -> None:
     """The tests above would say little about faults that never struck."""
-    storms = [run(seed, STORM, known) for seed in STORM_SEEDS[:num_seeds] for known in (True, False)]
-    storms += map(short_storm, SHORT_STORM_SEEDS[:2])
+    storms = [run(seed, STORM) for seed in STORM_SEEDS]
     kinds = {type(entry.message) for storm in storms for entry in storm.entries}
     assert {WorkerCrashed, NodeLost, JobProgressed} <= kinds
     assert sum(storm.num_conflicts("admission") for storm in storms) > 0
