@@ -9,7 +9,7 @@ from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDE
 from tests.training.conftest import Generation, Node, job_spec
 
 MEMORY_LIMIT_BYTES = 512 << 20  # of an attacker
-NEIGHBOUR = {"max_iterations": 120, "global_batch_size": 16}
+NEIGHBOUR = {"max_iterations": 200, "global_batch_size": 16}
 DAEMONS_SLEEP_S = 97_531  # by which they are found
 PRIVATE_FILE = Path("/tmp/attack")  # each worker has a /tmp of its own
 
@@ -67,7 +67,7 @@ class Neighbour:
     async def start(self) -> None:
         self._slow_down.parent.mkdir(parents=True)
         self._slow_down.touch()
-        slow = {"slow_down": str(self._slow_down), "slow_down_growth": 1.05}  # many steps, beside many attacks
+        slow = {"slow_down": str(self._slow_down), "slow_down_s": 0.00003}  # it takes many steps beside many attacks
         spec = job_spec("Points", **NEIGHBOUR, hyperparameters=slow)
         self.workers = await self._node.launch(spec, job_id=self._job_id, num_workers=2, checkpoint_every_s=0.2)
         await self.workers.first(Started)

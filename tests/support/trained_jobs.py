@@ -99,8 +99,8 @@ async def train_disturbed(node, spec, job_id: str):
     return workers
 
 
-def stateful(spec_of, name: str = "Stateful", *, until: int = 14, **hyperparameters: Any):
-    return spec_of(name, global_batch_size=UNEVEN, max_iterations=until, hyperparameters=hyperparameters)
+def stateful(spec_of, *, until: int = 20, **hyperparameters: Any):
+    return spec_of("Stateful", global_batch_size=UNEVEN, max_iterations=until, hyperparameters=hyperparameters)
 
 
 def script(spec_of, *words: str, name: str = "scripts", entry: str = "__main__", until: int = 40, **fields):

@@ -23,7 +23,7 @@ from tests.support.user_code.training_functions import NUM_SAMPLES, Stateful
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 14  # iterations
+LAST = 20  # iterations
 UNDISTURBED = "undisturbed"
 
 
@@ -66,7 +66,7 @@ async def test_a_surplus_worker_repeats_a_part_that_counts_elsewhere(node, spec_
 async def test_resizes_do_not_change_the_bits(each_node, spec_of, one_worker):
     job_id = each_node.new_job_id()
     end = None
-    for generation, (num_workers, until) in enumerate([(1, 6), (4, 10), (2, LAST)], start=1):
+    for generation, (num_workers, until) in enumerate([(1, 6), (4, 13), (2, LAST)], start=1):
         spec = stateful(spec_of, until=until)
         end = await train(each_node, spec, job_id=job_id, num_workers=num_workers, generation=generation)
     assert end == one_worker

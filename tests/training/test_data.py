@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NEEDS_WEBDATASET = pytest.mark.skipif(find_spec("webdataset") is None, reason="webdataset is not installed")
 FROM_SHARDS = pytest.param("FromShards", marks=NEEDS_WEBDATASET)
 FUNCTIONS = few_daily(["FromFiles", "FromAStream", "InPartitions", "FromAnUnsizedStream", FROM_SHARDS], 2)
-LAST = 50  # iterations of 16 samples: 25 batches are 8 epochs of 50
+LAST = 75  # iterations of 16 samples: 25 batches are 8 epochs of 50
 
 
 def assert_each_sample_once_an_epoch(record) -> None:

@@ -40,7 +40,7 @@ async def test_example_learns(node, job, num_workers, metric, at_least):
             ("lightning_module", "pytorch_lightning", 150, "accuracy", 0.9, 1.0),
             ("trainer", "transformers", 32, "held-out loss", 0.0, 3.2),
         ],
-        2,
+        3,
     ),
 )
 async def test_example_with_a_library_learns(library_node, spec_of, name, library, batch_size, result, least, most):

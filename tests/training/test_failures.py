@@ -208,7 +208,7 @@ async def test_an_incompatible_worker_is_named_before_any_tensor_travels(node, s
 @pytest.mark.parametrize("members", [[0, None], [None, 0]], ids=str)
 async def test_an_incompatible_joining_worker_fails_the_job(node, spec_of, members):
     """Either side may notice first."""
-    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.01})
+    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
     before = await node.launch(spec, job_id=node.new_job_id())
     await before.first(Progressed)
     before.workers[0].assignment = replace(before.workers[0].assignment, spec=spec_of("Points", **OTHER))

@@ -26,17 +26,17 @@ async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node
     """Two workers with eight samples each, in micro-batches; then four with four, whole; then two again."""
     (record := tmp_path / "record").mkdir()
     settings = {"slow_down": str(slow_down), "learning_rate": 0.01, "record": str(record)}
-    spec = spec_of("Fast", max_iterations=50, hyperparameters=settings)
+    spec = spec_of("Fast", max_iterations=100, hyperparameters=settings)
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4)
     await workers.first(Progressed)
     workers = await switch(node, workers, [0, 1, None, None], [2, 0], micro_batch_size=4)
     slow_down.unlink()
     await workers.ended()
-    plain = spec_of("Points", max_iterations=50, hyperparameters={"learning_rate": 0.01})
+    plain = spec_of("Points", max_iterations=100, hyperparameters={"learning_rate": 0.01})
     undisturbed = await run_to_the_end(node, plain)
     torch.testing.assert_close(weights_of(node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
-    assert_each_sample_once_an_epoch(record, num_iterations=50)
+    assert_each_sample_once_an_epoch(record, num_iterations=100)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

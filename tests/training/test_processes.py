@@ -28,7 +28,7 @@ from elasticflow.shared.runtime.process.boot_clock import boot_s
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ROOT = Path(__file__).parents[2]
-LONG = {"max_iterations": 1_000_000, "hyperparameters": {"step_s": 0.02}}
+LONG = {"max_iterations": 1_000_000, "hyperparameters": {"step_s": 0.005}}
 
 
 def children_in(log: str) -> list[int]:
@@ -82,7 +82,7 @@ async def test_older_generation_yields_to_a_newer_checkpoint(node, spec_of):
     spec = spec_of("Points", **LONG)
     old = await node.launch(spec, job_id=job_id, checkpoint_every_s=0.05)
     await old.first(CheckpointWritten)
-    new = await node.launch(spec_of("Points", max_iterations=40), job_id=job_id, generation=2)
+    new = await node.launch(spec_of("Points", max_iterations=200), job_id=job_id, generation=2)
     await new.first(Finished)
     assert (await old.ended())[0].code == ExitCode.SUPERSEDED
     await new.ended()

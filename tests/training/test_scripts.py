@@ -54,11 +54,11 @@ async def test_the_example_learns_the_same_on_three_workers_and_saves_it(node, s
 
 async def test_a_script_and_a_class_give_the_same_bits_through_switches_and_a_crash(node, spec_of):
     job_id = node.new_job_id()
-    await train(node, stateful(spec_of, until=20), job_id=job_id)
+    await train(node, stateful(spec_of, until=30), job_id=job_id)
     expected = digest_of_what_was_trained(node, job_id)
 
     job_id = node.new_job_id()
-    spec = script(spec_of, "stateful", global_batch_size=21, until=20)
+    spec = script(spec_of, "stateful", global_batch_size=21, until=30)
     slow_down = slow_down_script(node, job_id)
     workers = await node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Progressed)
@@ -75,7 +75,7 @@ async def test_a_script_and_a_class_give_the_same_bits_through_switches_and_a_cr
 
 async def test_counters_of_a_loop_count_steps_through_switches_a_crash_and_a_restart(node, spec_of):
     def job():
-        return script(spec_of, "own_counters", global_batch_size=21, until=20)
+        return script(spec_of, "own_counters", global_batch_size=21)
 
     alone = await train(node, job(), num_workers=3)
     assert await end_of(node, await train_disturbed(node, job(), node.new_job_id())) == alone
@@ -98,23 +98,20 @@ async def test_a_loaders_order_is_kept_through_switches_a_crash_and_a_restart(
     node, spec_of, how, iterations_an_epoch, held_out
 ):
     """Each step has the same samples, in the same parts, and each epoch as many steps."""
-
-    def sampled():
-        return script(spec_of, "sampled", how, global_batch_size=21, until=20)
-
     job_id = node.new_job_id()
-    undisturbed = await train(node, sampled(), job_id=job_id)
-    assert undisturbed == await train(node, sampled(), num_workers=3)
+    undisturbed = await train(node, script(spec_of, "sampled", how, global_batch_size=21), job_id=job_id)
+    assert undisturbed == await train(node, script(spec_of, "sampled", how, global_batch_size=21), num_workers=3)
     expected = seen_in(files_of(node, job_id))
     assert not {number for parts in expected.values() for _, *part in parts for number in part} & {*held_out}
     assert f"an epoch has {iterations_an_epoch} iterations" in node.log_of(job_id)
     if how == "in order":
         assert [number for _, *part in expected[0] for number in part] == list(range(21))
     if how == "weighted":
-        assert [parts[0][0] for parts in expected.values()] == [iteration // 2 for iteration in range(20)]
+        assert [parts[0][0] for parts in expected.values()] == [iteration // 2 for iteration in range(40)]
 
     job_id = node.new_job_id()
-    workers = await train_disturbed(node, sampled(), job_id)
+    spec = script(spec_of, "sampled", how, global_batch_size=21)
+    workers = await train_disturbed(node, spec, job_id)
     assert await end_of(node, workers) == undisturbed
     assert seen_in(files_of(node, job_id)) == expected
 

@@ -19,8 +19,9 @@ from tests.support.trained_jobs import UNEVEN, Trained, end_of, switch, train
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 14  # iterations
-LONG, GROWTH = 32, 1.25  # of the steps: two minutes of two workers, while `slow_down` exists
+LAST = 20  # iterations
+LONG = 60  # with SLOW_DOWN_S two minutes of two workers, while `slow_down` exists
+SLOW_DOWN_S = 0.0005  # times the square of the iterations done
 TEN_RESIZES = [  # by new rank: the old one, None for a joining worker
     [0, 1, None],
     [2, 0],
@@ -35,7 +36,7 @@ TEN_RESIZES = [  # by new rank: the old one, None for a joining worker
 ]
 
 
-def job(spec_of, name: str = "StatefulInFour", *, sharded: bool = True, until: int = LAST, **hyperparameters):
+def job(spec_of, name: str = "Stateful", *, sharded: bool = True, until: int = LAST, **hyperparameters):
     return spec_of(
         name,
         global_batch_size=UNEVEN,
@@ -72,7 +73,7 @@ async def test_ten_resizes_without_a_stop_do_not_change_the_bits(each_node, spec
     """Between one worker and four; some leave, some are replaced, and some take others' ranks."""
     node = each_node
     whole = await train(node, job(spec_of, sharded=False, until=LONG))
-    spec = job(spec_of, until=LONG, slow_down=str(slow_down), slow_down_growth=GROWTH)
+    spec = job(spec_of, until=LONG, slow_down=str(slow_down), slow_down_s=SLOW_DOWN_S)
     workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=2)
     await workers.first(Progressed)
     for members in TEN_RESIZES:
@@ -85,7 +86,7 @@ async def test_ten_resizes_without_a_stop_do_not_change_the_bits(each_node, spec
 async def test_a_checkpoint_continues_at_any_size_and_with_whole_states(node, spec_of, whole):
     job_id, end = node.new_job_id(), None
     for generation, (num_workers, until, sharded) in enumerate(
-        [(3, 4, True), (2, 7, True), (2, 10, False), (4, LAST, True)], start=1
+        [(3, 4, True), (2, 8, True), (2, 12, False), (4, LAST, True)], start=1
     ):
         spec = job(spec_of, until=until, sharded=sharded)
         end = await train(node, spec, job_id=job_id, num_workers=num_workers, generation=generation)

@@ -29,14 +29,13 @@ from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 14  # iterations
-IN_FOUR = "StatefulInFour"
+LAST = 20  # iterations
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def undisturbed(node, spec_of):
     """The result of one undisturbed worker."""
-    return await train(node, stateful(spec_of, IN_FOUR, until=LAST))
+    return await train(node, stateful(spec_of, until=LAST))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ async def undisturbed(node, spec_of):
 async def test_switches_do_not_change_the_bits(node, spec_of, undisturbed, slow_down, changes):
     job_id = node.new_job_id()
     num_workers = 1 if changes[0] == [0, None] else 2
-    spec = stateful(spec_of, IN_FOUR, until=LAST, slow_down=str(slow_down))
+    spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
     workers = await node.launch(spec, job_id=job_id, num_workers=num_workers)
     await workers.first(Progressed)
     iteration = 0
@@ -88,7 +87,7 @@ async def test_survivors_continue_from_the_interrupted_step(
 ):
     """One of three workers is killed anywhere in a step. A new one joins later, at once, or not; one more may leave."""
     job_id = each_node.new_job_id()
-    spec = stateful(spec_of, IN_FOUR, until=LAST, slow_down=str(slow_down))
+    spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
     before = await each_node.launch(spec, job_id=job_id, num_workers=3)
     progressed = await before.first(Progressed)
     await asyncio.sleep(pause_s)
@@ -108,7 +107,7 @@ async def test_survivors_continue_from_the_interrupted_step(
 
 async def test_of_overlapping_switches_the_last_one_happens(each_node, spec_of, undisturbed, slow_down):
     job_id = each_node.new_job_id()
-    spec = stateful(spec_of, IN_FOUR, until=LAST, slow_down=str(slow_down))
+    spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
     before = await each_node.launch(spec, job_id=job_id, num_workers=2)
     await before.first(Progressed)
     superseded = await each_node.switch_generation(before, [0, 1, None])
@@ -126,7 +125,7 @@ async def test_a_second_loss_during_a_switch_leaves_one_worker_that_continues_al
     each_node, spec_of, undisturbed, slow_down
 ):
     job_id = each_node.new_job_id()
-    spec = stateful(spec_of, IN_FOUR, until=LAST, slow_down=str(slow_down))
+    spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
     before = await each_node.launch(spec, job_id=job_id, num_workers=3)
     await before.first(Progressed)
     before.workers[0].kill()
@@ -142,7 +141,7 @@ async def test_a_second_loss_during_a_switch_leaves_one_worker_that_continues_al
 
 async def test_peers_continue_without_a_stopped_process(node, spec_of, undisturbed, slow_down):
     job_id = node.new_job_id()
-    spec = stateful(spec_of, IN_FOUR, until=LAST, slow_down=str(slow_down))
+    spec = stateful(spec_of, until=LAST, slow_down=str(slow_down))
     before = await node.launch(spec, job_id=job_id, num_workers=2)
     await before.first(Progressed)
     os.kill(before.workers[0].pid, signal.SIGSTOP)
@@ -165,7 +164,7 @@ async def test_a_wait_for_a_silent_peer_ends_when_its_loss_is_reported(node, spe
         return spec_of(name, max_iterations=15, hyperparameters=hyperparameters, global_batch_size=15)
 
     alone = await train(node, job())
-    spec = job(slow_down=str(slow_down))
+    spec = job(slow_down=str(slow_down), slow_down_s=0.02)
     before = await node.launch(spec, job_id=node.new_job_id(), num_workers=3)
     await before.first(Progressed)
     silent = before.workers[lost]
@@ -188,7 +187,7 @@ async def test_a_wait_for_a_silent_peer_ends_when_its_loss_is_reported(node, spe
 
 async def test_stopped_survivors_save_their_progress(node, spec_of):
     job_id = node.new_job_id()
-    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.01})
+    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
     workers = await node.launch(spec, job_id=job_id, num_workers=3)
     await workers.first(Progressed)
     workers.workers[0].kill()
@@ -205,21 +204,21 @@ async def test_the_fast_mode_switches_too_and_sees_each_sample_once_an_epoch(eac
     job_id = each_node.new_job_id()
     (record := tmp_path / "record").mkdir()
     settings = {"slow_down": str(slow_down), "record": str(record)}
-    spec = spec_of("Fast", max_iterations=50, hyperparameters=settings)
+    spec = spec_of("Fast", max_iterations=100, hyperparameters=settings)
     workers = await each_node.launch(spec, job_id=job_id, num_workers=2)
     await workers.first(Progressed)
     workers = await switch(each_node, workers, [0, 1, None], [2, 0])
     slow_down.unlink()
     await workers.first(Finished)
     await workers.ended()
-    undisturbed = await run_to_the_end(each_node, spec_of("Points", max_iterations=50))
+    undisturbed = await run_to_the_end(each_node, spec_of("Points", max_iterations=100))
     # over some hundred steps, rounding differences grow to up to 3e-4, depending on the time of the switch
     torch.testing.assert_close(weights_of(each_node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
-    assert_each_sample_once_an_epoch(record, num_iterations=50)
+    assert_each_sample_once_an_epoch(record, num_iterations=100)
 
 
 async def test_a_schedule_that_a_joining_worker_does_not_have_is_named(node, spec_of):
-    spec = spec_of("Scheduled", max_iterations=10**9, hyperparameters={"step_s": 0.01}, global_batch_size=8)
+    spec = spec_of("Scheduled", max_iterations=10**9, hyperparameters={"step_s": 0.002}, global_batch_size=8)
     job_id = node.new_job_id()
     before = await node.launch(spec, job_id=job_id)
     await before.first(Progressed)
@@ -235,7 +234,7 @@ async def test_a_schedule_that_a_joining_worker_does_not_have_is_named(node, spe
 async def test_the_death_of_a_joining_worker_changes_nothing(node, spec_of):
     """It dies before all are ready: the others train on, and accept another switch."""
     job_id = node.new_job_id()
-    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.01})
+    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
     before = await node.launch(spec, job_id=job_id, num_workers=2)
     await before.first(Progressed)
     failed = await node.switch_generation(before, [0, 1, None, None])
@@ -255,7 +254,7 @@ async def test_the_death_of_a_joining_worker_changes_nothing(node, spec_of):
 async def test_a_stop_precedes_a_switch_that_is_not_ready(node, spec_of):
     """The joining worker never arrives: the training workers write their checkpoint."""
     job_id = node.new_job_id()
-    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.01})
+    spec = spec_of("Points", max_iterations=10**9, hyperparameters={"step_s": 0.002})
     before = await node.launch(spec, job_id=job_id, num_workers=2)
     await before.first(Progressed)
     after = await node.switch_generation(before, [0, 1, None])

@@ -12,13 +12,13 @@ from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 50  # iterations
+LAST = 75  # iterations
 COMPARED_EVERY = 5
 
 
 def two_kinds(spec_of, function, record, slow_down):
     settings = {"slow_down": str(slow_down), "record": str(record), "learning_rate": 0.01}
-    settings |= {"compared_every": COMPARED_EVERY, "slow_down_growth": 1.1}
+    settings |= {"compared_every": COMPARED_EVERY, "slow_down_s": 0.0001}
     return spec_of(f"two_kinds:{function}", max_iterations=LAST, hyperparameters=settings)
 
 

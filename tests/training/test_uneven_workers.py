@@ -14,7 +14,7 @@ from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 14  # iterations
+LAST = 20  # iterations
 
 
 def stateful(spec_of, slow_down=""):
@@ -62,7 +62,7 @@ async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_
     """Two workers with 13 and 3 of 16 samples, then 4 and 12; then three with 10, 2 and 4, in micro-batches."""
     (record := tmp_path / "record").mkdir()
     settings = {"slow_down": str(slow_down), "learning_rate": 0.01, "record": str(record)}
-    spec = spec_of("Fast", max_iterations=50, hyperparameters=settings)
+    spec = spec_of("Fast", max_iterations=100, hyperparameters=settings)
     job_id = node.new_job_id()
     workers = await node.launch(spec, job_id=job_id, num_workers=2, virtual_nodes_by_rank=(13, 3))
     await workers.first(Progressed)
@@ -73,10 +73,10 @@ async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_
         await all_switched(workers, members)
     slow_down.unlink()
     await workers.ended()
-    plain = spec_of("Points", max_iterations=50, hyperparameters={"learning_rate": 0.01})
+    plain = spec_of("Points", max_iterations=100, hyperparameters={"learning_rate": 0.01})
     undisturbed = await run_to_the_end(node, plain)
     torch.testing.assert_close(weights_of(node, job_id), undisturbed, rtol=5e-3, atol=1e-3)
-    assert_each_sample_once_an_epoch(record, num_iterations=50)
+    assert_each_sample_once_an_epoch(record, num_iterations=100)
 
 
 @pytest.mark.parametrize("counts", [(7, 3), (0, 8, 2), (1, 9)], ids=str)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataset import Dataset
-from training_functions import NUM_SAMPLES, Branching, Counter, Noisy, Numbered, Points, UnsizedStream, hold_step
+from training_functions import NUM_SAMPLES, SLOW_DOWN_S, Branching, Counter, Noisy, Numbered, Points, UnsizedStream
 
 import elasticflow
 
@@ -32,7 +32,8 @@ def stateful() -> None:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(points), targets)
             loss.backward()
-            hold_step("slow_down", loader.iteration)
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
             with contextlib.suppress(FileNotFoundError):
                 Path("die").rename("dead")
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -75,7 +76,8 @@ def streams() -> None:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(points), targets)
             loss.backward()
-            hold_step("slow_down", loader.iteration)
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
             optimizer.step()
     try:
         length = str(len(loader))
@@ -161,7 +163,8 @@ def sampled() -> None:
                 file.write(" ".join(map(str, [loader.iteration, epoch, *numbers.tolist()])) + "\n")
             optimizer.zero_grad()
             nn.functional.mse_loss(model(points), targets).backward()
-            hold_step("slow_down", loader.iteration)
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
             optimizer.step()
     print(f"an epoch has {len(loader)} iterations")
 
@@ -317,7 +320,8 @@ class OwnLoop:
         self.optimizer.zero_grad()
         loss = nn.functional.mse_loss(self.model(points), targets)
         (loss / self.best).backward()
-        hold_step("slow_down", self.loader.iteration)
+        if Path("slow_down").exists():
+            time.sleep(SLOW_DOWN_S * self.loader.iteration**2)
         self.optimizer.step()
         self.state["steps"] += 1
         self.best = min(self.best, loss.item())

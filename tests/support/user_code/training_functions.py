@@ -26,16 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 from elasticflow import ElasticJob, Scalar
 
 NUM_SAMPLES = 50
-FIRST_HOLD_S = 0.01
-GROWTH = 1.6  # fourteen steps of two parts take 40 s; a change waits for at most half of the time until it came
-
-
-def hold_step(file: str, iteration: int, growth: float = GROWTH) -> None:
-    """In each part of a batch: wait while the file exists, the longer the later the iteration is. So few steps outlast
-    the events of a test on any machine, and none outlasts the file."""
-    until_s = time.monotonic() + FIRST_HOLD_S * growth**iteration
-    while Path(file).exists() and time.monotonic() < until_s:
-        time.sleep(FIRST_HOLD_S)
+SLOW_DOWN_S = 0.001  # times the square of the iterations done, in each part of a batch: twenty steps take ten seconds
 
 
 class Numbered(Dataset):
@@ -54,7 +45,8 @@ class Numbered(Dataset):
 
 class Points(ElasticJob):
     """hyperparameters: step_s: minimum duration of a step; record: folder for the indices of the samples seen;
-    slow_down: a file; while it exists, each step takes longer than the last by the factor slow_down_growth.
+    slow_down: a file; while it exists, each step takes longer than the last, so that the job does not end before the
+    test's events, on any machine.
 
     It learns so slowly that its loss stays finite in a long run: some tests wait for the machine.
     """
@@ -64,7 +56,7 @@ class Points(ElasticJob):
         "step_s": 0.0,
         "record": "",
         "slow_down": "",
-        "slow_down_growth": GROWTH,
+        "slow_down_s": SLOW_DOWN_S,
     }
 
     def init_model(self):
@@ -91,8 +83,8 @@ class Points(ElasticJob):
         return loss
 
     def slow_down(self):
-        if file := self.hyperparameters["slow_down"]:
-            hold_step(file, self.iteration, self.hyperparameters["slow_down_growth"])
+        if (file := self.hyperparameters["slow_down"]) and Path(file).exists():
+            time.sleep(self.hyperparameters["slow_down_s"] * self.iteration**2)
 
     def more(self, points):
         """To the record folder."""
@@ -370,12 +362,6 @@ class Stateful(Points):
 
     def evaluate(self, model):
         return {"evaluated": model(torch.randn(5, 4)).sum().item()}
-
-
-class StatefulInFour(Stateful):
-    """For tests that change its workers, of which no more than four share a step."""
-
-    virtual_nodes = 4
 
 
 class Counter:
