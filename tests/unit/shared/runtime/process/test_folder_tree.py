@@ -13,6 +13,13 @@ from tests.support.deep_folders import DEEP, make_deep
 UNPRIVILEGED_USER = 65_534
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """What a failed test leaves is too deep for pytest to delete."""
+    yield
+    delete_folder(tmp_path)
+
+
 @pytest.fixture
 def few_open_files() -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
