@@ -84,7 +84,7 @@ else
 	@echo 'types of the scripts of the page: skipped, no tsc was found (npm install --global typescript)'
 endif
 ifdef CHROMIUM
-	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal tests/page
+	$(BIN)/pytest -q tests/page
 else
 	@echo 'tests of the page in a browser: skipped, no Chromium was found (apt-get install chromium)'
 endif
