@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 
 # A process started in the background may ignore Ctrl-C, and its children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,6 +44,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if num_gpus < num_needed:
         pytest.skip(f"needs {num_needed} CUDA device(s), torch finds {num_gpus}")
+
+
+@pytest.fixture
+def deleted_however_deep(tmp_path: Path) -> Iterator[None]:
+    """What a failed test leaves of deep folders ends pytest itself with a RecursionError."""
+    yield
+    delete_folder(tmp_path)
 
 
 @pytest.fixture

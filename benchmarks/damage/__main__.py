@@ -3,21 +3,21 @@
 python -m benchmarks.damage --flips 200 --out benchmarks/results/damage.json
 """
 
-import argparse
 import asyncio
 import json
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from benchmarks.damage.questions import LIMIT_S, Answer, answers
 from benchmarks.damage.recorded_pool import RecordedPool, record
+from benchmarks.regressions.pages import current_commit
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 _NOT_DATA = ("server.conf", "server.pid", "nats-server.log", "token")
@@ -74,12 +74,12 @@ def ask(
     return asyncio.run(answers(copy, right, limit_s=limit_s))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--flips", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def main(
+    num_flips: Annotated[int, typer.Option("--flips", help="So many bits, each of a pool of its own.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the places of the bits.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
+) -> None:
+    """Flip single bits of a pool's data, ask, and write what became of the answers."""
     configure_logs("console", level="error")
     by_place: dict[str, Counter[str]] = {}
     bad: list[dict[str, Any]] = []
@@ -87,9 +87,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="damage-") as root:
         pool = record(Path(root) / "recorded")
         _, right = ask(pool, Path(root) / "copy", None, None)
-        for number, flip in enumerate(flips(pool, options.flips, options.seed), start=1):
+        for number, flip in enumerate(flips(pool, num_flips, seed), start=1):
             if number % 20 == 0:
-                print(f"flip {number} of {options.flips}", flush=True)
+                print(f"flip {number} of {num_flips}", flush=True)
             found, _ = ask(pool, Path(root) / "copy", flip, right)
             worst = [answer for answer in found if not answer.is_good]
             outcomes = {str(answer.outcome) for answer in worst or found} - (set() if worst else {"right"})
@@ -102,19 +102,18 @@ def main() -> None:
                 print("BAD", json.dumps(bad[-1]), flush=True)
     for place, counts in sorted(by_place.items()):
         print(f"{place:<45} {dict(counts)}")
-    print(f"{options.flips} flips, {len(bad)} bad answers, slowest answer {slowest_s:.1f} s")
-    if options.out:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    print(f"{num_flips} flips, {len(bad)} bad answers, slowest answer {slowest_s:.1f} s")
+    if out:
         result = {
-            "commit": commit.stdout.strip(),
-            "flips": options.flips,
-            "seed": options.seed,
+            "commit": current_commit(),
+            "flips": num_flips,
+            "seed": seed,
             "slowest_answer_s": round(slowest_s, 1),
             "bad": bad,
             "outcomes": {place: dict(counts) for place, counts in sorted(by_place.items())},
         }
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

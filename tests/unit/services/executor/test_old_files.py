@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,17 @@ from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.process.folder_tree import delete_folder
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.deep_folders import make_deep
 from tests.support.histories import NOW_S, pool, spec
 from tests.support.virtual_clock import VirtualClock
 
+pytestmark = pytest.mark.usefixtures("deleted_however_deep")
+
 DIGEST, OLD_DIGEST = "a" * 64, "b" * 64
 REQUIREMENTS = ("tqdm", "einops")
 URI = "s3://bucket/train"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """What a failed test leaves is too deep for pytest to delete."""
-    yield
-    delete_folder(tmp_path)
 
 
 def live_pool(**config: Any) -> PoolState:

@@ -10,14 +10,9 @@ import pytest
 from elasticflow.shared.runtime.process.folder_tree import bytes_and_entries_in, delete_folder, walk
 from tests.support.deep_folders import DEEP, make_deep
 
+pytestmark = pytest.mark.usefixtures("deleted_however_deep")
+
 UNPRIVILEGED_USER = 65_534
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """What a failed test leaves is too deep for pytest to delete."""
-    yield
-    delete_folder(tmp_path)
 
 
 @pytest.fixture
