@@ -17,7 +17,7 @@ from elasticflow.history.type_views import predicted_steps
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
-from elasticflow.shared.state.awaited_nodes import awaited_nodes
+from elasticflow.shared.state.awaited_nodes import awaited_nodes, is_still_there
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
@@ -131,7 +131,7 @@ class EventsInWords:
             is_hidden = self._for_tenants and load is not None and _is_of_another_tenant(event, load.tenant)
             return load_text(event, load) if event.load_id == name and not is_hidden else ""
         if not name:
-            if isinstance(event, events.NodeJoined) and _is_known_incarnation(event, before):
+            if isinstance(event, events.NodeJoined) and is_still_there(before.nodes, event):
                 return f"{event.node_id} is still there"
             return cause_in_words(event, name)
         old, new = before.job(name), self.state.job(name)
@@ -164,7 +164,7 @@ class EventsInWords:
                 return f"replanned so that {shown(event.job_id)} is admitted, still in time: {share}"
             case events.NodeLost() if old is not None and event.node_id in old.nodes and old.live:
                 return f"{event.node_id} was lost ({event.reason}) with workers of this job"
-            case events.NodeJoined() if old is not None and old.live and not _is_known_incarnation(event, before):
+            case events.NodeJoined() if old is not None and old.live and not is_still_there(before.nodes, event):
                 return _joined_again(event, before, self.state) if event.node_id in old.nodes else ""
             case _ if getattr(event, "job_id", "") == name:
                 return event_text(event, old, new, self.state)
@@ -193,11 +193,6 @@ class EventsInWords:
             return job_id if job is not None and job.tenant == tenant else _ANOTHER_JOB
 
         return shown if self._for_tenants else str
-
-
-def _is_known_incarnation(event: events.NodeJoined, before: PoolState) -> bool:
-    node = before.nodes.get(event.node_id)
-    return node is not None and node.incarnation == event.incarnation
 
 
 def _joined_again(event: events.NodeJoined, before: PoolState, after: PoolState) -> str:

@@ -138,17 +138,7 @@ def _job_cells(job: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
 
 
 def _node_cells(node: Mapping[str, Any]) -> tuple[str, ...]:
-    state = (
-        "draining"
-        if node["draining"]
-        else "awaited"
-        if node["awaited"]
-        else "alive"
-        if node["alive"]
-        else "left"
-        if node["left"]
-        else "lost"
-    )
+    state = next((word for word in ("draining", "awaited", "alive", "left") if node[word]), "lost")
     gpus = f"{node['num_gpus']} {node['gpu_type']}".strip()
     jobs: Iterable[str] = dict.fromkeys(name for name in node["jobs"] if name)
     return node["node_id"], state, gpus, ", ".join(jobs) or "-"

@@ -39,6 +39,12 @@ def is_started_again(replaced: NodeState, joined: NodeJoined) -> bool:
     return "" != replaced.started_by != joined.started_by != ""
 
 
+def is_still_there(nodes: Map[str, NodeState], joined: NodeJoined) -> bool:
+    """Whether a node of these has joined once more, under its present incarnation."""
+    node = nodes.get(joined.node_id)
+    return node is not None and node.incarnation == joined.incarnation
+
+
 def confirmed(state: PoolState, node: NodeState, joined: NodeJoined) -> PoolState:
     """The pool after a node has said again that it is there; a repeated first join says nothing."""
     if not node.awaited or joined.at_s <= node.since_s:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from elasticflow.shared.errors import MaybeStored, StorageFull, Unavailable
+from elasticflow.shared.messages.envelope.codec import is_repeat
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 
@@ -52,6 +53,11 @@ class LedgerEnd:
     sequence: int
     at_s: float
     first: int = 1
+
+
+def is_stored_as(record: LedgerRecord | None, subject: str, data: bytes) -> bool:
+    """Whether the earlier message with the same id is this one, and not one that another sender gave its id."""
+    return record is not None and record.subject == subject and is_repeat(record.data, data)
 
 
 class Subscription(Protocol):

@@ -86,10 +86,11 @@ def repair_plan(
     """
     drop_past(schedules, order_K, now_s)
     broken, far_behind = trim_all(schedules, jobs, order_K, changed_J, covers_moves, now_s)
-    others = np.concatenate((np.delete(order_K, broken), reserved))
     all_fit = sweep(availability, schedules, np.concatenate((order_K, reserved)), now_s, num_gpus) >= 0
-    if not all_fit and sweep(availability, schedules, others, now_s, num_gpus) < 0:
-        return broken, far_behind, False
+    if not all_fit:
+        others = np.concatenate((np.delete(order_K, broken), reserved))
+        if sweep(availability, schedules, others, now_s, num_gpus) < 0:
+            return broken, far_behind, False
     num_short = 0
     for position in broken:
         job = int(order_K[position])

@@ -10,6 +10,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event
 from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.awaited_nodes import is_still_there
 from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.pool import PoolState
 
@@ -74,7 +75,7 @@ def _with_node(before: PoolState, after: PoolState, event: events.NodeJoined | e
 
     A node that says again that it is there may carry jobs, and its windows go on.
     """
-    if isinstance(event, events.NodeJoined) and _is_the_same_node(before, after, event.node_id):
+    if isinstance(event, events.NodeJoined) and is_still_there(before.nodes, event):
         return after
     node, known = after.nodes.get(event.node_id), before.idle_since_s.get(event.node_id, ())
     idle_since_s = after.idle_since_s.delete(event.node_id) if known else after.idle_since_s
@@ -82,8 +83,3 @@ def _with_node(before: PoolState, after: PoolState, event: events.NodeJoined | e
         idle_since_s = idle_since_s.set(event.node_id, (event.at_s,) * node.num_gpus)
     windows = after.idle_windows.added(event.at_s - since_s for since_s in known)
     return fast_replace(after, idle_since_s=idle_since_s, idle_windows=windows)
-
-
-def _is_the_same_node(before: PoolState, after: PoolState, node_id: str) -> bool:
-    old, new = before.nodes.get(node_id), after.nodes.get(node_id)
-    return old is not None and new is not None and old.incarnation == new.incarnation

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from elasticflow.services.executor.worker.steps.additional_state import (
     further_optimizers,
 )
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.steps.restored_state import checkpoint_store
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -91,8 +91,7 @@ class JobState:
 
     def checkpoint_store(self) -> CheckpointStore:
         """As the present generation sees the job's checkpoints."""
-        folder, owner = Path(self.assignment.checkpoint_dir), self.assignment.checkpoint_owner
-        return CheckpointStore(folder, generation=self.generation, owner=owner)
+        return checkpoint_store(self.assignment, self.generation)
 
     def condition_met(self) -> Literal["max_iterations", "metric"] | None:
         """The condition that ends the job, if one is met."""

@@ -69,10 +69,10 @@ def restored_state(
     return Restored(state or share({"iteration": 0, "metrics": {}}) or {}, lost)
 
 
-def checkpoint_store(assignment: Assignment) -> CheckpointStore:
-    """As the generation of the assignment sees the job's checkpoints."""
+def checkpoint_store(assignment: Assignment, generation: int | None = None) -> CheckpointStore:
+    """As a generation sees the job's checkpoints; None: that of the assignment."""
     folder, owner = Path(assignment.checkpoint_dir), assignment.checkpoint_owner
-    return CheckpointStore(folder, generation=assignment.generation, owner=owner)
+    return CheckpointStore(folder, generation=assignment.generation if generation is None else generation, owner=owner)
 
 
 def _own_part(sharded: ShardedOptimizer, parts: PartFiles, names: Sequence[str]) -> dict[str, Any] | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from elasticflow.shared.errors import StorageFull, TooLarge, WrongExpectedSequence
-from elasticflow.shared.messages.envelope.codec import is_repeat
 from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.runtime.bus.contract import is_stored_as
 from elasticflow.shared.runtime.bus.streams import is_of_ledger
 from elasticflow.shared.runtime.process.clock import Clock
 
@@ -99,7 +99,7 @@ class Stream:
             raise WrongExpectedSequence(subject, expected, found)
         sequence, stored_at_s = self.known_ids.get(message_id, (0, 0.0))
         if sequence and now_s < stored_at_s + DUPLICATE_WINDOW_S:
-            if self._is_stored(subject, data, sequence):
+            if not is_of_ledger(subject) or is_stored_as(self.messages.get(sequence), subject, data):
                 return sequence
             message_id = f"{message_id}.{self.last_sequence + 1}"
         num_message_bytes = len(data) + sum(len(name) + len(value) for name, value in headers.items())
@@ -125,13 +125,6 @@ class Stream:
             self.known_ids[message_id] = (self.last_sequence, now_s)
         self.bell.ring()
         return self.last_sequence
-
-    def _is_stored(self, subject: str, data: bytes, sequence: int) -> bool:
-        """As `NatsBus` looks at what has the same id."""
-        if not is_of_ledger(subject):
-            return True
-        record = self.messages.get(sequence)
-        return record is not None and record.subject == subject and is_repeat(record.data, data)
 
     def settle(self, sequence: int) -> None:
         """Take a message out of the work queue."""

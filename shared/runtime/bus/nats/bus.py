@@ -10,7 +10,6 @@ from elasticflow.shared.errors import (
     Unavailable,
     UnknownStream,
 )
-from elasticflow.shared.messages.envelope.codec import is_repeat
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
@@ -23,6 +22,7 @@ from elasticflow.shared.runtime.bus.contract import (
     LedgerEnd,
     Message,
     Value,
+    is_stored_as,
 )
 from elasticflow.shared.runtime.bus.nats import (
     direct_reader,
@@ -145,11 +145,11 @@ class NatsBus(Bus):
             message_id = f"{message_id}.{fresh_id()}"
 
     async def _is_stored(self, subject: str, data: bytes, sequence: int) -> bool:
-        """Whether the message with the same id is this one. Of a ledger, whose ids are derived and can be foreseen."""
+        """Ids in a ledger are derived and can be foreseen; others are random."""
         if not streams.is_of_ledger(subject):
             return True
         record = await direct_reader.stored_record(self._connection, streams.pool_of(subject), {"seq": sequence})
-        return record is not None and record.subject == subject and is_repeat(record.data, data)
+        return is_stored_as(record, subject, data)
 
     def follow(self, pool: str, *, after_sequence: int) -> Batches:
         return direct_reader.follow_ledger(self._connection, pool, after_sequence)

@@ -248,6 +248,11 @@ async def stored_record(connection: Connection, stream: str, wanted: Mapping[str
     )
 
 
+async def last_record(connection: Connection, stream: str, subject: str) -> LedgerRecord | None:
+    """The newest message on a subject."""
+    return await stored_record(connection, stream, {"last_by_subj": subject})
+
+
 async def first_readable(connection: Connection, stream: str, sequence: int, *, directly: bool = False) -> int | None:
     """The sequence of the first message from this one on that the leader can read; None if it can read none.
 
@@ -267,7 +272,7 @@ async def first_readable(connection: Connection, stream: str, sequence: int, *, 
 
 async def last_message(connection: Connection, stream: str, subject: str) -> Value | None:
     """The newest message on a subject, asked of the stream's leader: a replica may lag behind."""
-    record = await stored_record(connection, stream, {"last_by_subj": subject})
+    record = await last_record(connection, stream, subject)
     return None if record is None else Value(data=record.data, revision=record.sequence)
 
 

@@ -21,17 +21,17 @@ async def delete(connection: Connection, bucket: str, before_s: float, is_needed
     chunks = await jetstream_api.subjects_in(connection, stream, f"$O.{bucket}.C.>")  # first: later ones are young
     named, num_deleted = set[str](), 0
     for subject in await jetstream_api.subjects_in(connection, stream, f"$O.{bucket}.M.>"):
-        description = await jetstream_api.stored_record(connection, stream, {"last_by_subj": subject})
+        description = await jetstream_api.last_record(connection, stream, subject)
         if description is not None and description.stored_at_s < before_s and not is_needed(_name(subject)):
             await _purge(connection, stream, description)
             num_deleted += 1
-            description = await jetstream_api.stored_record(connection, stream, {"last_by_subj": subject})
+            description = await jetstream_api.last_record(connection, stream, subject)
         if description is not None:
             named.add(_nuid(description, bucket))
     for subject in chunks:
         if subject.rpartition(".")[2] in named:
             continue
-        chunk = await jetstream_api.stored_record(connection, stream, {"last_by_subj": subject})
+        chunk = await jetstream_api.last_record(connection, stream, subject)
         if chunk is not None and chunk.stored_at_s < before_s:
             await _purge(connection, stream, chunk)
     return num_deleted
