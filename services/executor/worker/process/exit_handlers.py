@@ -58,8 +58,14 @@ class ExitHandlers:
         a second caller waits for the first. What takes longer is abandoned."""
         if self._is_due:
             self._is_due = False
-            self._running = threading.Thread(target=self._run, name="exit handlers", daemon=True)
-            self._running.start()
+            running = threading.Thread(target=self._run, name="exit handlers", daemon=True)
+            try:
+                running.start()
+            except RuntimeError:  # the job has as many threads as it may: a stall bounds the time of this one
+                with suppress(Exception):
+                    self._run()
+                return
+            self._running = running
         if self._running is None:
             return
         self._running.join(timeout_s)

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 
 import torch._dynamo  # torch loads it with the first optimizer, which takes a second
@@ -138,6 +139,9 @@ class ForkServer:
             run_forked(socket.socket(fileno=channel_fd), folders)
         except OSError as error:
             print(f"no worker: {error}", file=sys.stderr, flush=True)
+        except BaseException:  # nothing else would show it
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(code)
 

@@ -64,3 +64,24 @@ os._exit(7)
 """
     ended = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT)}, timeout=60, check=False)
     assert ended.returncode == 7
+
+
+def test_handlers_run_where_no_thread_can_start(tmp_path: Path) -> None:
+    """As at the end of a job that has started as many processes as it may."""
+    program = """
+import atexit, os, threading
+from pathlib import Path
+from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS
+EXIT_HANDLERS.begin()
+atexit.register(lambda: Path("ran").touch())
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+EXIT_HANDLERS.run(30)
+EXIT_HANDLERS.run(30)
+os._exit(7)
+"""
+    environment = {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert ended.returncode == 7
+    assert (tmp_path / "ran").exists()
