@@ -7,15 +7,19 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from elasticflow.client.client import Client
+from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.local.run_file import RunFile, holder_of, read_run_file
 from elasticflow.shared import machine_code
 from elasticflow.shared.runtime.process.http_server import page_is_ok
+from elasticflow.shared.state.job import Phase
 
 WAIT_S = 240.0
 ROOT = Path(__file__).parents[2]
@@ -71,6 +75,15 @@ class Laptop:
             while words not in (explained := (await self.eflow("explain", "job"))[1]):
                 assert "failed" not in explained, explained
         return explained
+
+    async def until_placed(self, job_id: str) -> None:
+        """Its workers start now."""
+        endpoint = find_endpoint(data_dir=self.data_dir)
+        async with asyncio.timeout(WAIT_S), Client.connect(endpoint) as client, aclosing(client.states()) as states:
+            async for state in states:
+                job = state.job(job_id)
+                if job is not None and job.phase is Phase.ADMITTED and job.gpus:
+                    return
 
     def pids(self) -> set[int]:
         run = self.run()
@@ -186,8 +199,8 @@ async def test_a_killed_supervisor_leaves_no_process_and_breaks_no_promise(lapto
     job = (str(ROOT / "examples" / "digits.py"), "--gpus", "2", "--iterations", "10", "--name", "job")
     status, _, err = await laptop.eflow("submit", *job, "--deadline", "30m", "--detach")
     assert status == 0, err
-    await laptop.until_explained("is placed on")
     pids = laptop.pids()
+    await laptop.until_placed("job")
     os.kill(laptop.run().pid, signal.SIGKILL)
     await laptop.until(lambda: not any(_runs(pid) for pid in pids))
     status, out, _ = await laptop.eflow("down")
