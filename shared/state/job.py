@@ -103,6 +103,19 @@ class JobArtifacts:
 NO_ARTIFACTS = JobArtifacts()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrashedStart:
+    """A generation that ended by a worker's crash before it trained: a node that is lost may be the cause.
+
+    reporter: the node of the crashed worker. nodes: all of the generation.
+    """
+
+    reporter: str
+    nodes: tuple[str, ...]
+    placed_at_s: float
+    crashed_at_s: float
+
+
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`
 class Job:
     """One job, from its first decision to its end."""
@@ -157,6 +170,7 @@ class Job:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     restarts: int = 0  # crashes since the last durable progress: a checkpoint, or a later recovered_iteration
     nodes_lost_at_start: tuple[str, ...] = ()  # the first of each generation in a row that did not train
+    crashed_start: CrashedStart | None = None  # the newest that counts as a crash
     recovered_iteration: int = 0  # the newest from which survivors of a crash continued
     at_risk: bool = False
     at_risk_since_s: float | None = None  # when the monitor last found it at risk, even if it no longer is

@@ -119,11 +119,16 @@ def _starts(job: Job) -> bool:
 def _reaches(cluster: VirtualCluster, phase: str, *, within_s: float) -> bool:
     """Run until the job is in the phase; False if that takes longer."""
     end_s = cluster.loop.now_s + within_s
-    while (job := cluster.state.live_jobs.get(STRUCK)) is None or not _PREDICATES[phase](job):
+    while (job := cluster.state.live_jobs.get(STRUCK)) is None or not is_in_phase(job, phase):
         if cluster.loop.now_s >= end_s:
             return False
         cluster.run_for(STEP_S)
     return True
+
+
+def is_in_phase(job: Job, phase: str) -> bool:
+    """phase: of PHASES."""
+    return _PREDICATES[phase](job)
 
 
 def _ends(job: Job) -> bool:

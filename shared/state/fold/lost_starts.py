@@ -26,6 +26,26 @@ def with_lost_start(state: PoolState, job: Job, node_id: str, ended_s: float) ->
     return fast_replace(job, nodes_lost_at_start=(*job.nodes_lost_at_start, node_id))
 
 
+def with_crash_of_lost_node(state: PoolState, node_id: str, heard_s: float | None, *, is_jobs_doing: bool) -> PoolState:
+    """The pool after a node has ended, last heard at heard_s: a crash of a peer at the start counts no more.
+
+    Workers notice a lost peer before the monitor does. is_jobs_doing: the job may have ended the node, so the start is
+    lost; else its machine was started again.
+    """
+    if heard_s is None:
+        return state
+    grace_s = state.config.timeouts.monitor_grace_s
+    for job in state.live_jobs.values():
+        start = job.crashed_start
+        if start is None or node_id == start.reporter or node_id not in start.nodes:
+            continue
+        if start.placed_at_s - grace_s <= heard_s <= start.crashed_at_s:
+            lost = (*job.nodes_lost_at_start, node_id) if is_jobs_doing else job.nodes_lost_at_start
+            job = fast_replace(job, crashed_start=None, restarts=max(job.restarts - 1, 0), nodes_lost_at_start=lost)
+            state = with_job(state, job)
+    return state
+
+
 def with_lost_starts_judged(state: PoolState, started_again: str = "") -> PoolState:
     """The pool after a node was lost or has joined: it may show that an earlier loss was not a job's doing.
 

@@ -6,7 +6,12 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.awaited_nodes import confirmed, is_started_again, with_awaited_nodes
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
-from elasticflow.shared.state.fold.lost_starts import end_of_executor_s, with_lost_start, with_lost_starts_judged
+from elasticflow.shared.state.fold.lost_starts import (
+    end_of_executor_s,
+    with_crash_of_lost_node,
+    with_lost_start,
+    with_lost_starts_judged,
+)
 from elasticflow.shared.state.gpu_types import type_of_profile
 from elasticflow.shared.state.node_speeds import without_speeds_on_node
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
@@ -23,7 +28,10 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
     if known is not None and event.incarnation in known.earlier_incarnations:
         return state
     if known is not None and known.alive:
-        state = without_workers_on(state, event.node_id, ended_s=end_of_executor_s(known, event))
+        ended_s = end_of_executor_s(known, event)
+        state = without_workers_on(state, event.node_id, ended_s=ended_s)
+        heard_s, by_itself = event.replaced_heard_s, ended_s is not None
+        state = with_crash_of_lost_node(state, event.node_id, heard_s, is_jobs_doing=by_itself)
         state = with_awaited_nodes(state, known, event)
     earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
     announced = _announced_end(known, event)
@@ -90,7 +98,9 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
     left = event.reason == "left"
     node = replace(node, alive=False, since_s=event.at_s, left=left, ended_s=ended_s, awaited=False)
     state = with_nodes(state, state.nodes.set(event.node_id, node))
-    state = with_lost_starts_judged(without_workers_on(state, event.node_id, ended_s=None if left else ended_s))
+    state = without_workers_on(state, event.node_id, ended_s=None if left else ended_s)
+    state = with_crash_of_lost_node(state, event.node_id, ended_s, is_jobs_doing=not left)
+    state = with_lost_starts_judged(state)
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 
 

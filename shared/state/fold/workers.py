@@ -15,7 +15,7 @@ from elasticflow.shared.state.fold.jobs import (
     with_waiting_workers,
     workers_on,
 )
-from elasticflow.shared.state.job import Job, StoppingWorkers
+from elasticflow.shared.state.job import CrashedStart, Job, StoppingWorkers, nodes_of
 from elasticflow.shared.state.pool import PoolState, SlowGpu, slow_gpu, spec_of
 
 _MOST_WARNINGS = 8  # of one job; more say nothing new
@@ -57,6 +57,7 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
         job,
         started_at_s=event.at_s,
         nodes_lost_at_start=(),
+        crashed_start=None,
         iteration=event.iteration,
         iterations_per_s=None,
         progressed_at_s=event.at_s,
@@ -136,7 +137,14 @@ def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequ
     lost = frozenset(gpus[event.rank : event.rank + 1])
     if previous is not None and in_previous and lost <= set(previous.lost):
         return state  # a repeated report: the current generation was placed without this worker
+    if job.started_at_s is None and previous is None:
+        job = fast_replace(job, crashed_start=_crashed_start(job, event))
     return scheduling_event(with_job(state, with_lost_workers(state, job, crashes=1, lost=lost)), sequence)
+
+
+def _crashed_start(job: Job, event: events.WorkerCrashed) -> CrashedStart:
+    nodes = nodes_of(job.gpus)
+    return CrashedStart(reporter=event.node_id, nodes=nodes, placed_at_s=job.placed_at_s, crashed_at_s=event.at_s)
 
 
 def memory_exceeded(state: PoolState, job: Job, event: events.MemoryExceeded, sequence: int) -> PoolState:

@@ -138,3 +138,58 @@ def test_workers_that_trained_or_must_end_first_count_nothing() -> None:
     assert (job(trained).broken, counted(trained)) == (True, ((), 0))
     stops = running().then(crashed(1), placed(2, "node-0:1"), lost())
     assert counted(stops) == ((), 1)
+
+
+def peer_crashes(generation: int, *, at_s: float) -> events.WorkerCrashed:
+    """The worker on node-0 has lost its peer on node-1, before any node is known to be gone."""
+    return replace(crashed(generation), at_s=NOW_S + at_s)
+
+
+@pytest.mark.parametrize("times", [1, 2, 9])
+def test_reboots_of_one_node_of_several_use_up_no_crashes(times: int) -> None:
+    """Each peer that noticed it first counted as a crash, and placement starts the job on the dead node again."""
+    history = starting(supervisor_of_node_1=2)
+    for number in range(1, times + 1):
+        began_s = 30.0 * number
+        history.then(
+            at(began_s - 10.0, 2 * number, *SECOND),
+            peer_crashes(2 * number, at_s=began_s - 4.0),
+            stopped(2 * number, "node-0"),
+            at(began_s - 3.9, 2 * number + 1, *SECOND),
+            joins(1, number, at_s=began_s, heard_s=began_s - 5.0, supervisor=2 + number),
+        )
+    assert counted(history) == ((), 0)
+
+
+def test_a_peer_that_crashes_first_does_not_hide_a_lost_start() -> None:
+    history = starting().then(peer_crashes(1, at_s=3.0))
+    assert counted(history) == ((), 1)
+    history.then(at(3.1, 2, "node-0:0"), joins(1, 1, at_s=6.0, heard_s=2.0))
+    assert counted(history) == (("node-1",), 0)
+
+
+def test_a_silent_node_explains_the_crash_of_its_peer() -> None:
+    assert counted(starting().then(peer_crashes(1, at_s=3.0), silent(1, heard_s=2.0))) == (("node-1",), 0)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        silent(0, heard_s=2.0),  # the node of the worker that crashed
+        silent(1, heard_s=4.0),  # it lived after the crash
+        replace(silent(1, heard_s=2.0), heard_s=-NOW_S),  # it was gone before
+        joins(1, 1, at_s=6.0, supervisor=2),  # nothing says when it ended
+    ],
+)
+def test_a_crash_that_no_lost_node_explains_counts(gone: Any) -> None:
+    assert job(starting().then(peer_crashes(1, at_s=3.0), gone)).restarts == 1
+
+
+def test_a_crash_is_explained_once_and_not_after_the_job_has_trained() -> None:
+    twice = starting(3).then(peer_crashes(1, at_s=3.0), peer_crashes(1, at_s=3.1), silent(1, heard_s=2.0))
+    assert counted(twice) == (("node-1",), 0)
+    trained = starting().then(
+        peer_crashes(1, at_s=3.0), stopped(1, "node-1"), at(3.1, 2, "node-0:0"), stopped(1, "node-0")
+    )
+    trained.started("a").then(silent(1, heard_s=2.0))
+    assert counted(trained) == ((), 1)
