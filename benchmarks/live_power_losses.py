@@ -1,7 +1,7 @@
-"""`python -m benchmarks.live_power_losses`: kill -9 of all processes of a real pool in a phase of a job, and `eflow up` again.
+"""`python -m benchmarks.live_power_losses`: a real pool that loses power in a phase of a job, and comes back.
 
-A pool of two nodes of two slots, in a folder of its own. A job of about a minute with a deadline in 30 minutes holds all
-slots. When it is in the phase, all processes end at once, as by a power loss. The promise must be kept.
+A pool of two nodes of two slots, in a folder of its own. A job of about a minute has a deadline in 30 minutes. When it
+is in the phase, all processes get `kill -9`; then `eflow up` starts the pool again. The promise must be kept.
 """
 
 import asyncio
@@ -34,7 +34,6 @@ _SUBMISSION = (
     *("submit", "tests.support.user_code.tiny_jobs:Steps", "--name", JOB, "--deadline", "30m"),
     *("--batch", "8", "--iterations", "300", "--set", "step_s=0.1"),
 )
-_REQUESTS = {"switching": ("scale-in", JOB, "2"), "checkpointing": ("checkpoint", JOB)}  # once it trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +140,10 @@ async def strike(folder: Path, phase: str, seed: int, *, num_strikes: int = 1) -
     try:
         limits = ("--gpus", "2..4" if phase == "switching" else "4")
         submission = asyncio.create_task(pool.ask(*_SUBMISSION, *limits))
-        if request := _REQUESTS.get(phase):
+        if phase in ("switching", "checkpointing"):
             await submission
-            await pool.when(lambda state: (job := state.live_jobs.get(JOB)) is not None and job.training)
-            submission = asyncio.create_task(pool.ask(*request))
+            training = await pool.when(lambda state: (job := state.live_jobs.get(JOB)) is not None and job.training)
+            submission = asyncio.create_task(pool.ask(*_request(phase, _found(training))))
         await pool.when(lambda state: (job := state.live_jobs.get(JOB)) is not None and is_in_phase(job, phase))
         await asyncio.sleep(float(chance.uniform(0.0, 0.5 if phase in ("profiling", "starting") else 0.02)))
         for number in range(num_strikes):
@@ -173,6 +172,13 @@ async def strike(folder: Path, phase: str, seed: int, *, num_strikes: int = 1) -
     finally:
         if supervisor.poll() is None:
             lose_power(supervisor)
+
+
+def _request(phase: str, job: Job) -> tuple[str, ...]:
+    """The command that brings a training job into this phase."""
+    if phase == "checkpointing":
+        return "checkpoint", JOB
+    return ("scale-in", JOB, "2") if len(job.gpus) == 4 else ("scale-out", JOB, "4")
 
 
 async def _done(task: "asyncio.Task[str]") -> None:
