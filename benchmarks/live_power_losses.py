@@ -86,7 +86,11 @@ class LivePool:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        output, _ = await asked.communicate()
+        try:
+            output, _ = await asked.communicate()
+        finally:
+            if asked.returncode is None:
+                asked.kill()
         return output.decode()
 
     async def up(self) -> "subprocess.Popen[bytes]":
@@ -143,21 +147,21 @@ async def strike(folder: Path, phase: str, seed: int, *, num_strikes: int = 1) -
         if phase in ("switching", "checkpointing"):
             await submission
             training = await pool.when(lambda state: (job := state.live_jobs.get(JOB)) is not None and job.training)
-            submission = asyncio.create_task(pool.ask(*_request(phase, _found(training))))
+            submission = asyncio.create_task(pool.ask(*_request(phase, found_job(training))))
         await pool.when(lambda state: (job := state.live_jobs.get(JOB)) is not None and is_in_phase(job, phase))
         await asyncio.sleep(float(chance.uniform(0.0, 0.5 if phase in ("profiling", "starting") else 0.02)))
         for number in range(num_strikes):
             if number:
                 await pool.when(_begins_or_has_ended)
             lose_power(supervisor)
+            submission.cancel()  # its client is on the same machine
             await asyncio.sleep(float(chance.choice([0.0, 3.0])))
             supervisor = await pool.up()
-        await _done(submission)
         if not await pool.ask("jobs", "--json"):
             raise AssertionError("the pool does not answer")
-        started = await pool.when(lambda state: _found(state).training or not _found(state).live)
-        counted = _found(started)
-        ended = _found(await pool.when(lambda state: not _found(state).live))
+        started = await pool.when(lambda state: found_job(state).training or not found_job(state).live)
+        counted = found_job(started)
+        ended = found_job(await pool.when(lambda state: not found_job(state).live))
         return Struck(
             seed=seed,
             phase=phase,
@@ -181,16 +185,12 @@ def _request(phase: str, job: Job) -> tuple[str, ...]:
     return ("scale-in", JOB, "2") if len(job.gpus) == 4 else ("scale-out", JOB, "4")
 
 
-async def _done(task: "asyncio.Task[str]") -> None:
-    await asyncio.wait([task], timeout=WAIT_S)
-
-
-def _found(state: PoolState) -> Job:
+def found_job(state: PoolState) -> Job:
     return state.live_jobs.get(JOB) or state.ended_jobs[JOB]
 
 
 def _begins_or_has_ended(state: PoolState) -> bool:
-    job = _found(state)
+    job = found_job(state)
     return not job.live or is_in_phase(job, "starting")
 
 

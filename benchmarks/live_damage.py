@@ -1,0 +1,88 @@
+"""`python -m benchmarks.live_damage`: damaged checkpoints and an older NATS store, under a real pool with a job."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import typer
+
+from benchmarks.live_power_losses import JOB, LivePool, found_job, lose_power
+
+_SUBMIT = ("submit", "tests.support.user_code.tiny_jobs:Steps", "--deadline", "30m", "--batch", "8", "--gpus", "4")
+
+
+async def damaged_checkpoint(folder: Path) -> bool:
+    """One bit of the newest of two checkpoints flips, and all executors get `kill -9`. Whether the promise is kept."""
+    pool = LivePool(folder)
+    supervisor = await pool.up()
+    try:
+        await pool.ask(*_SUBMIT, "--name", JOB, "--iterations", "500", "--set", "step_s=0.1")
+        for _ in range(2):
+            await pool.when(lambda state: found_job(state).training and found_job(state).iteration > 0)
+            at = found_job(await pool.when(lambda state: True)).iteration
+            await pool.when(lambda state, at=at: found_job(state).iteration > at)
+            print(await pool.ask("checkpoint", JOB))
+        files = sorted(pool.data_dir.glob("checkpoints/**/*.ckpt"))
+        print(*(file.name for file in files), sep="\n")
+        for name, process in pool.run.processes.items():
+            if name.startswith("executor"):
+                tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+                for each in tree:
+                    each.suspend()
+        flip_middle_bit(files[-1])
+        for name, process in pool.run.processes.items():
+            if name.startswith("executor"):
+                os.kill(process.pid, signal.SIGKILL)
+        ended = found_job(await pool.when(lambda state: not found_job(state).live))
+        explanation = await pool.ask("explain", JOB)
+        print(explanation)
+        in_time = ended.deadline_s is not None and ended.ended_at_s is not None and ended.ended_at_s <= ended.deadline_s
+        return str(ended.phase) == "finished" and in_time and "checkpoints could not be used" in explanation
+    finally:
+        lose_power(supervisor)
+
+
+def flip_middle_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+async def older_store(folder: Path) -> bool:
+    """A copy of NATS's data is restored after a job was acknowledged. Whether the start and `doctor` warn."""
+    pool = LivePool(folder)
+    nats, copy = pool.data_dir / "nats", folder / "nats-copy"
+    supervisor = await pool.up()
+    lose_power(supervisor)
+    shutil.copytree(nats, copy)
+    supervisor = await pool.up()
+    await pool.ask(*_SUBMIT, "--name", JOB, "--iterations", "20", "--set", "step_s=0.1")
+    await pool.when(lambda state: not found_job(state).live)
+    await asyncio.sleep(5.0)  # the executors' bookmarks follow within two seconds
+    lose_power(supervisor)
+    shutil.rmtree(nats)
+    shutil.copytree(copy, nats)
+    (folder / "output").write_text("")
+    supervisor = await pool.up()
+    try:
+        started, doctor = (folder / "output").read_text(), await pool.ask("doctor")
+        print(started, doctor, await pool.ask("jobs"), sep="\n")
+        return all("NATS has older data" in " ".join(text.split()) for text in (started, doctor))
+    finally:
+        lose_power(supervisor)
+
+
+def main(folder: Path) -> None:
+    """Print what the pool says, and exit 1 if it keeps silent or breaks the promise."""
+    kept = asyncio.run(damaged_checkpoint(folder / "checkpoint"))
+    warned = asyncio.run(older_store(folder / "store"))
+    print(f"damaged checkpoint: {'kept and told' if kept else 'NOT'}; older store: {'warned' if warned else 'NOT'}")
+    sys.exit(not (kept and warned))
+
+
+if __name__ == "__main__":
+    typer.run(main)
