@@ -69,7 +69,8 @@ async def older_store(folder: Path) -> bool:
     (folder / "output").write_text("")
     supervisor = await pool.up()
     try:
-        started, doctor = (folder / "output").read_text(), await pool.ask("doctor")
+        doctor = await pool.ask("doctor")
+        started = (folder / "output").read_text()
         print(started, doctor, await pool.ask("jobs"), sep="\n")
         return all("NATS has older data" in " ".join(text.split()) for text in (started, doctor))
     finally:
