@@ -74,7 +74,8 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return f"the requested checkpoint could not be written: {event.explanation}"
         case events.WorkersStopped():
             kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
-            return f"generation {event.generation} has stopped on {event.node_id}{kept}{_lost(old, new)}"
+            stopped = f"generation {event.generation} has stopped on {event.node_id}"
+            return f"{stopped}{kept}{_lost(old, new)}{_left_there(event, new)}"
         case events.GenerationStarted():
             return _started(event, old, new)
         case events.JobProgressed():
@@ -179,6 +180,16 @@ def _rejected(event: events.JobRejected) -> str:
         offered = " or ".join(offer_in_words(other, event.spec, event.at_s) for other in others)
         offer += f"; admission would have promised {offered}"
     return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
+
+
+def _left_there(event: events.WorkersStopped, new: Job) -> str:
+    """One node stores what an ended job wrote. Others may have files that it does not see."""
+    storing = new.artifacts.node_id
+    if storing in ("", event.node_id):
+        return ""
+    return (
+        f"; files that its workers wrote there stay there, unless {event.node_id} and {storing} share their data folder"
+    )
 
 
 def _lost(old: Job | None, new: Job) -> str:

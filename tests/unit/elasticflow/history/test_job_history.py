@@ -270,6 +270,25 @@ def test_the_end_names_its_margin() -> None:
     )
 
 
+def test_the_end_names_the_nodes_whose_files_are_not_stored() -> None:
+    ledger = pool().appended(
+        events.NodeJoined(node_id="node-1", incarnation="b", num_gpus=4, device="cpu", at_s=NOW_S),
+    )
+    ledger = ledger.admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-1:0")
+    finished = events.JobFinished(
+        job_id="j1", generation=1, iteration=100, condition="max_iterations", node_id="node-0", at_s=NOW_S
+    )
+    stopped = [
+        events.WorkersStopped(job_id="j1", generation=1, node_id=node_id, at_s=NOW_S)
+        for node_id in ("node-0", "node-1")
+    ]
+    assert ledger.appended(finished, *stopped).of("j1")[-2:] == [
+        "generation 1 has stopped on node-0",
+        "generation 1 has stopped on node-1; files that its workers wrote there stay there, "
+        "unless node-1 and node-0 share their data folder",
+    ]
+
+
 def test_a_rejection_names_its_earliest_deadline() -> None:
     rejected = events.JobRejected(
         job_id="j1",
