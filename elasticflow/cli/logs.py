@@ -15,7 +15,7 @@ from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.stored_logs import StoredLogs
-from elasticflow.client.worker_logs import FileLogs, LogReader
+from elasticflow.client.worker_logs import FileLogs, LogReader, log_folder
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 
@@ -48,9 +48,7 @@ def logs(
       eflow logs digits-3f9a1c --rank 3
     """
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    folder = endpoint.data_dir / "logs" / job_id if endpoint.data_dir else None
     only_rank = None if all_workers else rank
-    reader = LogReader(folder, only_rank)
     collected: list[str] = []
     show: Callable[[str], None] = say_line
     if as_json:
@@ -58,6 +56,7 @@ def logs(
 
     async def printing(client: Client) -> tuple[Job, bool]:
         job = await client.job(job_id)
+        reader = LogReader(log_folder(endpoint.data_dir, job), only_rank)
         lines = FileLogs(reader, job_id, follow=follow) if reader.has_files else client.stored_logs(job, only_rank)
         return await _print(client, lines, job, show, follow=follow), lines.silent
 
@@ -65,6 +64,7 @@ def logs(
     if as_json:
         print_json(_end(job) | ({} if follow else {"lines": collected}))
         return
+    folder = log_folder(endpoint.data_dir, job)
     if is_silent:
         _explain_silence(job, folder)
     num_others = len(LogReader(folder, None).ranks - {rank})

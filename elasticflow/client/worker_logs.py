@@ -9,7 +9,9 @@ from itertools import chain, islice
 from pathlib import Path
 
 from elasticflow.shared.runtime.process.file_beginning import kept_from
+from elasticflow.shared.runtime.process.job_folders import are_folders_of
 from elasticflow.shared.runtime.process.regular_file import NotRegularFile, open_regular_file
+from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 
 _NAME = re.compile(r"g(\d+)-r(\d+)\.log")
@@ -21,6 +23,13 @@ _BATCH = 1_000  # lines that are read at once
 def last_state(line: str) -> str:
     """What a terminal would show in the end of a line that a progress bar writes again and again."""
     return line.rstrip("\r").rpartition("\r")[2]
+
+
+def log_folder(data_dir: Path | None, job: Job) -> Path | None:
+    """Of the job's workers; None if the data folder is elsewhere, or this job has not worked there."""
+    if data_dir is None or not are_folders_of(data_dir, job.job_id, job.identity):
+        return None
+    return data_dir / "logs" / job.job_id
 
 
 class LogReader:

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from elasticflow.client.client import Client
-from elasticflow.client.worker_logs import FileLogs, LogReader
+from elasticflow.client.worker_logs import FileLogs, LogReader, log_folder
 from elasticflow.history.event_rows import event_rows
 from elasticflow.history.usage_report import Prices
 from elasticflow.sdk.job_fields import did_you_mean
@@ -162,7 +162,7 @@ async def logs(request: Request) -> Response:
     job = known_job(request, source.history.state)
     if page.data_dir is None and page.client is None:
         raise HTTPException(HTTPStatus.NOT_FOUND, "a ledger's file has no logs: open the page of its pool")
-    reader = LogReader(page.data_dir / "logs" / job.job_id if page.data_dir else None, None)
+    reader = LogReader(log_folder(page.data_dir, job), None)
     if reader.has_files or page.client is None:
         logs = FileLogs(reader, job.job_id, follow=True)
     else:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.services.executor.processes.fetched_data import data_digest
+from elasticflow.services.executor.processes.folder_owners import forget_owners
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
 from elasticflow.shared.state.code_in_use import code_digests, data_in_use, requirements_in_use
@@ -66,6 +67,10 @@ class OldFiles:
                     self._delete_if_old(folder, leftovers, now_s)
                 except Exception:
                     self._log.exception("FolderNotDeleted", folder=str(folder))
+        try:
+            forget_owners(self._data_dir, self._folded().live_jobs)
+        except OSError as error:
+            self._log.warning("OwnersNotForgotten", error=str(error))
 
     def _delete_if_old(self, folder: Path, leftovers: Leftovers, now_s: float) -> None:
         """Also one that an executor was deleting when it ended."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from math import log
 
 from elasticflow.shared.messages.events import RejectionReason
@@ -116,6 +117,12 @@ class CrashedStart:
     crashed_at_s: float
 
 
+def identity_of(tenant: str, job_id: str, sequence: int, at_s: float) -> str:
+    """Of the job whose first decision has this sequence and time: a later job of the same id has another one, also in a
+    ledger that was restored from an older copy. 16 hexadecimal digits."""
+    return sha256(f"{tenant} {job_id} {sequence} {at_s!r}".encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`
 class Job:
     """One job, from its first decision to its end."""
@@ -126,6 +133,7 @@ class Job:
     phase: Phase
     decided_at_s: float
     decided_sequence: int
+    identity: str = ""  # see `identity_of`
     admitted_at_s: float | None = None  # None: its decision is due, or it was never admitted
     deadline_s: float | None = None
     submitted_spec: JobSpec | None = None  # the user's, if an amendment, GPU limits or the GPU type changed it

@@ -181,7 +181,7 @@ async def test_of_links_devices_and_sparse_files_among_its_artifacts_none_is_sto
     bus, noted = MemoryBus(), list[ArtifactsUploaded]()
     await bus.ensure_pool(POOL)
     uploads = ArtifactUploads(bus, POOL, node.folder, "n1", note=noted.append, log=SilentLog())
-    order = StoreArtifacts(job_id=job_id, due=1, tenant="lab", generation=1, max_bytes=1 << 20)
+    order = StoreArtifacts(job_id=job_id, due=1, tenant="lab", identity="", generation=1, max_bytes=1 << 20)
     uploaded = await uploads.upload(order)
     assert [file.path for file in uploaded.files] == ["honest"]
     assert uploaded.num_unstored == len(planted) - 1

@@ -21,8 +21,8 @@ def admitted(job_id: str = "a", **changes: Any) -> events.JobAdmitted:
     return events.JobAdmitted(job_id=job_id, **(values | changes))
 
 
-def profile_requested(job_id: str = "a") -> events.ProfileRequested:
-    return events.ProfileRequested(job_id=job_id, tenant="lab", spec=spec(), deadline_s=NOW_S + 100.0, at_s=NOW_S)
+def profile_requested(job_id: str = "a", at_s: float = NOW_S) -> events.ProfileRequested:
+    return events.ProfileRequested(job_id=job_id, tenant="lab", spec=spec(), deadline_s=NOW_S + 100.0, at_s=at_s)
 
 
 def placed(

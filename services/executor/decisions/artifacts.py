@@ -25,6 +25,7 @@ def artifacts(state: State, job: Job, now_s: float) -> list[StoreArtifacts | Art
         order = StoreArtifacts(
             job_id=job.job_id,
             tenant=job.tenant,
+            identity=job.identity,
             generation=job.generation,
             due=due,
             max_bytes=state.pool.config.max_artifact_bytes,

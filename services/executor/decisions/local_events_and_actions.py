@@ -133,11 +133,13 @@ class KillWorker:
 class StoreArtifacts:
     """Upload the job's model and the files of its artifact folder, of so many bytes at most.
 
-    generation: the newest; the log of its rank 0 names the files that are not stored. due: as in `ArtifactsStored`.
+    identity: of the job. generation: the newest; the log of its rank 0 names the files that are not stored. due: as in
+    `ArtifactsStored`.
     """
 
     job_id: str
     tenant: str
+    identity: str
     generation: int
     due: int
     max_bytes: int

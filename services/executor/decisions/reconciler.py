@@ -144,7 +144,7 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         rendezvous=job.rendezvous if worker.rank else "",
         rendezvous_size=len(rendezvous_gpus(job)),
         checkpoint_iteration=job.checkpoint_iteration,
-        checkpoint_owner=job.job_id,
+        checkpoint_owner=job.identity,
         micro_batch_size=job.micro_batch_size or 0,
         virtual_nodes_by_rank=job.virtual_nodes_by_rank,
         gpu_types_by_rank=gpu_types_by_rank(state, job),

@@ -36,6 +36,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.missing_credentials import credential_variables, lacks_credentials
 from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.job_folders import are_folders_of
 from elasticflow.shared.runtime.process.regular_file import open_regular_file
 
 SWEEP_EVERY_S = 3_600.0
@@ -98,6 +99,8 @@ class ArtifactUploads:
     async def upload(self, order: StoreArtifacts) -> ArtifactsUploaded:
         """The model first, then artifacts by name, then the newest outputs, as far as the bound permits."""
         folder = self._checkpoints / order.job_id
+        if not await asyncio.to_thread(are_folders_of, self._checkpoints.parent, order.job_id, order.identity):
+            return ArtifactsUploaded(job_id=order.job_id, due=order.due)  # this job has never worked here
         found = await asyncio.to_thread(newest_model, folder)
         artifacts, unstored = await asyncio.to_thread(artifact_paths, folder)
         outputs, unsuitable = await asyncio.to_thread(output_paths, folder)

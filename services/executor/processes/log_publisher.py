@@ -28,6 +28,7 @@ from elasticflow.shared.messages.log_chunk import (
 )
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.process.job_folders import are_folders_of
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 
@@ -45,6 +46,7 @@ class _JobLog:
     the bus has beside the ring. files: what workers write here, by generation and rank."""
 
     tenant: str
+    identity: str
     chunk: LogChunk = _NO_CHUNK
     is_known: bool = False
     newest: int = -1
@@ -65,14 +67,14 @@ class LogPublisher:
     def follow(self, started: StartWorker) -> None:
         """Publish what this worker writes, until its job has ended."""
         worker = started.worker
-        job = self._jobs.setdefault(worker.job_id, _JobLog(started.tenant))
+        job = self._jobs.setdefault(worker.job_id, _JobLog(started.tenant, started.assignment.checkpoint_owner))
         job.files.add(f"g{worker.generation}-r{worker.rank}")
 
     def resume(self, jobs: Iterable[Job]) -> None:
         """After a start: publish what earlier workers of these jobs have written here, as far as it is on the bus."""
         for job in jobs:
             if (self._logs / job.job_id).is_dir():
-                self._jobs.setdefault(job.job_id, _JobLog(job.tenant))
+                self._jobs.setdefault(job.job_id, _JobLog(job.tenant, job.identity))
 
     async def run(self, folded: Callable[[], PoolState]) -> None:
         """Until cancelled. folded: returns the state of the ledger."""
@@ -117,6 +119,8 @@ class LogPublisher:
 
     def _new_lines(self, job_id: str, job: _JobLog, *, to_the_end: bool) -> list[LogLine]:
         """Blocking. Of all its files, each with a part of the bound."""
+        if not are_folders_of(self._logs.parent, job_id, job.identity):  # its first worker has not started
+            return []
         known = sorted(job.files | {name for name in job.chunk.up_to if _FILE.fullmatch(name)})
         offsets = {self._logs / job_id / f"{name}.log": job.chunk.up_to.get(name, 0) for name in known}
         changed = {path: offset for path, offset in offsets.items() if _size(path) != offset}

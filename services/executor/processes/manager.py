@@ -20,6 +20,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fetched_data import FetchedData
+from elasticflow.services.executor.processes.folder_owners import take_folders
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.forked_process import ForkedProcess
 from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
@@ -87,6 +88,7 @@ class WorkerManager:
         self._code, self._gpu_left = code, gpu_left
         self._launcher = make_launcher(self._on_event)
         self._folders = PreparedFolders(self.fork, log)
+        self._data_dir = data_dir.resolve()
         self._packages, self._data = InstalledPackages(data_dir, self._folders), FetchedData(data_dir, self._folders)
         self._note, self._shut_down, self._log = note, shut_down, log
         self._slots: dict[WorkerId, _WorkerSlot] = {}
@@ -185,6 +187,9 @@ class WorkerManager:
                     self._data.paths(tenant, spec.data, {**spec.environment, **secrets}, within_s=within_s),
                 )
             await self._gpu_left(assignment.gpu_index)
+            owner = assignment.checkpoint_owner
+            for moved in await asyncio.to_thread(take_folders, self._data_dir, worker.job_id, owner):
+                self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
                 assignment,

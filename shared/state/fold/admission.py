@@ -9,7 +9,7 @@ from elasticflow.shared.state.fold.profiles import configured_curves, with_profi
 from elasticflow.shared.state.fold.profiling_runs import with_another_attempt
 from elasticflow.shared.state.fold.usage_and_demand import with_demand, with_rejected_demand, with_usage
 from elasticflow.shared.state.gpu_types import spec_on
-from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.job import Job, Phase, identity_of
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 from elasticflow.shared.state.usage import Usage
 
@@ -41,6 +41,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         phase=Phase.PROFILING if profiling else Phase.ADMITTED,
         decided_at_s=event.at_s,
         decided_sequence=sequence,
+        identity=_identity(known, event, sequence),
         admitted_at_s=None if profiling else event.at_s,
         deadline_s=event.deadline_s,
         least_gpu_seconds=0.0 if isinstance(event, events.ProfileRequested) else event.least_gpu_seconds,
@@ -70,6 +71,15 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
         state = without_share(state, event.job_id)
     return scheduling_event(with_job(with_profile(state, spec), job), sequence)
+
+
+def _identity(
+    known: Job | None, event: events.ProfileRequested | events.JobAdmitted | events.JobRejected, sequence: int
+) -> str:
+    """That of the profiling run, if this decides after it."""
+    if known is not None and known.phase is Phase.PROFILING:
+        return known.identity
+    return identity_of(event.tenant, event.job_id, sequence, event.at_s)
 
 
 def is_resubmission(
@@ -123,6 +133,7 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         phase=Phase.PROFILING,
         decided_at_s=event.at_s,
         decided_sequence=sequence,
+        identity=_identity(known, event, sequence),
         deadline_s=event.deadline_s,
         generation=known.generation if known else 0,
         earliest_deadline_s=event.earliest_deadline_s,

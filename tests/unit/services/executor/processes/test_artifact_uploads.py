@@ -13,6 +13,7 @@ from elasticflow.errors import ArtifactGone, ArtifactNotReadable
 from elasticflow.services.executor.decisions.local_events_and_actions import ArtifactsUploaded, StoreArtifacts
 from elasticflow.services.executor.processes import artifact_uploads, job_files
 from elasticflow.services.executor.processes.artifact_uploads import MAX_NAMED, ArtifactUploads
+from elasticflow.services.executor.processes.folder_owners import take_folders
 from elasticflow.services.executor.processes.job_files import open_below
 from elasticflow.services.executor.worker.process.working_folder import copy_inputs
 from elasticflow.shared.errors import DamagedObject, StorageFull, Unavailable
@@ -27,7 +28,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.virtual_clock import VirtualClock
 
-POOL, NODE = "p", "node-0"
+POOL, NODE, IDENTITY = "p", "node-0", "of this job"
 BUCKET = streams.artifact_bucket(POOL)
 
 
@@ -39,7 +40,7 @@ def folder_of(data_dir: Path) -> Path:
 
 
 def order(max_bytes: int = 1 << 30) -> StoreArtifacts:
-    return StoreArtifacts(job_id="a", tenant="lab", generation=2, due=5, max_bytes=max_bytes)
+    return StoreArtifacts(job_id="a", tenant="lab", identity=IDENTITY, generation=2, due=5, max_bytes=max_bytes)
 
 
 def uploads(bus: MemoryBus, data_dir: Path) -> ArtifactUploads:
@@ -60,6 +61,18 @@ def reasons(uploaded: ArtifactsUploaded, data_dir: Path) -> dict[str, str]:
 async def stored_bytes(bus: MemoryBus, file: StoredFile) -> bytes:
     names = [streams.artifact_name("lab", NODE, file.digest, i) for i in range(streams.num_pieces(file.num_bytes))]
     return b"".join([await bus.get_object(BUCKET, name, max_bytes=streams.ARTIFACT_PIECE_BYTES) for name in names])
+
+
+async def test_files_of_an_earlier_job_of_the_same_id_are_not_stored(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / "artifacts" / "secret").touch()
+    (folder / "model" / f"i{3:014d}.pt").touch()
+    take_folders(tmp_path, "a", "of an earlier job")
+    found = await uploaded(tmp_path)
+    assert (found.model, found.files, found.num_unstored) == (None, (), 0)
+    take_folders(tmp_path, "a", IDENTITY)
+    folder_of(tmp_path).joinpath("artifacts", "own").touch()
+    assert [file.path for file in (await uploaded(tmp_path)).files] == ["own"]
 
 
 async def test_the_newest_model_and_all_files_are_stored_in_pieces(tmp_path: Path) -> None:

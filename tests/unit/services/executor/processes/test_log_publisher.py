@@ -9,6 +9,7 @@ import pytest
 
 from elasticflow.client.stored_logs import StoredLogs
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
+from elasticflow.services.executor.processes.folder_owners import take_folders
 from elasticflow.services.executor.processes.log_publisher import QUIET_TURNS, TURNS_AFTER_END, LogPublisher
 from elasticflow.services.executor.processes.log_rotation import MAX_LOG_BYTES, rotate
 from elasticflow.services.executor.processes.new_lines import MAX_BACKLOG_BYTES
@@ -70,7 +71,9 @@ class Node:
         return StoredLogs(self.bus, POOL, self.job, rank)  # pyright: ignore[reportArgumentType]
 
     def runs(self, generation: int = 1, rank: int = 0) -> None:
-        started: Any = SimpleNamespace(worker=WorkerId("a", generation, rank), tenant=self.job.tenant)
+        assignment = SimpleNamespace(checkpoint_owner=self.job.identity)
+        worker = WorkerId("a", generation, rank)
+        started: Any = SimpleNamespace(worker=worker, tenant=self.job.tenant, assignment=assignment)
         self.publisher.follow(started)
         placed = fast_replace(self.job, gpus=gpus(f"{NODE}:0"), num_gpus=1)
         self.state = fast_replace(self.state, live_jobs=self.state.live_jobs.set("a", placed))
@@ -105,6 +108,19 @@ async def test_each_line_arrives_once_while_the_file_grows(node: Node) -> None:
     assert await node.read() == ["g1-r0 | two", "g1-r0 | three"]
     assert await node.read() == []
     assert await node.read(node.new_reader()) == ["g1-r0 | one", "g1-r0 | two", "g1-r0 | three"]
+
+
+async def test_lines_of_an_earlier_job_of_the_same_id_are_not_published(node: Node) -> None:
+    take_folders(node.data_dir, "a", "of an earlier job")
+    node.writes("secret\n")
+    node.runs()
+    await node.publisher.publish(LIVE)
+    assert await node.read() == []
+    take_folders(node.data_dir, "a", node.job.identity)
+    node.folder.mkdir()
+    node.writes("own\n")
+    await node.publisher.publish(LIVE)
+    assert await node.read() == ["g1-r0 | own"]
 
 
 async def test_workers_of_a_job_share_a_ring_and_a_reader_may_want_one(node: Node) -> None:
@@ -333,7 +349,9 @@ async def test_a_log_that_grows_after_its_job_is_given_up(node: Node) -> None:
 async def test_a_job_whose_log_the_bus_refuses_is_the_last_one_of_the_next_turn(node: Node) -> None:
     node.runs()
     (node.data_dir / "logs" / "b").mkdir()
-    node.publisher.follow(SimpleNamespace(worker=WorkerId("b", 1, 0), tenant="lab"))  # pyright: ignore[reportArgumentType]
+    assignment = SimpleNamespace(checkpoint_owner="of b")
+    started: Any = SimpleNamespace(worker=WorkerId("b", 1, 0), tenant="lab", assignment=assignment)
+    node.publisher.follow(started)
     (node.data_dir / "logs" / "b" / "g1-r0.log").write_text("of b\n")
     node.writes("of a\n")
     node.bus.faults = [Unavailable("put", "refused")]

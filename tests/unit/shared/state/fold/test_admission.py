@@ -26,6 +26,16 @@ def test_an_admitted_job_waits_for_gpus() -> None:
     )
 
 
+def test_a_job_has_one_identity_and_a_later_one_of_its_id_another() -> None:
+    history = pool(4).then(profile_requested("a"))
+    first = job(history).identity
+    assert job(history.then(admitted("a"))).identity == first, "its profiling run wrote in its folders"
+    assert job(pool(4).then(profile_requested("a", at_s=NOW_S + 1.0))).identity != first, "in a restored ledger"
+    again = pool(4).then(rejected())
+    before = job(again).identity
+    assert job(again.then(admitted("a", spec=spec(model_name="other")))).identity not in ("", before)
+
+
 def test_an_admission_is_charged_to_its_tenant_for_a_day() -> None:
     history = pool(4).then(admitted("a"), admitted("b", at_s=NOW_S + 60.0))
     assert [usage.gpu_seconds for usage in history.state.usage["lab"]] == [50.0, 50.0]
