@@ -75,7 +75,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.WorkersStopped():
             kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
             stopped = f"generation {event.generation} has stopped on {event.node_id}"
-            return f"{stopped}{kept}{_lost(old, new)}{_left_there(event, new)}"
+            return f"{stopped}{kept}{_lost(old, new)}{_left_there(event, new, state)}"
         case events.GenerationStarted():
             return _started(event, old, new)
         case events.JobProgressed():
@@ -182,10 +182,11 @@ def _rejected(event: events.JobRejected) -> str:
     return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
 
 
-def _left_there(event: events.WorkersStopped, new: Job) -> str:
-    """One node stores what an ended job wrote. Others may have files that it does not see."""
+def _left_there(event: events.WorkersStopped, new: Job, state: PoolState) -> str:
+    """One node stores what an ended job wrote. Others have files of their own, unless one `eflow up` runs both."""
     storing = new.artifacts.node_id
-    if storing in ("", event.node_id):
+    here, there = state.nodes.get(event.node_id), state.nodes.get(storing)
+    if storing in ("", event.node_id) or (here and there and "" != here.started_by == there.started_by):
         return ""
     return (
         f"; files that its workers wrote there stay there, unless {event.node_id} and {storing} share their data folder"

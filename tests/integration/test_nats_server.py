@@ -67,6 +67,15 @@ def test_a_store_has_one_server(nats_server: EmbeddedServer) -> None:
     assert taken.value.pid == nats_server.pid
 
 
+def test_clients_find_the_next_server_of_a_store_unless_its_port_is_taken(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path) as server:
+        port = server.port
+    with EmbeddedServer(tmp_path) as server:
+        assert server.port == port
+    with socket.create_server(("127.0.0.1", port)), EmbeddedServer(tmp_path) as server:
+        assert server.port not in (0, port)
+
+
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -36,6 +36,7 @@ from elasticflow.shared.runtime.process.process_termination import preexec_die_w
 LOW_DISK_BYTES = 64 << 20
 _SHARE_OF_FREE_DISK = 0.9
 _POLL_S = 0.005
+_PORT_FILE = "port"
 _CANNOT_LISTEN = re.compile(r'Error listening on port: .*: ([^:]+)"$')  # its last part is the system's reason
 
 
@@ -89,8 +90,9 @@ def _quoted(text: str) -> str:
 class EmbeddedServer:
     """One nats-server with JetStream, each write on disk before it is acknowledged.
 
-    port 0 takes a free one, and keeps it over `stop` and `start`. start and stop block: the child must be
-    started from a thread that lives on (see process_termination), and both take milliseconds.
+    port 0 takes that of an earlier server of this store, so that its clients find this one; a free one if there was
+    none, or it is taken. It is kept over `stop` and `start`. start and stop block: the child must be started from a
+    thread that lives on (see process_termination), and both take milliseconds.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class EmbeddedServer:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._began_low = shutil.disk_usage(self.store_dir).free < LOW_DISK_BYTES
         lock = self._lock_store()
+        self.port = self.port or self._earlier_port()
         try:
             self._process = self._spawn(binary, lock)
         finally:
@@ -192,6 +195,21 @@ class EmbeddedServer:
             os.close(lock)
             raise StoreTaken(str(self.store_dir), int(pid or 0)) from None
         return lock
+
+    def _earlier_port(self) -> int:
+        """0 if there was none, or something else listens there."""
+        try:
+            port = int((self.store_dir / _PORT_FILE).read_text())
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((self.host, port))
+        except (OSError, ValueError, OverflowError):
+            return 0
+        return port
+
+    def _remember_port(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk
+            (self.store_dir / _PORT_FILE).write_text(str(self.port))
 
     def _spawn(self, binary: Path, lock: int) -> subprocess.Popen[bytes]:
         config = self.store_dir / "server.conf"
@@ -242,7 +260,7 @@ class EmbeddedServer:
                 self.port = int(address.rsplit(":", 1)[1])
                 with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
                     if connection.recv(4096).startswith(b"INFO"):
-                        return
+                        return self._remember_port()
             time.sleep(_POLL_S)
         raise ServerFailed(f"not ready after {self._start_timeout_s:g} s", str(self.log_file))
 

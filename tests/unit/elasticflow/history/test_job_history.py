@@ -270,9 +270,15 @@ def test_the_end_names_its_margin() -> None:
     )
 
 
-def test_the_end_names_the_nodes_whose_files_are_not_stored() -> None:
+@pytest.mark.parametrize("started_by", ["", "one-up"])
+def test_the_end_names_the_nodes_whose_files_are_not_stored(started_by: str) -> None:
     ledger = pool().appended(
-        events.NodeJoined(node_id="node-1", incarnation="b", num_gpus=4, device="cpu", at_s=NOW_S),
+        *(
+            events.NodeJoined(
+                node_id=node_id, incarnation="b", num_gpus=4, device="cpu", started_by=started_by, at_s=NOW_S
+            )
+            for node_id in ("node-0", "node-1")
+        )
     )
     ledger = ledger.admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-1:0")
     finished = events.JobFinished(
@@ -284,8 +290,12 @@ def test_the_end_names_the_nodes_whose_files_are_not_stored() -> None:
     ]
     assert ledger.appended(finished, *stopped).of("j1")[-2:] == [
         "generation 1 has stopped on node-0",
-        "generation 1 has stopped on node-1; files that its workers wrote there stay there, "
-        "unless node-1 and node-0 share their data folder",
+        "generation 1 has stopped on node-1"
+        + (
+            ""
+            if started_by
+            else "; files that its workers wrote there stay there, unless node-1 and node-0 share their data folder"
+        ),
     ]
 
 
