@@ -129,7 +129,8 @@ class FakeLauncher:
         if self.fails_with is not None:
             raise self.fails_with
         worker = FakeWorker(assignment, self)
-        self.workers.append(worker)
+        self.workers.append(worker)  # in any order
+        self.workers.sort(key=lambda each: (each.assignment.generation, each.assignment.rank))
         return worker
 
     async def close(self) -> None:
