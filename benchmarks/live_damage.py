@@ -1,9 +1,7 @@
 """`python -m benchmarks.live_damage`: damaged checkpoints and an older NATS store, under a real pool with a job."""
 
 import asyncio
-import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import psutil
 import typer
 
 from benchmarks.live_power_losses import JOB, LivePool, found_job, lose_power
+from elasticflow.shared.state.promise import Promise, promise_of
 
 _SUBMIT = ("submit", "tests.support.user_code.tiny_jobs:Steps", "--deadline", "30m", "--batch", "8", "--gpus", "4")
 
@@ -28,20 +27,18 @@ async def damaged_checkpoint(folder: Path) -> bool:
             print(await pool.ask("checkpoint", JOB))
         files = sorted(pool.data_dir.glob("checkpoints/**/*.ckpt"))
         print(*(file.name for file in files), sep="\n")
-        for name, process in pool.run.processes.items():
-            if name.startswith("executor"):
-                tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-                for each in tree:
-                    each.suspend()
+        named = pool.run.processes.items()
+        executors = [psutil.Process(process.pid) for name, process in named if name.startswith("executor")]
+        for executor in executors:
+            for each in (executor, *executor.children(recursive=True)):
+                each.suspend()
         flip_middle_bit(files[-1])
-        for name, process in pool.run.processes.items():
-            if name.startswith("executor"):
-                os.kill(process.pid, signal.SIGKILL)
+        for executor in executors:
+            executor.kill()
         ended = found_job(await pool.when(lambda state: not found_job(state).live))
         explanation = await pool.ask("explain", JOB)
         print(explanation)
-        in_time = ended.deadline_s is not None and ended.ended_at_s is not None and ended.ended_at_s <= ended.deadline_s
-        return str(ended.phase) == "finished" and in_time and "checkpoints could not be used" in explanation
+        return promise_of(ended, 0.0) is Promise.KEPT and "checkpoints could not be used" in explanation
     finally:
         lose_power(supervisor)
 

@@ -25,6 +25,7 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.promise import Promise, promise_of
 from tests.support.power_losses import PHASES, is_in_phase
 
 ROOT = Path(__file__).parents[1]
@@ -43,14 +44,11 @@ class Struck:
     seed: int
     phase: str
     outcome: str
+    is_kept: bool
     margin_s: float | None
     nodes_lost_at_start: tuple[str, ...]
     restarts: int
     explanation: str
-
-    @property
-    def is_kept(self) -> bool:
-        return self.outcome == "finished" and self.margin_s is not None and self.margin_s >= 0.0
 
 
 class LivePool:
@@ -166,6 +164,7 @@ async def strike(folder: Path, phase: str, seed: int, *, num_strikes: int = 1) -
             seed=seed,
             phase=phase,
             outcome=str(ended.phase),
+            is_kept=promise_of(ended, 0.0) is Promise.KEPT,
             margin_s=None
             if ended.deadline_s is None or ended.ended_at_s is None
             else ended.deadline_s - ended.ended_at_s,

@@ -119,11 +119,11 @@ class LogPublisher:
 
     def _new_lines(self, job_id: str, job: _JobLog, *, to_the_end: bool) -> list[LogLine]:
         """Blocking. Of all its files, each with a part of the bound."""
-        if not are_folders_of(self._logs.parent, job_id, job.identity):  # its first worker has not started
-            return []
         known = sorted(job.files | {name for name in job.chunk.up_to if _FILE.fullmatch(name)})
         offsets = {self._logs / job_id / f"{name}.log": job.chunk.up_to.get(name, 0) for name in known}
         changed = {path: offset for path, offset in offsets.items() if _size(path) != offset}
+        if changed and not are_folders_of(self._logs.parent, job_id, job.identity):  # its first worker has not started
+            return []
         max_bytes = max(MAX_BYTES // max(len(changed), 1), 2 * MAX_LINE_BYTES)
         max_lines = MAX_LINES // max(len(changed), 1) + 1
         max_counted_bytes = MAX_COUNTED_BYTES // max(len(changed), 1)
