@@ -15,7 +15,7 @@ from tests.support.trained_jobs import UNEVEN, checkpoint_of, end_of, script, sw
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 18  # iterations; the mean of this count over all parts is exact
+LAST = 36  # iterations; the mean of this count over all parts is exact
 
 
 def job(spec_of, *, until: int = LAST, **hyperparameters):

@@ -12,7 +12,7 @@ from tests.training import conftest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 20  # iterations
+LAST = 40  # iterations
 COMPILER_WAIT_S = 240.0  # for its first step
 
 

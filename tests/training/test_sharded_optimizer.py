@@ -19,7 +19,7 @@ from tests.support.trained_jobs import UNEVEN, Trained, end_of, switch, train
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 20  # iterations
+LAST = 40  # iterations
 LONG = 60  # with SLOW_DOWN_S two minutes of two workers, while `slow_down` exists
 SLOW_DOWN_S = 0.0005  # times the square of the iterations done
 TEN_RESIZES = [  # by new rank: the old one, None for a joining worker

@@ -29,7 +29,7 @@ from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 20  # iterations
+LAST = 40  # iterations
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

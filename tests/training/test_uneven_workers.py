@@ -14,7 +14,7 @@ from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAST = 20  # iterations
+LAST = 40  # iterations
 
 
 def stateful(spec_of, slow_down=""):

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 from elasticflow import ElasticJob, Scalar
 
 NUM_SAMPLES = 50
-SLOW_DOWN_S = 0.001  # times the square of the iterations done, in each part of a batch: twenty steps take ten seconds
+SLOW_DOWN_S = 0.001  # times the square of the iterations done, in each part of a batch: 40 steps take over a minute
 
 
 class Numbered(Dataset):

@@ -122,9 +122,13 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The sum, in place, in any order. The result is invalid if `check_received` raises PeerLost afterwards."""
-        done, unchecked = self._transport_of(tensor).all_reduce(tensor), self._unchecked
-        done.add_done_callback(lambda _: unchecked.set())  # a check before its end does not count for it
-        return done
+        unchecked = self._unchecked
+
+        def note(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            unchecked.set()  # a check before its end does not count for it, and one that waited for it counts
+            return done.value()
+
+        return self._transport_of(tensor).all_reduce(tensor).then(note)
 
     def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
         """Overwrite a tensor on the host with the source's."""

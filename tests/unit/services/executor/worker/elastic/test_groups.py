@@ -96,6 +96,24 @@ def test_received_data_are_waited_for_and_checked_once(group: Group, monkeypatch
         group.check_received()
 
 
+def test_who_has_waited_for_a_sum_checks_it_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's thread wakes the caller: what it notes later would make another check wait again."""
+
+    class Late(threading.Event):
+        def set(self) -> None:
+            time.sleep(0.05)
+            super().set()
+
+    waits: list[None] = []
+    monkeypatch.setattr(group._on_device, "wait", lambda: waits.append(None))
+    monkeypatch.setattr(group, "_unchecked", Late())
+    group.all_reduce(torch.ones(1 << 20)).wait()
+    group.check_received()
+    time.sleep(0.1)
+    group.check_received()
+    assert len(waits) == 1
+
+
 class NeverSums:
     """A library whose sums never end. at_begin: called when one begins."""
 
