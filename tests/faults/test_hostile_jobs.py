@@ -29,6 +29,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups
 from elasticflow.shared.runtime.process.isolation.limits import MAX_OPEN_FILES, MAX_PROCESSES
 from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
@@ -81,6 +82,7 @@ async def node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     await node.launcher.start()
     yield node
     await node.launcher.close()
+    delete_folder(folder)  # deeper than pytest can delete: its next runs would fail at it
 
 
 async def test_no_environment_holds_a_secret(node, executor):
