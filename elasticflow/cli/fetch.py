@@ -12,7 +12,7 @@ from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.progress import progress_bar
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.artifacts import STORED_TIMEOUT_S
-from elasticflow.history.formatting import bytes_in_words
+from elasticflow.history.formatting import bytes_in_words, left_files_in_words
 from elasticflow.sdk.fetching import Fetched, ModelFormat, fetch_with
 
 
@@ -85,3 +85,5 @@ def _show(fetched: Fetched) -> None:
         note(f"eflow: not stored: {file.path}: {file.reason}")
     if (more := fetched.num_unstored - len(fetched.unstored)) > 0:
         note(f"eflow: and {more} more files are not stored")
+    if fetched.left_on:
+        note(f"eflow: {left_files_in_words(fetched.left_on, fetched.node_id)}")

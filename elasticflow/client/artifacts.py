@@ -29,16 +29,20 @@ from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.missing_credentials import credential_variables, lacks_credentials
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.left_files import nodes_with_other_files
+from elasticflow.shared.state.pool import PoolState
 
 STORED_TIMEOUT_S = 600.0  # a large checkpoint takes minutes, and so does its upload
 _ATTEMPTS, _RETRY_S = 5, 0.5  # a replica may not have a new object so far
 
 
 class StoredArtifacts(NamedTuple):
-    """stored: the newest event about them. tenant: of the job, who alone may read them."""
+    """stored: the newest event about them. tenant: of the job, who alone may read them. left_on: nodes that may keep
+    other files of the job."""
 
     stored: ArtifactsStored
     tenant: str
+    left_on: tuple[str, ...] = ()
 
 
 class ArtifactReader(CommandRequests):
@@ -54,12 +58,12 @@ class ArtifactReader(CommandRequests):
         stored_before = job.artifacts.sequence
         if job.live and not await self._request(job, timeout_s):
             stored_before = -1
-        job = await self._once_stored(job_id, stored_before, timeout_s)
+        state, job = await self._once_stored(job_id, stored_before, timeout_s)
         if not job.artifacts.sequence:
             raise NothingStored(job_id, f"it is {job.phase.value}, and was never stored")
         if (stored := await self._stored_files(job)) is None:
             raise NothingStored(job_id, f"message {job.artifacts.sequence} of the ledger does not say what is stored")
-        return StoredArtifacts(stored, job.tenant)
+        return StoredArtifacts(stored, job.tenant, nodes_with_other_files(state, job, stored.node_id))
 
     async def _request(self, job: Job, timeout_s: float) -> bool:
         """Request that its present model is stored. False if it does not train: what was stored before counts."""
@@ -85,8 +89,8 @@ class ArtifactReader(CommandRequests):
             case _:
                 return True
 
-    async def _once_stored(self, job_id: str, stored_before: int, timeout_s: float) -> Job:
-        """The job, once nothing of it is due; while it is live, also once something newer is stored."""
+    async def _once_stored(self, job_id: str, stored_before: int, timeout_s: float) -> tuple[PoolState, Job]:
+        """The pool and the job, once nothing of it is due; while it is live, also once something newer is stored."""
         job: Job | None = None
         try:
             async with asyncio.timeout(timeout_s), contextlib.aclosing(self.states()) as states:
@@ -94,7 +98,7 @@ class ArtifactReader(CommandRequests):
                     job = self._known(state, job_id)
                     is_newer = job.artifacts.sequence > stored_before
                     if not job.artifacts.due and (is_newer or not job.live):
-                        return job
+                        return state, job
         except TimeoutError:
             node_id = job.artifacts.node_id if job is not None else ""
             raise NotStoredYet(job_id, node_id or "?", timeout_s) from None

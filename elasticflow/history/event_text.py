@@ -5,6 +5,7 @@ from elasticflow.history.formatting import (
     bytes_in_words,
     deadline_in_words,
     gpus_counted,
+    left_files_in_words,
     limits_in_words,
     margin_in_words,
     metrics_in_words,
@@ -12,6 +13,7 @@ from elasticflow.history.formatting import (
     other_offers,
     profiled_spec_in_words,
     schedule_in_words,
+    shortened,
     spec_in_words,
     speeds_in_words,
     undecided_in_words,
@@ -25,7 +27,10 @@ from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.expected_finish import promised_finish_s
 from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration
+from elasticflow.shared.state.left_files import nodes_with_other_files
 from elasticflow.shared.state.pool import PoolState
+
+_MOST_OF_AN_ERROR = 300  # characters; the traceback below has them all
 
 
 def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str:
@@ -67,7 +72,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.CheckpointRequested():
             return "a checkpoint was requested" + (", to be stored with the job's files" if event.store else "")
         case events.ArtifactsStored():
-            return artifacts_in_words(event)
+            return artifacts_in_words(event) + _left_elsewhere(event, new, state)
         case events.CheckpointWritten():
             return f"checkpoint of iteration {event.iteration} written, {bytes_in_words(event.num_bytes)}: {event.file}"
         case events.CheckpointFailed():
@@ -75,18 +80,20 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.WorkersStopped():
             kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
             stopped = f"generation {event.generation} has stopped on {event.node_id}"
-            return f"{stopped}{kept}{_lost(old, new)}{_left_there(event, new, state)}"
+            return f"{stopped}{kept}{_lost(old, new)}"
         case events.GenerationStarted():
             return _started(event, old, new)
         case events.JobProgressed():
-            return _progressed(event, new)
+            has_ended = old is not None and not old.live  # the report was on its way
+            return "" if has_ended else _progressed(event, new)
         case events.WorkerCrashed():
             return _crashed(event, old, new, state)
         case events.WorkerLagged():
             gpu = gpus_in_words(new.gpus[event.rank : event.rank + 1])
             return f"rank {event.rank} on {gpu} takes {event.slowdown:.1f} times as long as its peers: its GPU is slow"
         case events.JobWarned():
-            return f"warning: {event.warning}"
+            is_known = old is not None and event.warning in old.warnings
+            return "" if is_known else f"warning: {event.warning}"
         case events.MemoryExceeded():
             return _memory_exceeded(event, new)
         case events.JobAtRisk():
@@ -96,7 +103,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return f"its profiling run on {gpu_type} failed, so it is decided on the other GPU types: {event.error}"
         case events.JobFailed():
             after = f" after iteration {new.iteration}" if new.iteration else ""
-            return f"failed{after}: {event.error}"
+            return f"failed{after}: {shortened(event.error, _MOST_OF_AN_ERROR)}"
         case events.JobFinished():
             return _finished(event, new)
         case _:
@@ -182,15 +189,9 @@ def _rejected(event: events.JobRejected) -> str:
     return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
 
 
-def _left_there(event: events.WorkersStopped, new: Job, state: PoolState) -> str:
-    """One node stores what an ended job wrote. Others have files of their own, unless one `eflow up` runs both."""
-    storing = new.artifacts.node_id
-    here, there = state.nodes.get(event.node_id), state.nodes.get(storing)
-    if storing in ("", event.node_id) or (here and there and "" != here.started_by == there.started_by):
-        return ""
-    return (
-        f"; files that its workers wrote there stay there, unless {event.node_id} and {storing} share their data folder"
-    )
+def _left_elsewhere(event: events.ArtifactsStored, new: Job, state: PoolState) -> str:
+    nodes = nodes_with_other_files(state, new, event.node_id)
+    return f"; {left_files_in_words(nodes, event.node_id)}" if nodes else ""
 
 
 def _lost(old: Job | None, new: Job) -> str:

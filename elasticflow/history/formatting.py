@@ -1,6 +1,6 @@
 """Parts of sentences about jobs: specifications, promises, offers and measurements, with numbers. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elasticflow.sdk.times import duration_in_words, moment_in_words
 from elasticflow.shared.messages import events
@@ -72,6 +72,22 @@ def artifacts_in_words(event: events.ArtifactsStored) -> str:
         return kept or "it left no model and no files to store"
     named = "; ".join(f"{file.path}: {file.reason}" for file in event.unstored[:3])
     return f"{f'{kept}; ' if kept else ''}{event.num_unstored} not stored, on node {event.node_id}: {named}"
+
+
+def shortened(text: str, width: int) -> str:
+    """Without its middle if it is longer: names of one sweep differ at their ends."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) * 2 // 5
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def left_files_in_words(nodes: Sequence[str], storing: str) -> str:
+    """Of a job that trained on other nodes than the one that stores its files."""
+    return (
+        f"files that it wrote on {', '.join(nodes)} stay there, unless all share the data folder of {storing}, "
+        "from which alone files are stored"
+    )
 
 
 def end_in_words(event: events.NodeEndAnnounced) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from elasticflow.history.formatting import shortened
 from elasticflow.shared.runtime.process.terminal import console, safe_for_terminal
 
 View = TypeVar("View")
@@ -39,14 +40,6 @@ _HTML = (
     "<pre style=\"white-space:pre;overflow-x:auto;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',"
     "consolas,'Courier New',monospace\">{code}</pre>"
 )
-
-
-def shortened(text: str, width: int) -> str:
-    """Without its middle if it is longer: names of one sweep differ at their ends."""
-    if len(text) <= width:
-        return text
-    head = (width - 1) * 2 // 5
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
 def fewer_names(text: str, width: int) -> str:

@@ -24,7 +24,8 @@ _MODEL_NAMES = {"torch": "model.pt", "safetensors": "model.safetensors"}
 class Fetched:
     """model: None if none is stored. iteration: of the model. files: those of the job's artifact folder are in
     `artifacts`, those that it wrote into its working folder in `files`. unstored: files that stay on their node, of
-    num_unstored in all."""
+    num_unstored in all. node_id: whose data folder they come from. left_on: nodes that may keep other files of the job.
+    """
 
     job_id: str
     folder: Path
@@ -33,6 +34,8 @@ class Fetched:
     files: tuple[Path, ...]
     unstored: tuple[UnstoredFile, ...]
     num_unstored: int
+    node_id: str
+    left_on: tuple[str, ...]
 
 
 def load(
@@ -125,6 +128,8 @@ async def fetch_with(
         files=tuple(targets),
         unstored=stored.unstored,
         num_unstored=stored.num_unstored,
+        node_id=stored.node_id,
+        left_on=artifacts.left_on,
     )
 
 

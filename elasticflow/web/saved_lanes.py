@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from elasticflow.history.tables import shortened
+from elasticflow.history.formatting import shortened
 from elasticflow.sdk.times import clock_time
 from elasticflow.web.expectations import expected_at, finish_at, sentence_at
 

@@ -179,6 +179,7 @@ class Job:
     restarts: int = 0  # crashes since the last durable progress: a checkpoint, or a later recovered_iteration
     nodes_lost_at_start: tuple[str, ...] = ()  # the first of each generation in a row that did not train
     crashed_start: CrashedStart | None = None  # the newest that counts as a crash
+    trained_on: tuple[str, ...] = ()  # nodes, in the order of its first generation there
     recovered_iteration: int = 0  # the newest from which survivors of a crash continued
     at_risk: bool = False
     at_risk_since_s: float | None = None  # when the monitor last found it at risk, even if it no longer is

@@ -59,6 +59,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
             placed_at_s=known.placed_at_s,
             stopping=known.stopping,
             broken=bool(known.gpus),
+            warnings=known.warnings if was_waiting else (),
         )
     if profiling:
         state = with_another_attempt(state, event.spec)

@@ -27,7 +27,7 @@ def _folded(lines: list[str]) -> Iterator[str]:
         if indent is None or len(group) < 2:
             yield from (line for entry in group for line in entry)
         else:
-            yield f"{indent}… {len(group)} frames of elasticflow (eflow explain JOB --traceback shows them)\n"
+            yield f"{indent}… {len(group)} frames of elasticflow (eflow explain --traceback shows them)\n"
 
 
 def _entries(lines: list[str]) -> Iterator[list[str]]:

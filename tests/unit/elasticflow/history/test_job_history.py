@@ -271,32 +271,56 @@ def test_the_end_names_its_margin() -> None:
 
 
 @pytest.mark.parametrize("started_by", ["", "one-up"])
-def test_the_end_names_the_nodes_whose_files_are_not_stored(started_by: str) -> None:
+def test_what_is_stored_names_the_other_nodes_on_which_the_job_has_trained(started_by: str) -> None:
     ledger = pool().appended(
         *(
             events.NodeJoined(
                 node_id=node_id, incarnation="b", num_gpus=4, device="cpu", started_by=started_by, at_s=NOW_S
             )
-            for node_id in ("node-0", "node-1")
+            for node_id in ("node-0", "node-1", "node-2")
         )
     )
-    ledger = ledger.admitted("j1").allocated(j1=2).placed("j1", 1, "node-0:0", "node-1:0")
-    finished = events.JobFinished(
-        job_id="j1", generation=1, iteration=100, condition="max_iterations", node_id="node-0", at_s=NOW_S
-    )
-    stopped = [
-        events.WorkersStopped(job_id="j1", generation=1, node_id=node_id, at_s=NOW_S)
-        for node_id in ("node-0", "node-1")
-    ]
-    assert ledger.appended(finished, *stopped).of("j1")[-2:] == [
-        "generation 1 has stopped on node-0",
-        "generation 1 has stopped on node-1"
-        + (
-            ""
-            if started_by
-            else "; files that its workers wrote there stay there, unless node-1 and node-0 share their data folder"
+    ledger = ledger.admitted("j1").allocated(j1=1)
+    for generation, node_id in enumerate(("node-1", "node-0"), start=1):
+        ledger.placed("j1", generation, f"{node_id}:0").appended(
+            events.GenerationStarted(job_id="j1", generation=generation, num_gpus=1, iteration=0, at_s=NOW_S),
+        )
+    ledger.appended(
+        events.JobFinished(
+            job_id="j1", generation=2, iteration=100, condition="max_iterations", node_id="node-0", at_s=NOW_S
         ),
-    ]
+    )
+    ledger.appended(
+        events.ArtifactsStored(job_id="j1", due=len(ledger.entries), node_id="node-0", at_s=NOW_S),
+    )
+    assert ledger.of("j1")[-1] == "it left no model and no files to store" + (
+        ""
+        if started_by
+        else "; files that it wrote on node-1 stay there, unless all share the data folder of node-0, "
+        "from which alone files are stored"
+    )
+
+
+def test_a_warning_of_each_profiling_generation_is_said_once() -> None:
+    requested = events.ProfileRequested(job_id="j1", tenant="lab", spec=spec(), deadline_s=None, at_s=NOW_S)
+    ledger = pool().decided("admission", requested)
+    ledger.allocated(j1=1)
+    for generation in (1, 2):
+        ledger.placed("j1", generation, "node-0:0")
+        ledger.appended(events.JobWarned(job_id="j1", generation=generation, warning="seen grows", at_s=NOW_S))
+    ledger.admitted("j1").placed("j1", 3, "node-0:0")
+    ledger.appended(events.JobWarned(job_id="j1", generation=3, warning="seen grows", at_s=NOW_S))
+    assert ledger.of("j1").count("warning: seen grows") == 1
+
+
+def test_a_long_error_is_cut_in_the_middle() -> None:
+    error = "ValueError: " + "broken " * 100 + "(in iteration 60)"
+    ledger = pool().admitted("j1").allocated(j1=1).placed("j1", 1, "node-0:0")
+    text = ledger.appended(events.JobFailed(job_id="j1", generation=1, error=error, at_s=NOW_S)).of("j1")[-1]
+    assert text.startswith("failed: ValueError: broken")
+    assert "…" in text
+    assert text.endswith("(in iteration 60)")
+    assert len(text) < 320
 
 
 def test_a_rejection_names_its_earliest_deadline() -> None:

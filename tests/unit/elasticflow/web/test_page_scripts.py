@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from elasticflow.history.formatting import shortened
 from elasticflow.history.sweep_views import Ranking
-from elasticflow.history.tables import shortened
 from elasticflow.web.expectations import expected_at, finish_at, margin_at, sentence_at
 from elasticflow.web.page_values import past_update
 from elasticflow.web.pool_history import PoolHistory

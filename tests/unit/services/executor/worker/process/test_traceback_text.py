@@ -38,7 +38,7 @@ def test_frames_of_the_engine_above_and_between_users_frames_are_one_line_each()
     text = text_of(ENGINE, SHARED, ENGINE, "/home/me/train.py", ENGINE, SHARED, "<frozen runpy>", "/home/me/train.py")
     lines = folded(text).splitlines()
     assert [line for line in lines if "frames of elasticflow" in line] == [
-        "  … 3 frames of elasticflow (eflow explain JOB --traceback shows them)"
+        "  … 3 frames of elasticflow (eflow explain --traceback shows them)"
     ] * 2
     assert sum("/home/me/train.py" in line for line in lines) == 2
     assert not any(ENGINE in line or SHARED in line for line in lines)
