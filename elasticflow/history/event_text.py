@@ -103,7 +103,8 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             return f"its profiling run on {gpu_type} failed, so it is decided on the other GPU types: {event.error}"
         case events.JobFailed():
             after = f" after iteration {new.iteration}" if new.iteration else ""
-            return f"failed{after}: {shortened(event.error, _MOST_OF_AN_ERROR)}"
+            in_one_line = " ".join(event.error.split())
+            return f"failed{after}: {shortened(in_one_line, _MOST_OF_AN_ERROR)}"
         case events.JobFinished():
             return _finished(event, new)
         case _:

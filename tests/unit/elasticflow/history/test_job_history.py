@@ -314,7 +314,7 @@ def test_a_warning_of_each_profiling_generation_is_said_once() -> None:
 
 
 def test_a_long_error_is_cut_in_the_middle() -> None:
-    error = "ValueError: " + "broken " * 100 + "(in iteration 60)"
+    error = "ValueError: \n" + "broken " * 100 + "(in iteration 60)"
     ledger = pool().admitted("j1").allocated(j1=1).placed("j1", 1, "node-0:0")
     text = ledger.appended(events.JobFailed(job_id="j1", generation=1, error=error, at_s=NOW_S)).of("j1")[-1]
     assert text.startswith("failed: ValueError: broken")
