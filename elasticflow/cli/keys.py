@@ -14,8 +14,9 @@ from elasticflow.history.tables import table
 from elasticflow.local import key_store
 from elasticflow.local.key_store import KeyStore
 from elasticflow.shared.runtime.bus.nats.permissions import Role
+from elasticflow.shared.runtime.process.private_file import keep_token
 from elasticflow.shared.runtime.process.secret_sealing import kept_key
-from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, VARIABLE, keep_workers_secret
+from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, VARIABLE
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -112,7 +113,7 @@ def make_workers_secret(
         file = key_store.read(folder.absolute()).workers_secret_file
     else:
         file = data_dir.absolute() / FILE_NAME
-    keep_workers_secret(file)
+    keep_token(file)
     if as_json:
         print_json({"file": str(file)})
     elif data_dir is None:

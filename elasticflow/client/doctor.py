@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from elasticflow.client.curve_check import curve_problems
+from elasticflow.client.data_folder_check import data_folder_problems
 from elasticflow.client.ledger import LedgerView
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint
 from elasticflow.client.tenant_view import TenantView
@@ -36,6 +37,7 @@ from elasticflow.shared.runtime.service.decision_problems import (
     version_problem,
 )
 from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger
+from elasticflow.shared.state.pool import PoolState
 
 LEAST_FREE_BYTES = 1 << 30
 EXPIRES_SOON_S = 14 * 86_400.0
@@ -116,7 +118,7 @@ def _checks_by_view(bus: NatsBus, view: TenantView, clock: Clock) -> tuple[Check
         return curve_problems(await view.state())
 
     async def workers() -> Iterable[str]:
-        return workers_problems((await view.state()).nodes.values())
+        return _node_problems(await view.state())
 
     return ("server", server), ("view", of_view), ("curves", curves), ("workers", workers)
 
@@ -142,9 +144,13 @@ def _checks_by_ledger(bus: NatsBus, endpoint: Endpoint, clock: Clock) -> tuple[C
         return curve_problems(await ledger.state())
 
     async def workers() -> Iterable[str]:
-        return workers_problems((await ledger.state()).nodes.values())
+        return _node_problems(await ledger.state())
 
     return ("streams", streams), ("clock and plan", of_state), ("curves", curves), ("workers", workers)
+
+
+def _node_problems(state: PoolState) -> Iterable[str]:
+    return (*workers_problems(state.nodes.values()), *data_folder_problems(state.nodes.values()))
 
 
 async def _results(checks: Iterable[Check]) -> AsyncIterator[Finding]:

@@ -17,14 +17,15 @@ def workers_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
     if without := by_digest.pop("none", None):
         others = " and do not meet those of other nodes" if by_digest else ""
         yield (
-            f"workers on {_named(without)} trust each connection{others}: put {FILE_NAME} into the data folder or "
+            f"workers on {named(without)} trust each connection{others}: put {FILE_NAME} into the data folder or "
             f"beside the key there, or set {VARIABLE}; `eflow keys workers` makes it"
         )
     if len(by_digest) > 1:
-        groups = "; ".join(sorted(map(_named, by_digest.values())))
+        groups = "; ".join(sorted(map(named, by_digest.values())))
         yield f"nodes have different secrets in {VARIABLE}, so no job trains on several of them: {groups}: copy one"
 
 
-def _named(node_ids: Sequence[str]) -> str:
+def named(node_ids: Sequence[str]) -> str:
+    """The first ones, and how many more."""
     shown = ", ".join(sorted(node_ids)[:_SHOWN_NODES])
     return f"{shown} and {len(node_ids) - _SHOWN_NODES} more" if len(node_ids) > _SHOWN_NODES else shown

@@ -85,8 +85,8 @@ def shortened(text: str, width: int) -> str:
 def left_files_in_words(nodes: Sequence[str], storing: str) -> str:
     """Of a job that trained on other nodes than the one that stores its files."""
     return (
-        f"files that it wrote on {', '.join(nodes)} stay there, unless all share the data folder of {storing}, "
-        "from which alone files are stored"
+        f"files that it wrote on {', '.join(nodes)} stay there: only those in the data folder of {storing} are stored, "
+        "which is another one"
     )
 
 

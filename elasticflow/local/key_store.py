@@ -20,7 +20,8 @@ from elasticflow.errors import NoKeys, UnusableKeys
 from elasticflow.shared.messages.limits import TOKEN_PATTERN
 from elasticflow.shared.runtime.bus.nats.accounts import PublicKey, server_configuration
 from elasticflow.shared.runtime.bus.nats.permissions import Role
-from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, keep_workers_secret
+from elasticflow.shared.runtime.process.private_file import keep_token
+from elasticflow.shared.runtime.process.workers_secret import FILE_NAME
 
 _KEYS_FILE = "keys.json"
 _ACCOUNTS_FILE = "accounts.conf"
@@ -92,7 +93,7 @@ def create(folder: Path, pool: str) -> KeyStore:
         raise UnusableKeys(str(folder), "it has keys already; choose another folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = KeyStore(folder=folder, pool=pool).add(Role.OPERATOR, "operator").add(Role.SERVICE, "services")
-    keep_workers_secret(store.workers_secret_file)
+    keep_token(store.workers_secret_file)
     return store
 
 

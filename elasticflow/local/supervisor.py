@@ -23,9 +23,9 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
+from elasticflow.shared.runtime.process.private_file import keep_token
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.shared.runtime.process.secret_sealing import kept_key
-from elasticflow.shared.runtime.process.workers_secret import keep_workers_secret
 from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger
 
 HEALTHY_WITHIN_S = 60.0
@@ -61,7 +61,7 @@ class Supervisor:
                     config = await self._configure(url)
                     await self._compare_ledger(url)
                 if not self._plan.nats_url:
-                    keep_workers_secret(self._plan.workers_secret_file)
+                    keep_token(self._plan.workers_secret_file)
                 own_nodes = self._plan.nodes()
                 if 0 < len(own_nodes) <= config.reserve_nodes:
                     self._report(

@@ -12,6 +12,7 @@ from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.process.boot_clock import boot_id, started_by
 from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.process.data_folder import data_folder_name
 
 
 def node_specification_of(
@@ -37,6 +38,7 @@ def node_specification_of(
         workers_secret=workers_secret,
         unenforced=isolation.missing,
         started_by=started_by(),
+        data_folder=data_folder_name(data_dir),
     )
 
 

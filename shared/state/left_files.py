@@ -5,16 +5,12 @@ from elasticflow.shared.state.pool import PoolState
 
 
 def nodes_with_other_files(state: PoolState, job: Job, storing: str) -> tuple[str, ...]:
-    """Those on which the job has trained, beside the one that stores what it finds in its own data folder.
+    """Those on which the job has trained in another data folder than the one from which this node stores files.
 
-    One `eflow up` runs all its executors on one data folder. Of other nodes nobody says whether they share one.
+    Nodes that share a data folder name it alike.
     """
     store = state.nodes.get(storing)
-
-    def shares_folder(node_id: str) -> bool:
-        node = state.nodes.get(node_id)
-        return node_id == storing or (
-            store is not None and node is not None and "" != node.started_by == store.started_by
-        )
-
-    return tuple(node_id for node_id in job.trained_on if not shares_folder(node_id))
+    if store is None:
+        return ()
+    trained_on = (state.nodes.get(node_id) for node_id in job.trained_on)
+    return tuple(node.node_id for node in trained_on if node and "" != node.data_folder != store.data_folder != "")

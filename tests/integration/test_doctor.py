@@ -27,7 +27,7 @@ from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
-from elasticflow.shared.runtime.process.workers_secret import keep_workers_secret
+from elasticflow.shared.runtime.process.private_file import keep_token
 from elasticflow.shared.state.pool import PoolState
 from tests.support.certificates import make_certificates
 from tests.support.deployed_server import serving
@@ -74,7 +74,7 @@ async def test_a_token_that_others_can_read(endpoint: Endpoint, tmp_path: Path) 
 
 
 async def test_a_secret_of_workers_that_others_can_read(endpoint: Endpoint, tmp_path: Path) -> None:
-    keep_workers_secret(tmp_path / "workers.secret")
+    keep_token(tmp_path / "workers.secret")
     assert await problems(endpoint) == ""
     (tmp_path / "workers.secret").chmod(0o640)
     assert "workers.secret: mode 0640 lets other users read it; run: chmod 600" in await problems(endpoint)

@@ -51,6 +51,7 @@ class NodeJoined:
     unenforced: Annotated[tuple[Text, ...], FewItems] = ()  # what this machine cannot enforce of the isolation
     # a digest of the machine's start and of the process that started the executor; "": unknown
     started_by: MaybeToken = ""
+    data_folder: MaybeToken = ""  # its name: the same on all nodes that share it; "": unknown
     replaced_heard_s: TimeS | None = None  # the last heartbeat of the incarnation that it replaces; None: unknown
 
 

@@ -270,14 +270,12 @@ def test_the_end_names_its_margin() -> None:
     )
 
 
-@pytest.mark.parametrize("started_by", ["", "one-up"])
-def test_what_is_stored_names_the_other_nodes_on_which_the_job_has_trained(started_by: str) -> None:
+@pytest.mark.parametrize("data_folder", ["", "a", "b"])
+def test_what_is_stored_names_the_other_nodes_on_which_the_job_has_trained(data_folder: str) -> None:
     ledger = pool().appended(
         *(
-            events.NodeJoined(
-                node_id=node_id, incarnation="b", num_gpus=4, device="cpu", started_by=started_by, at_s=NOW_S
-            )
-            for node_id in ("node-0", "node-1", "node-2")
+            events.NodeJoined(node_id=node_id, incarnation="b", num_gpus=4, device="cpu", data_folder=name, at_s=NOW_S)
+            for node_id, name in (("node-0", "a"), ("node-1", data_folder), ("node-2", "b"))
         )
     )
     ledger = ledger.admitted("j1").allocated(j1=1)
@@ -295,9 +293,9 @@ def test_what_is_stored_names_the_other_nodes_on_which_the_job_has_trained(start
     )
     assert ledger.of("j1")[-1] == "it left no model and no files to store" + (
         ""
-        if started_by
-        else "; files that it wrote on node-1 stay there, unless all share the data folder of node-0, "
-        "from which alone files are stored"
+        if data_folder != "b"
+        else "; files that it wrote on node-1 stay there: only those in the data folder of node-0 are stored, "
+        "which is another one"
     )
 
 

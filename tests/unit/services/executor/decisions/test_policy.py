@@ -134,7 +134,8 @@ def test_what_rank_0_says_of_its_code_is_in_the_history_of_the_job_once() -> Non
     (event,) = node.emitted_of(events.JobWarned)
     job = node.state.pool.live_jobs["a"]
     assert job.warnings == (said.warning,)
-    assert event_text(event, job, job, node.state.pool) == f"warning: {said.warning}"
+    assert event_text(event, replace(job, warnings=()), job, node.state.pool) == f"warning: {said.warning}"
+    assert event_text(event, job, job, node.state.pool) == ""
     assert node.unchanged_by(event)
 
 

@@ -3,19 +3,19 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from elasticflow.shared.runtime.process.private_file import readable_by_others
-from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, keep_workers_secret, workers_secret_file
+from elasticflow.shared.runtime.process.private_file import keep_token, readable_by_others
+from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, workers_secret_file
 
 
 def test_it_is_random_private_and_made_once_by_many_at_a_time(tmp_path: Path) -> None:
     files = [tmp_path / "keys" / FILE_NAME, tmp_path / "others" / FILE_NAME]
     for file in files:
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(keep_workers_secret, [file] * 8))
+            list(threads.map(keep_token, [file] * 8))
         assert [path.name for path in file.parent.iterdir()] == [FILE_NAME]
         assert readable_by_others(file) is None
     first, other = (file.read_text() for file in files)
-    keep_workers_secret(files[0])
+    keep_token(files[0])
     assert files[0].read_text() == first != other
     assert len(bytes.fromhex(first)) == 32
 
@@ -24,9 +24,9 @@ def test_a_named_file_precedes_one_beside_the_key_and_one_in_the_data_folder(tmp
     keys, data_dir = tmp_path / "keys", tmp_path / "data"
     environment = {"EF_NATS_CREDS": str(keys / "node-a.seed"), "EF_DATA_DIR": str(data_dir)}
     assert workers_secret_file(environment) is None
-    keep_workers_secret(data_dir / FILE_NAME)
+    keep_token(data_dir / FILE_NAME)
     assert workers_secret_file(environment) == data_dir / FILE_NAME
-    keep_workers_secret(keys / FILE_NAME)
+    keep_token(keys / FILE_NAME)
     assert workers_secret_file(environment) == keys / FILE_NAME
     assert workers_secret_file(environment | {"EF_WORKERS_SECRET_FILE": "/absent"}) == Path("/absent")
     assert workers_secret_file(environment | {"EF_WORKERS_SECRET_FILE": ""}) == keys / FILE_NAME

@@ -1,0 +1,20 @@
+"""Whether all nodes share one data folder, in which jobs find their checkpoints and files on each node."""
+
+from collections.abc import Iterable
+
+from elasticflow.client.workers_check import named
+from elasticflow.shared.state.pool import NodeState
+
+
+def data_folder_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
+    """What is wrong and what to do. Older nodes, and storage without hard links, have no name to compare."""
+    by_folder: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.alive and node.data_folder:
+            by_folder.setdefault(node.data_folder, []).append(node.node_id)
+    if len(by_folder) > 1:
+        groups = "; ".join(sorted(map(named, by_folder.values())))
+        yield (
+            f"nodes do not share their data folder: {groups}: a job that moves from one to another finds neither its "
+            "checkpoints nor its files there; start all nodes with --data-dir on the same storage"
+        )
