@@ -50,7 +50,10 @@ def flip_middle_bit(file: Path) -> None:
 
 
 async def older_store(folder: Path) -> bool:
-    """A copy of NATS's data is restored after a job was acknowledged. Whether the start and `doctor` warn."""
+    """A copy of NATS's data is restored after a job was acknowledged, and another tenant submits a job of its id.
+
+    Whether the start and `doctor` warn, and whether the other job begins anew and gets its own model.
+    """
     pool = LivePool(folder)
     nats, copy = pool.data_dir / "nats", folder / "nats-copy"
     supervisor = await pool.up()
@@ -69,16 +72,32 @@ async def older_store(folder: Path) -> bool:
         doctor = await pool.ask("doctor")
         started = (folder / "output").read_text()
         print(started, doctor, await pool.ask("jobs"), sep="\n")
-        return all("NATS has older data" in " ".join(text.split()) for text in (started, doctor))
+        warned = all("NATS has older data" in " ".join(text.split()) for text in (started, doctor))
+        return await _begins_anew(pool) and warned
     finally:
         lose_power(supervisor)
+
+
+async def _begins_anew(pool: LivePool) -> bool:
+    """Whether a job of another tenant, with the id of one that the ledger has forgotten, takes nothing of it."""
+    other = ("--tenant", "other", "--iterations", "10", "--set", "step_s=0.1")
+    print(await pool.ask(*_SUBMIT, "--name", JOB, *other))
+    ended = found_job(
+        await pool.when(lambda state: JOB in state.ended_jobs and not state.ended_jobs[JOB].artifacts.due)
+    )
+    explanation, fetched = await pool.ask("explain", JOB), await pool.ask("fetch", JOB, "--tenant", "other")
+    moved = sorted(folder.name for folder in pool.data_dir.glob(f"*/{JOB}.of-*"))
+    print(explanation, fetched, *moved, sep="\n")
+    own_model = f"iteration {ended.iteration}" in fetched and ended.iteration == 10
+    return own_model and "from iteration 0" in explanation and bool(moved)
 
 
 def main(folder: Path) -> None:
     """Print what the pool says, and exit 1 if it keeps silent or breaks the promise."""
     kept = asyncio.run(damaged_checkpoint(folder / "checkpoint"))
     warned = asyncio.run(older_store(folder / "store"))
-    print(f"damaged checkpoint: {'kept and told' if kept else 'NOT'}; older store: {'warned' if warned else 'NOT'}")
+    print(f"damaged checkpoint: {'kept and told' if kept else 'NOT'}")
+    print(f"older store: {'warned, and nothing taken' if warned else 'NOT'}")
     sys.exit(not (kept and warned))
 
 
