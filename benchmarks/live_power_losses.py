@@ -95,7 +95,7 @@ class LivePool:
         """The supervisor of a healthy pool."""
         supervisor = self.start("up", "--nodes", "2", "--slots", "2", "--device", "cpu")
         async with asyncio.timeout(WAIT_S):
-            while (run := read_run_file(self.data_dir)) is None or not run.healthy:
+            while (run := read_run_file(self.data_dir)) is None or run.pid != supervisor.pid or not run.healthy:
                 assert supervisor.poll() is None, (self.folder / "output").read_text()
                 await asyncio.sleep(0.1)
         return supervisor

@@ -159,6 +159,14 @@ class UnknownQuote(PermanentFailure):
 
 
 @dataclass(eq=False)
+class NotMeasured(PermanentFailure):
+    target: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "{target} is not measured: {reason}"
+
+
+@dataclass(eq=False)
 class NothingStored(PermanentFailure):
     job_id: str
     reason: str

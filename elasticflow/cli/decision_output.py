@@ -28,8 +28,12 @@ from elasticflow.shared.state.promise import Promise, promise_of
 
 def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: float, earlier: Job | None = None) -> None:
     """now_s: later than the decision if an earlier submission was the same. earlier: the job of this name before."""
-    if earlier is not None and earlier.phase is not Phase.REJECTED and not isinstance(decision, JobRejected):
+    is_rejected = isinstance(decision, JobRejected)
+    if earlier is not None and not is_rejected and earlier.phase is not Phase.REJECTED:
         _show_earlier(earlier, now_s)
+    elif earlier is not None and is_rejected and decision.at_s == earlier.decided_at_s:
+        _show_earlier(earlier, now_s)
+        return  # its offers count from then
     match decision:
         case JobAdmitted():
             _show_admitted(decision, now_s)
@@ -46,6 +50,11 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
 def _show_earlier(job: Job, now_s: float) -> None:
     """Nothing new was decided: this is the answer to the first submission."""
     decided = moment_in_words(job.decided_at_s, now_s)
+    if job.phase is Phase.REJECTED:
+        again = f"to ask again: --name {next_name(job.job_id)}"
+        say_line(f"{job.job_id} was rejected already at {decided}; nothing was submitted now; {again}", "yellow")
+        say_line(f"rejected  {job.job_id}: {job.explanation}", "red")
+        return
     what = "admitted" if job.phase not in (Phase.PROFILING, Phase.PROFILED) else "submitted"
     end = "" if job.ended_at_s is None else f", and {job.phase.value} at {moment_in_words(job.ended_at_s, now_s)}"
     again = "" if job.ended_at_s is None else f"; to run it again: --name {next_name(job.job_id)}"

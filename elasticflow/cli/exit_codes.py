@@ -13,6 +13,7 @@ from elasticflow.errors import (
     NoModel,
     NotConvertible,
     NothingStored,
+    NotMeasured,
     NotPrintable,
     ResultsGone,
     TaskError,
@@ -31,7 +32,7 @@ NEGATIVE = 1  # a rejection, or the answer is no
 CANNOT = 2  # wrong usage, or no connection
 
 _NEGATIVE_ERRORS = (
-    *(InvalidJob, UnknownJob, UnknownQuote, UnknownLoad, UnknownNode),
+    *(NotMeasured, UnknownJob, UnknownQuote, UnknownLoad, UnknownNode),
     *(ArtifactGone, NothingStored, NoModel, NotConvertible),
     *(LoadInUse, LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
 )
@@ -42,11 +43,10 @@ def exit_code_of(error: Exception, ctx: Any) -> int | None:
     """Print an expected error in one line. None: it is a fault of ours."""
     if isinstance(error, _EXPECTED):
         note(f"eflow: {error}")
-        if not isinstance(error, _NEGATIVE_ERRORS):
-            return CANNOT
-        if ctx.meta.get(AS_JSON):  # a program reads this answer, too
+        is_negative = isinstance(error, _NEGATIVE_ERRORS)
+        if ctx.meta.get(AS_JSON) and (is_negative or isinstance(error, InvalidJob)):  # a program reads it, too
             print_json({"error": str(error)})
-        return NEGATIVE
+        return NEGATIVE if is_negative else CANNOT
     if isinstance(error, FileNotFoundError) and (folder := _deleted_folder()):
         note(f"eflow: {folder}: the current folder was deleted; change to another one")
         return CANNOT

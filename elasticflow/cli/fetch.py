@@ -76,6 +76,8 @@ def _show(fetched: Fetched) -> None:
     if fetched.model is not None:
         size = bytes_in_words(fetched.model.stat().st_size)
         say_line(f"model  {fetched.model}: {size}, iteration {fetched.iteration}", "green")
+    elif fetched.files:
+        say_line(f"model  none is stored; `eflow explain {fetched.job_id}` says why", "yellow")
     for file in fetched.files:
         say_line(f"file   {file}: {bytes_in_words(file.stat().st_size)}")
     if fetched.model is None and not fetched.files:

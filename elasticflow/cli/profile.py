@@ -23,11 +23,10 @@ from elasticflow.cli.profile_output import show_profile, show_types
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
-from elasticflow.errors import UnknownJob
+from elasticflow.errors import NotMeasured, UnknownJob
 from elasticflow.history.formatting import undecided_in_words
 from elasticflow.history.profile_views import profile_view
 from elasticflow.history.type_views import types_view
-from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.submission import Submission, load, profilable
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
@@ -119,7 +118,7 @@ def profile(
         return
     view = profile_view(state, spec)
     if view is None:
-        raise InvalidJob(f"{target} has no measurement yet")
+        raise NotMeasured(target, "no profiling run has ended, and no job has reported its speed")
     print_json(view) if as_json else show_profile(view)
 
 
@@ -133,14 +132,14 @@ async def _known(client: Client, job_id: str) -> tuple[PoolState, JobSpec]:
 
 
 async def _measured(client: Client, ready: Submission) -> tuple[PoolState, JobSpec]:
-    """The pool after the profiling run. Raises InvalidJob if it cannot be measured."""
+    """The pool after the profiling run. Raises NotMeasured."""
     answer = await client.profile(
         ready.spec,
         code=ready.code,
         on_undecided=lambda event: note(f"{event.job_id}: {undecided_in_words(event)} ..."),
     )
     if not isinstance(answer, JobProfiled) or not answer.iterations_per_s:
-        raise InvalidJob(_why_not(answer))
+        raise NotMeasured(ready.spec.training_function, _why_not(answer))
     return await client.state(), replace(ready.spec, owner=client.tenant)
 
 

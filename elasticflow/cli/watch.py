@@ -19,7 +19,8 @@ from elasticflow.history.formatting import gpus_by_type_in_words, gpus_of_types
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.load_views import LoadView, load_views
 from elasticflow.history.pool_views import JobView, job_views, node_views, present_nodes
-from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
+from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
 from elasticflow.shared.state.promise import Promise
@@ -65,7 +66,9 @@ def watch(
 
 async def _draw(client: Client) -> None:
     """Follow the ledger, and redraw at a steady rate, because estimates change without events."""
+    configure_logs(level="error")  # other lines would break the view, which says them itself
     newest: list[PoolState] = [await client.state()]
+    heard_s = client.now_s()
 
     async def follow() -> None:
         async for state in client.states():
@@ -75,13 +78,22 @@ async def _draw(client: Client) -> None:
     try:
         with Live(console=console(), auto_refresh=False, screen=False) as live:
             while not following.done():
-                live.update(picture(newest[0], client.now_s(), of_all=client.view is None), refresh=True)
+                heard_s = client.now_s() if client.is_connected else heard_s
+                live.update(picture_since(newest[0], client, heard_s), refresh=True)
                 await asyncio.sleep(_REDRAW_S)
         await following
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
+
+
+def picture_since(state: PoolState, client: Client, heard_s: float) -> Group:
+    """heard_s: when there was a connection last. Without one, the estimates are those of that time."""
+    if client.is_connected:
+        return picture(state, client.now_s(), of_all=client.view is None)
+    since = f"no connection to the pool since {moment_in_words(heard_s, client.now_s())}; this is what it was then"
+    return Group(Text(since, style="bold red"), picture(state, heard_s, of_all=client.view is None))
 
 
 async def _lines(client: Client) -> None:

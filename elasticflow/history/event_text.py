@@ -22,6 +22,7 @@ from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_in_words
 from elasticflow.shared.messages.events import Event
+from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.expected_finish import promised_finish_s
@@ -72,13 +73,13 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.CheckpointRequested():
             return "a checkpoint was requested" + (", to be stored with the job's files" if event.store else "")
         case events.ArtifactsStored():
-            return artifacts_in_words(event) + _left_elsewhere(event, new, state)
+            return artifacts_in_words(event) + _without_model(event, new) + _left_elsewhere(event, new, state)
         case events.CheckpointWritten():
             return f"checkpoint of iteration {event.iteration} written, {bytes_in_words(event.num_bytes)}: {event.file}"
         case events.CheckpointFailed():
             return f"the requested checkpoint could not be written: {event.explanation}"
         case events.WorkersStopped():
-            kept = f", checkpoint at iteration {event.iteration}" if event.iteration is not None else ""
+            kept = f", checkpoint at iteration {event.iteration}" if event.iteration else ""
             stopped = f"generation {event.generation} has stopped on {event.node_id}"
             return f"{stopped}{kept}{_lost(old, new)}"
         case events.GenerationStarted():
@@ -188,6 +189,15 @@ def _rejected(event: events.JobRejected) -> str:
         offered = " or ".join(offer_in_words(other, event.spec, event.at_s) for other in others)
         offer += f"; admission would have promised {offered}"
     return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
+
+
+def _without_model(event: events.ArtifactsStored, new: Job) -> str:
+    """Unless a file that is not stored says why, or the script keeps its model itself."""
+    if event.model is not None or event.num_unstored or not (event.files or event.outputs):
+        return ""
+    if new.spec is not None and new.spec.entry == TORCHRUN:
+        return ""
+    return "; no model: it has saved no checkpoint"
 
 
 def _left_elsewhere(event: events.ArtifactsStored, new: Job, state: PoolState) -> str:

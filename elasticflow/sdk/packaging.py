@@ -108,7 +108,8 @@ def _what_to_run(file: Path) -> str:
         found = ", ".join(names) or "none"
         raise PackagingFailed(
             f"{file} must hold one subclass of ElasticJob (found: {found}); or name it: {file.name}:Class. "
-            "A script must call elasticflow.elastic, or the adapter of its library"
+            "A script must call elasticflow.elastic, or the adapter of its library; --torchrun takes one as it is, if "
+            "it runs with torchrun"
         )
     return names[0]
 

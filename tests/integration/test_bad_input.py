@@ -135,10 +135,10 @@ async def test_a_quote_that_is_not_reserved(user: User) -> None:
 async def test_a_batch_of_nothing(user: User) -> None:
     shown = await user.eflow("submit", "light.py", "--deadline", "10m", "--batch", "0")
     as_json = await user.eflow("submit", "light.py", "--deadline", "10m", "--batch", "-1", "--json")
-    assert (shown.status, shown.out) == (1, "")
+    assert (shown.status, shown.out) == (2, "")
     assert shown.err == "eflow: global_batch_size: must be greater than 0, not 0\n"
     assert (as_json.status, as_json.value) == (
-        1,
+        2,
         {"error": "global_batch_size: must be greater than 0, not -1"},
     )
     said, answer = await user.publishes("SubmitJob", "empty-batch", spec=published("Diverges", global_batch_size=0))
@@ -271,7 +271,7 @@ async def test_two_submissions_with_one_id(user: User) -> None:
     other = await user.eflow(*command, "--iterations", "5")
     shown = await user.eflow("submit", "light.py", "--deadline", "11m", "--name", "twice")
     assert (other.status, other.value["reason"]) == (1, "duplicate")
-    assert "twice names another job already, submitted with other options" in shown.out
+    assert "the name twice is taken by another job, submitted with other code or options" in shown.out
     assert "twice-2 is free" in shown.out
 
     said, answer = await user.publishes("SubmitJob", "twice", spec=published("Diverges"))

@@ -95,7 +95,7 @@ async def test_a_sweep_over_an_unknown_hyperparameter_submits_nothing(cli: Comma
     known = "it declares depth, global_batch_size, lr: add it to the `hyperparameters` of the class"
     for option in ("--sweep", "--set"):
         ran = await cli.eflow("submit", "line.py", "--deadline", "1h", option, "rate=0.1")
-        assert ran.status == 1
+        assert ran.status == 2
         assert ran.err == f"eflow: {option} rate: Line declares no such hyperparameter; {known}\n"
     many = await cli.eflow("submit", "line.py", "--deadline", "1h", "--sweep", f"lr={','.join(map(str, range(1001)))}")
     assert (many.status, "1001 combinations are more than 1000" in many.err) == (1, True)

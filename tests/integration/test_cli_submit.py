@@ -53,14 +53,14 @@ async def test_an_invalid_name_is_rejected_before_a_message_is_sent(
     cli: CommandLinePool, option: str, field: str
 ) -> None:
     ran = await cli.eflow("submit", "line.py", "--deadline", "300s", option, "no spaces")
-    assert ran.status == 1
+    assert ran.status == 2
     assert ran.err == f"eflow: {field}: must be 1 to 64 letters, digits, _ and -, not 'no spaces'\n"
     assert (await cli.eflow("jobs", "--all", "--json")).value == []
 
 
 async def test_one_error_names_all_problems(cli: CommandLinePool) -> None:
     ran = await cli.eflow("submit", "line.py", "--batch", "0", "--name", "no spaces", "--tenant", "a b")
-    assert ran.status == 1
+    assert ran.status == 2
     assert all(f"{field}: " in ran.err for field in ("global_batch_size", "deadline", "job_id", "tenant")), ran.err
 
 

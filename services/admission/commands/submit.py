@@ -113,9 +113,9 @@ def _taken(state: PoolState, known: Job, submission: Submission) -> str:
     free = next_name(known.job_id)
     while state.job(free) is not None or free in state.quote_reservations:
         free = next_name(free)
-    of = "of another tenant" if known.tenant != submission.tenant else "submitted with other options"
+    of = "of another tenant" if known.tenant != submission.tenant else "submitted with other code or options"
     end = f" and {known.phase.value}" if not known.live and known.tenant == submission.tenant else ""
-    return f"job_id: {known.job_id} names another job already, {of}{end}; {free} is free"
+    return f"the name {known.job_id} is taken by another job, {of}{end}; {free} is free"
 
 
 def _is_reserved_by_another(whole: AdmissionSession, submission: Submission) -> bool:

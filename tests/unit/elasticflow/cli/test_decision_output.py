@@ -9,7 +9,7 @@ from elasticflow.cli.decision_output import show_decision, show_quote
 from elasticflow.errors import UnknownJob
 from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.commands import DeadlineQuoted
-from elasticflow.shared.messages.events import JobAdmitted
+from elasticflow.shared.messages.events import JobAdmitted, JobRejected
 from elasticflow.shared.messages.limits import next_name
 from elasticflow.shared.state.job import Job, Phase
 from tests.support.histories import NOW_S, spec
@@ -86,6 +86,29 @@ def test_a_second_submission_says_that_it_is_one(
     first = capsys.readouterr().out.splitlines()[0]
     end = said.format(clock_time(NOW_S + 5.0, now_s=now_s))
     assert first == f"j1 was admitted already at {clock_time(NOW_S, now_s=now_s)} (10.0s ago){end}"
+
+
+def test_an_earlier_rejection_is_said_to_be_one_and_its_offers_are_over(capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = replace(BEFORE, phase=Phase.REJECTED, explanation="does not fit", ended_at_s=NOW_S)
+    again = JobRejected(
+        job_id="j1",
+        tenant="t",
+        spec=spec(),
+        reason="deadline",
+        explanation="does not fit",
+        deadline_s=NOW_S + 5.0,
+        earliest_deadline_s=NOW_S + 30.0,
+        at_s=NOW_S,
+    )
+    now_s = NOW_S + 60.0
+    show_decision(again, SubmissionOptions(target="a.py", name="j1"), now_s=now_s, earlier=earlier)
+    assert capsys.readouterr().out.splitlines() == [
+        f"j1 was rejected already at {clock_time(NOW_S, now_s=now_s)} (1m 00s ago); nothing was submitted now; "
+        "to ask again: --name j1-2",
+        "rejected  j1: does not fit",
+    ]
+    show_decision(replace(again, at_s=now_s), SubmissionOptions(target="a.py"), now_s=now_s, earlier=earlier)
+    assert "earliest deadline" in capsys.readouterr().out
 
 
 def test_a_job_that_was_rejected_before_is_new(capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,8 +152,8 @@ def test_without_a_pool_every_command_names_eflow_up(command: tuple[str, ...]) -
         ("class Net: ...", "user_c.py:Net", 2, "Net is not a subclass of ElasticJob"),
         ("x = 1", "user_d.py:Net", 2, "user_d has no class Net"),
         ("x = (", "user_e.py:Net", 2, "SyntaxError"),
-        (JOB_FILE.format(name="Net", batch=0), "user_f.py", 1, "global_batch_size"),
-        (JOB_FILE.format(name="Net", batch='"big"'), "user_g.py", 1, "global_batch_size"),
+        (JOB_FILE.format(name="Net", batch=0), "user_f.py", 2, "global_batch_size"),
+        (JOB_FILE.format(name="Net", batch='"big"'), "user_g.py", 2, "global_batch_size"),
         ("", "module_without_class", 2, "name a file and a class"),
     ],
 )
@@ -366,7 +366,7 @@ def test_a_hyperparameter_that_the_class_does_not_declare_is_named_with_the_near
     refused = "--set global_batch: Net declares no such hyperparameter; did you mean global_batch_size?"
     options = ("user_typo.py", "--set", "global_batch=16")
     for command in ("submit", *options), ("quote", *options), ("profile", *options), ("quote", "job.toml"):
-        assert eflow(*command) == (1, f"eflow: {refused}\n")
+        assert eflow(*command) == (2, f"eflow: {refused}\n")
 
 
 def test_a_model_is_not_fetched_into_a_file(nowhere: Path) -> None:
