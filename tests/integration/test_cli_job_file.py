@@ -98,7 +98,7 @@ async def test_a_sweep_over_an_unknown_hyperparameter_submits_nothing(cli: Comma
         assert ran.status == 2
         assert ran.err == f"eflow: {option} rate: Line declares no such hyperparameter; {known}\n"
     many = await cli.eflow("submit", "line.py", "--deadline", "1h", "--sweep", f"lr={','.join(map(str, range(1001)))}")
-    assert (many.status, "1001 combinations are more than 1000" in many.err) == (1, True)
+    assert (many.status, "1001 combinations are more than 1000" in many.err) == (2, True)
     assert (await cli.eflow("jobs", "--all", "--json")).value == []
 
 
