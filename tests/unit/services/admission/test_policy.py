@@ -50,6 +50,12 @@ def test_a_job_that_does_not_fit_is_rejected_with_the_earliest_deadline_and_that
     assert isinstance(accepted, events.JobAdmitted)
 
 
+def test_a_deadline_that_is_nearer_than_the_slack_of_the_pool_leaves_no_time() -> None:
+    rejected = only(pool(1, deadline_slack_s=1.0).decided(POLICY, submit("a", deadline_s=NOW_S + 0.5)))
+    assert isinstance(rejected, events.JobRejected)
+    assert "iterations do not fit, for no time is left: alone on" in rejected.explanation
+
+
 @pytest.mark.parametrize("admission", ["first-come", "selective"])
 def test_a_rejection_seeks_no_other_deadline_for_a_sender_who_does_not_wait(
     admission: str, monkeypatch: pytest.MonkeyPatch
