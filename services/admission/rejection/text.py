@@ -144,7 +144,7 @@ def why_late(state: PoolState, job: SchedulableJob, offered: str, ending: Sequen
     fastest = job.curve.throughput(most)
     iterations = round(job.remaining_iterations)
     alone_s = iterations / fastest + job.resize_cost.seconds(most)
-    unfit = f"in {window_s:.0f} s do not fit" if window_s > 0 else "do not fit, for no time is left"
+    unfit = f"in {window_s:.0f} s do not fit" if window_s >= 1.0 else "do not fit, for no time is left"
     return (
         f"{iterations} iterations {unfit}: alone on {gpus} they take "
         f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {offered}"
