@@ -65,7 +65,7 @@ class RecordedPool:
 
 
 def record(folder: Path) -> RecordedPool:
-    """An archived epoch, a snapshot, and messages after both; objects and values; a bookmark at the end."""
+    """An archived epoch, of which only the archive is left, a snapshot, and messages after both; objects and values; a bookmark at the end."""
     pool = RecordedPool(folder)
     with pool.server() as server:
         asyncio.run(_fill(server.url, pool))
@@ -77,7 +77,7 @@ async def _fill(url: str, pool: RecordedPool) -> None:
     try:
         await bus.ensure_pool(POOL)
         await _decide(url, bus, _BEFORE_EPOCH)
-        await archive(url, POOL, pool.archives, CLOCK, delete=False, on_message=lambda done, of: None)
+        await archive(url, POOL, pool.archives, CLOCK, delete=True, on_message=lambda done, of: None)
         await _decide(url, bus, _BEFORE_SNAPSHOT)
         state, chain = await LedgerView(bus, POOL).state_and_chain()
         await snapshot_store.save(bus, POOL, Snapshot(state=state, chain=chain.digest), CLOCK.now_s())
