@@ -65,7 +65,8 @@ class RecordedPool:
 
 
 def record(folder: Path) -> RecordedPool:
-    """An archived epoch, of which only the archive is left, a snapshot, and messages after both; objects and values; a bookmark at the end."""
+    """An archived epoch, of which only the archive is left, a snapshot, and messages after both; objects and values; a
+    bookmark at the end."""
     pool = RecordedPool(folder)
     with pool.server() as server:
         asyncio.run(_fill(server.url, pool))
