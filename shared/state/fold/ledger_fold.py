@@ -54,7 +54,7 @@ from elasticflow.shared.state.job import Phase, has_workers_on
 from elasticflow.shared.state.node_speeds import with_speed_on_node
 from elasticflow.shared.state.pool import PoolState
 
-FOLD = 34  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 35  # raise it when the same messages fold to another state: older snapshots are then not read
 
 _BY_SERVICES = (  # executors report the others, each on the jobs that have workers on its node
     *(events.JobCancelled, events.JobProfiled, events.JobAmended, events.JobProgressed, events.JobAtRisk),

@@ -18,10 +18,13 @@ def end_of_executor_s(replaced: NodeState, joined: NodeJoined) -> float | None:
 
 
 def with_lost_start(state: PoolState, job: Job, node_id: str, ended_s: float) -> Job:
-    """The job after the executor of this node has ended, last heard at ended_s, with its workers."""
+    """The job after the executor of this node has ended, last heard at ended_s, with its workers.
+
+    One end of an executor loses one start: if it explains the crash before, it lost that one.
+    """
     starts = job.started_at_s is None and job.previous_generation is None and not job.broken and not job.stopping
     lived = ended_s + state.config.timeouts.monitor_grace_s >= job.placed_at_s  # else a heartbeat was due before
-    if not starts or not lived or node_id not in nodes_of(job.gpus):
+    if not starts or not lived or node_id not in nodes_of(job.gpus) or _explains_crash(state, job, node_id, ended_s):
         return job
     return fast_replace(job, nodes_lost_at_start=(*job.nodes_lost_at_start, node_id))
 
@@ -34,16 +37,20 @@ def with_crash_of_lost_node(state: PoolState, node_id: str, heard_s: float | Non
     """
     if heard_s is None:
         return state
-    grace_s = state.config.timeouts.monitor_grace_s
     for job in state.live_jobs.values():
-        start = job.crashed_start
-        if start is None or node_id == start.reporter or node_id not in start.nodes:
-            continue
-        if start.placed_at_s - grace_s <= heard_s <= start.crashed_at_s:
+        if _explains_crash(state, job, node_id, heard_s):
             lost = (*job.nodes_lost_at_start, node_id) if is_jobs_doing else job.nodes_lost_at_start
             job = fast_replace(job, crashed_start=None, restarts=max(job.restarts - 1, 0), nodes_lost_at_start=lost)
             state = with_job(state, job)
     return state
+
+
+def _explains_crash(state: PoolState, job: Job, node_id: str, heard_s: float) -> bool:
+    """Whether the end of this node, last heard at heard_s, is why a peer crashed at the newest start."""
+    start = job.crashed_start
+    if start is None or node_id == start.reporter or node_id not in start.nodes:
+        return False
+    return start.placed_at_s - state.config.timeouts.monitor_grace_s <= heard_s <= start.crashed_at_s
 
 
 def with_lost_starts_judged(state: PoolState, started_again: str = "") -> PoolState:

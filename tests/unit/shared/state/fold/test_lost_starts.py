@@ -168,6 +168,12 @@ def test_a_peer_that_crashes_first_does_not_hide_a_lost_start() -> None:
     assert counted(history) == (("node-1",), 0)
 
 
+@pytest.mark.parametrize("gone", [joins(1, 1, at_s=6.0, heard_s=2.0), silent(1, heard_s=2.0)])
+def test_one_end_of_an_executor_loses_one_start_although_the_next_one_was_placed_there_too(gone: Any) -> None:
+    history = starting().then(peer_crashes(1, at_s=3.0), stopped(1, "node-0"), at(3.1, 2, *SECOND), gone)
+    assert counted(history) == (("node-1",), 0)
+
+
 def test_a_silent_node_explains_the_crash_of_its_peer() -> None:
     assert counted(starting().then(peer_crashes(1, at_s=3.0), silent(1, heard_s=2.0))) == (("node-1",), 0)
 
