@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import typer
 
+from benchmarks.damage.__main__ import Flip
 from benchmarks.live_power_losses import JOB, LivePool, found_job, lose_power
 from elasticflow.shared.state.promise import Promise, promise_of
 
@@ -32,7 +33,8 @@ async def damaged_checkpoint(folder: Path) -> bool:
         for executor in executors:
             for each in (executor, *executor.children(recursive=True)):
                 each.suspend()
-        flip_middle_bit(files[-1])
+        newest = files[-1]
+        Flip(file=newest.name, offset=newest.stat().st_size // 2, bit=0, is_clean=True).apply(newest.parent)
         for executor in executors:
             executor.kill()
         ended = found_job(await pool.when(lambda state: not found_job(state).live))
@@ -41,12 +43,6 @@ async def damaged_checkpoint(folder: Path) -> bool:
         return promise_of(ended, 0.0) is Promise.KEPT and "checkpoints could not be used" in explanation
     finally:
         lose_power(supervisor)
-
-
-def flip_middle_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
 
 
 async def older_store(folder: Path) -> bool:

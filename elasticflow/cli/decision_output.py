@@ -32,7 +32,7 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
     if earlier is not None and not is_rejected and earlier.phase is not Phase.REJECTED:
         _show_earlier(earlier, now_s)
     elif earlier is not None and is_rejected and decision.at_s == earlier.decided_at_s:
-        _show_earlier(earlier, now_s)
+        _show_earlier_rejection(earlier, now_s)
         return  # its offers count from then
     match decision:
         case JobAdmitted():
@@ -50,15 +50,16 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
 def _show_earlier(job: Job, now_s: float) -> None:
     """Nothing new was decided: this is the answer to the first submission."""
     decided = moment_in_words(job.decided_at_s, now_s)
-    if job.phase is Phase.REJECTED:
-        again = f"to ask again: --name {next_name(job.job_id)}"
-        say_line(f"{job.job_id} was rejected already at {decided}; nothing was submitted now; {again}", "yellow")
-        say_line(f"rejected  {job.job_id}: {job.explanation}", "red")
-        return
     what = "admitted" if job.phase not in (Phase.PROFILING, Phase.PROFILED) else "submitted"
     end = "" if job.ended_at_s is None else f", and {job.phase.value} at {moment_in_words(job.ended_at_s, now_s)}"
     again = "" if job.ended_at_s is None else f"; to run it again: --name {next_name(job.job_id)}"
     say_line(f"{job.job_id} was {what} already at {decided}{end}; nothing was submitted now{again}", "yellow")
+
+
+def _show_earlier_rejection(job: Job, now_s: float) -> None:
+    decided, again = moment_in_words(job.decided_at_s, now_s), f"to ask again: --name {next_name(job.job_id)}"
+    say_line(f"{job.job_id} was rejected already at {decided}; nothing was submitted now; {again}", "yellow")
+    say_line(f"rejected  {job.job_id}: {job.explanation}", "red")
 
 
 def _show_admitted(event: JobAdmitted, now_s: float) -> None:

@@ -78,8 +78,10 @@ async def _draw(client: Client) -> None:
     try:
         with Live(console=console(), auto_refresh=False, screen=False) as live:
             while not following.done():
-                heard_s = client.now_s() if client.is_connected else heard_s
-                live.update(picture_since(newest[0], client, heard_s), refresh=True)
+                now_s = client.now_s()
+                heard_s = now_s if client.is_connected else heard_s
+                shown = picture(newest[0], heard_s, of_all=client.view is None)
+                live.update(shown if heard_s == now_s else Group(_stale(heard_s, now_s), shown), refresh=True)
                 await asyncio.sleep(_REDRAW_S)
         await following
     finally:
@@ -88,12 +90,10 @@ async def _draw(client: Client) -> None:
             await following
 
 
-def picture_since(state: PoolState, client: Client, heard_s: float) -> Group:
-    """heard_s: when there was a connection last. Without one, the estimates are those of that time."""
-    if client.is_connected:
-        return picture(state, client.now_s(), of_all=client.view is None)
-    since = f"no connection to the pool since {moment_in_words(heard_s, client.now_s())}; this is what it was then"
-    return Group(Text(since, style="bold red"), picture(state, heard_s, of_all=client.view is None))
+def _stale(heard_s: float, now_s: float) -> Text:
+    """heard_s: when there was a connection last."""
+    since = moment_in_words(heard_s, now_s)
+    return Text(f"no connection to the pool since {since}; this is what it was then", style="bold red")
 
 
 async def _lines(client: Client) -> None:

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterable
 
-from elasticflow.client.workers_check import named
+from elasticflow.client.workers_check import alive_by, named
 from elasticflow.shared.state.pool import NodeState
 
 
 def data_folder_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
     """What is wrong and what to do. Older nodes, and storage without hard links, have no name to compare."""
-    by_folder: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.alive and node.data_folder:
-            by_folder.setdefault(node.data_folder, []).append(node.node_id)
+    by_folder = alive_by(lambda node: node.data_folder, nodes)
     if len(by_folder) > 1:
         groups = "; ".join(sorted(map(named, by_folder.values())))
         yield (

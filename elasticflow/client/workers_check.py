@@ -1,6 +1,6 @@
 """Whether the workers of all nodes know each other by one secret (docs/adr/0070)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, VARIABLE
 from elasticflow.shared.state.pool import NodeState
@@ -10,10 +10,7 @@ _SHOWN_NODES = 5
 
 def workers_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
     """What is wrong and what to do. Older nodes, and secrets that may be guessed, have no digest to compare."""
-    by_digest: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.alive and node.workers_secret:
-            by_digest.setdefault(node.workers_secret, []).append(node.node_id)
+    by_digest = alive_by(lambda node: node.workers_secret, nodes)
     if without := by_digest.pop("none", None):
         others = " and do not meet those of other nodes" if by_digest else ""
         yield (
@@ -23,6 +20,15 @@ def workers_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
     if len(by_digest) > 1:
         groups = "; ".join(sorted(map(named, by_digest.values())))
         yield f"nodes have different secrets in {VARIABLE}, so no job trains on several of them: {groups}: copy one"
+
+
+def alive_by(value_of: Callable[[NodeState], str], nodes: Iterable[NodeState]) -> dict[str, list[str]]:
+    """The ids of living nodes by what they say; those that say nothing are left out."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.alive and (value := value_of(node)):
+            found.setdefault(value, []).append(node.node_id)
+    return found
 
 
 def named(node_ids: Sequence[str]) -> str:

@@ -89,8 +89,8 @@ def job(history: History, job_id: str = "a") -> Job:
 
 
 def rejected(**changes: Any) -> events.JobRejected:
-    values = {"tenant": "lab", "spec": spec(), "reason": "deadline", "explanation": "no", "at_s": NOW_S}
-    return events.JobRejected(job_id="a", **(values | changes))
+    values = {"job_id": "a", "tenant": "lab", "spec": spec(), "reason": "deadline", "explanation": "no", "at_s": NOW_S}
+    return events.JobRejected(**(values | changes))
 
 
 def throughput(of: Job, rate: float, at_s: float, **changes: Any) -> events.ThroughputMeasured:

@@ -53,11 +53,10 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
         job = fast_replace(job, checkpoint_iteration=event.iteration)
     elif event.resize is None:
         job = checkpointed(job, event.iteration)
-    new_nodes = dict.fromkeys(gpu.node_id for gpu in job.gpus if gpu.node_id not in job.trained_on)
     return fast_replace(
         job,
         started_at_s=event.at_s,
-        trained_on=(*job.trained_on, *new_nodes),
+        trained_on=tuple(dict.fromkeys((*job.trained_on, *nodes_of(job.gpus)))),
         nodes_lost_at_start=(),
         crashed_start=None,
         iteration=event.iteration,

@@ -9,11 +9,11 @@ from elasticflow.cli.decision_output import show_decision, show_quote
 from elasticflow.errors import UnknownJob
 from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.commands import DeadlineQuoted
-from elasticflow.shared.messages.events import JobAdmitted, JobRejected
+from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.limits import next_name
 from elasticflow.shared.state.job import Job, Phase
 from tests.support.histories import NOW_S, spec
-from tests.support.worker_events import admitted
+from tests.support.worker_events import admitted, rejected
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,7 @@ def test_a_second_submission_says_that_it_is_one(
 
 def test_an_earlier_rejection_is_said_to_be_one_and_its_offers_are_over(capsys: pytest.CaptureFixture[str]) -> None:
     earlier = replace(BEFORE, phase=Phase.REJECTED, explanation="does not fit", ended_at_s=NOW_S)
-    again = JobRejected(
-        job_id="j1",
-        tenant="t",
-        spec=spec(),
-        reason="deadline",
-        explanation="does not fit",
-        deadline_s=NOW_S + 5.0,
-        earliest_deadline_s=NOW_S + 30.0,
-        at_s=NOW_S,
-    )
+    again = rejected(job_id="j1", explanation="does not fit", earliest_deadline_s=NOW_S + 30.0, deadline_s=NOW_S + 5.0)
     now_s = NOW_S + 60.0
     show_decision(again, SubmissionOptions(target="a.py", name="j1"), now_s=now_s, earlier=earlier)
     assert capsys.readouterr().out.splitlines() == [
