@@ -102,7 +102,7 @@ class LiveJobRows:
         found = [self._slot_of_object.get(id(job)) for job in jobs]
         if None not in found:
             return np.array(found, np.int64)
-        slots, changed, reported = list[int](), list[int](), list[int]()
+        slots, replanned, reported = list[int](), list[int](), list[int]()
         for job, slot in zip(jobs, found, strict=True):
             if slot is None:
                 slot = self._slots.get(job.job_id)
@@ -111,28 +111,32 @@ class LiveJobRows:
                     reported.append(slot)
                 else:
                     slot = self._write(state, job)
-                changed.append(slot)
+                if job.planned_share is not self._planned[slot]:
+                    replanned.append(slot)
             slots.append(slot)
         self._write_progress(reported)
-        self._write_schedules(changed)
+        self._write_schedules(replanned)
         return np.array(slots, np.int64)
 
     def _write_progress(self, slots: list[int]) -> None:
         rows, jobs = np.array(slots, np.int64), [self._jobs_of[slot] for slot in slots]
-        self._arrays.unsaved_J[rows] = np.array([job.unsaved_iterations for job in jobs])
-        self._arrays.starts_over_J[rows] = np.array([job.starts_over for job in jobs])
+        scripts: list[int] = rows[self._restarts[rows]].tolist()
+        for slot in scripts:
+            self._write_unsaved(slot, self._jobs_of[slot])
         self._left[rows] = self._iterations[rows] - np.array([job.iteration for job in jobs])
         self._progressed_at[rows] = np.array([job.progressed_at_s for job in jobs])
         reported = [inf if (rate := job.iterations_per_s) is None else rate for job in jobs]
         self._rates[rows] = np.minimum(self._curve_rates[rows], np.array(reported))
 
     def _write_schedules(self, slots: list[int]) -> None:
-        promised = zip(slots, self._promised[slots].tolist(), strict=True)
-        planned = {slot: self._jobs_of[slot].planned_share if is_promised else () for slot, is_promised in promised}
-        anew = {slot: share for slot, share in planned.items() if share is not self._planned[slot]}
-        write_schedules(self._schedules, list(anew), list(anew.values()))
-        for slot, share in anew.items():
-            self._planned[slot] = share
+        jobs = [self._jobs_of[slot] for slot in slots]
+        shares = [job.planned_share if job.promised else () for job in jobs]
+        write_schedules(self._schedules, slots, shares)
+        for slot, job in zip(slots, jobs, strict=True):
+            self._planned[slot] = job.planned_share
+
+    def _write_unsaved(self, slot: int, job: Job) -> None:
+        self._arrays.unsaved_J[slot], self._arrays.starts_over_J[slot] = job.unsaved_iterations, job.starts_over
 
     def _replace(self, slot: int, job: Job) -> Job:
         """Store the new object of a job in its slot; return the old one."""
@@ -191,11 +195,13 @@ class LiveJobRows:
         self._curve_rates[slot] = curve.throughput(len(job.own_gpus)) if job.training else 0.0
         self._rates[slot] = progress_rate(job, curve)
         self._progressed_at[slot] = job.progressed_at_s
-        arrays.unsaved_J[slot], arrays.starts_over_J[slot] = job.unsaved_iterations, job.starts_over
+        self._write_unsaved(slot, job)
         self._restarts[slot] = job.restarts_to_resize
         arrays.held_J[slot] = held_num_gpus(job)
         arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)
-        promised = self._promised[slot] = job.promised
+        promised = job.promised
+        if promised != self._promised[slot]:
+            self._promised[slot], self._planned[slot] = promised, None
         arrays.deadline_J[slot] = planned_deadline_s(state, job.deadline_s) if promised else np.inf
         return slot
 
