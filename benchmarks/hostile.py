@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.hostile_places import Hostile, Send, channels_broken, frames_sent, rare_senders, send_frames, senders
-from elasticflow.client.configure_pool import configure
+from elasticflow.client.operator_decisions import configure
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.runtime.process.clock import SystemClock
 from tests.support.real_pool import POOL, RunningPool, job, running_pool

@@ -21,9 +21,9 @@ from elasticflow.cli.app import app
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.services.monitor.gauges import PoolGauges
-from elasticflow.services.monitor.settings import MonitorSettings
+from elasticflow.services.monitor.service import MonitorSettings
 from elasticflow.shared.messages import pool_config
-from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
+from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings

@@ -56,12 +56,10 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import Condition as Condition
     from elasticflow.sdk.job import ElasticJob as ElasticJob
     from elasticflow.sdk.job import InvalidJob as InvalidJob
-    from elasticflow.sdk.job_data import data_path as data_path
+    from elasticflow.sdk.job_fields import data_path as data_path
     from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
     from elasticflow.sdk.local_run import LocalRun as LocalRun
     from elasticflow.sdk.local_run import run_locally as run_locally
-    from elasticflow.sdk.notebook_results import JobViews as JobViews
-    from elasticflow.sdk.notebook_results import Quote as Quote
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
     from elasticflow.sdk.padding import map as map
     from elasticflow.sdk.padding_executor import PaddingExecutor as PaddingExecutor
@@ -69,6 +67,8 @@ if TYPE_CHECKING:
     from elasticflow.sdk.script import Script as Script
     from elasticflow.sdk.script import TorchrunScript as TorchrunScript
     from elasticflow.sdk.script import elastic as elastic
+    from elasticflow.sdk.synchronous import JobViews as JobViews
+    from elasticflow.sdk.synchronous import Quote as Quote
     from elasticflow.sdk.synchronous import amend as amend
     from elasticflow.sdk.synchronous import cancel as cancel
     from elasticflow.sdk.synchronous import checkpoint as checkpoint
@@ -123,19 +123,18 @@ __version__ = "0.1.0"
 
 _NAMES_BY_MODULE = {
     "sdk.job": "Condition ElasticJob InvalidJob",
-    "sdk.job_data": "data_path",
+    "sdk.job_fields": "data_path",
     "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
     "sdk.joblib_registration": "register_joblib",
     "sdk.local_run": "LocalRun run_locally",
-    "sdk.notebook_results": "JobViews Quote",
     "sdk.packaging": "PackagingFailed",
     "sdk.padding": "map",
     "sdk.padding_executor": "PaddingExecutor",
     "sdk.times": "Duration Moment",
     "sdk.training": "train",
     "sdk.whole_batch": "gather mean",
-    "sdk.synchronous": "amend cancel checkpoint jobs profile quote release reserve scale submit wait",
+    "sdk.synchronous": "JobViews Quote amend cancel checkpoint jobs profile quote release reserve scale submit wait",
     "client.client": "Client",
     "client.pool_endpoint": "Endpoint",
     "client.replies": "CheckpointReply Decision ProfileReply",

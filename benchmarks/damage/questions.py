@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.damage.recorded_pool import CLOCK, CODE, OBJECTS, POOL, VALUE, VALUES, RecordedPool
 from elasticflow.client import doctor
-from elasticflow.client.configure_pool import configure
 from elasticflow.client.ledger import ARCHIVES, LedgerView
+from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticflow.client.archive_ledger import archive
-from elasticflow.client.configure_pool import configure
 from elasticflow.client.ledger import LedgerView
-from elasticflow.shared.messages import events
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.client.operator_decisions import configure
+from elasticflow.shared.messages import codec, events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats

@@ -25,8 +25,8 @@ from benchmarks.engine.device import Device, device_fields
 from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.engine.models import PerceptronOfEight, Trained
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
-from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
 from elasticflow.services.executor.processes.launcher import Exited, WorkerHandle
+from elasticflow.services.executor.processes.manager import GenerationSecrets
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import Progressed, Started, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (

@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks.engine.elastic import running_engine
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from benchmarks.engine.resizes import Resized
-from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
+from elasticflow.services.executor.processes.manager import GenerationSecrets
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 
 _SECRETS = {"without": GenerationSecrets(), "with": GenerationSecrets(b"0" * 64)}

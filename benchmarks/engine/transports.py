@@ -12,8 +12,7 @@ import torch.distributed as dist
 from benchmarks.engine.asynchronous_transport import AsynchronousTransport, Faults
 from benchmarks.engine.simulated_stream import follow_in_later_threads
 from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
-from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
+from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport, StagedTransport
 from elasticflow.services.executor.worker.elastic.transport import Transport
 
 

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from benchmarks.engine.device import Device
 from benchmarks.report import Measured
 from elasticflow.services.executor.worker.elastic import device_transport
-from elasticflow.services.executor.worker.elastic.data_interface import bind_to_host
 from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.elastic.tcp_connections import bind_to_host
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 _HOST = "127.0.0.1"

@@ -21,7 +21,7 @@ from benchmarks.heterogeneous import (
 from benchmarks.heterogeneous.parts import Options, Part
 from benchmarks.report import report, where_and_when
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.workload.typed_pool import typed_pool
+from elasticflow.simulator.workload.workload import typed_pool
 
 
 class PartName(StrEnum):

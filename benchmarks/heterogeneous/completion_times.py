@@ -13,18 +13,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks.heterogeneous.own_scheduler import mean_completion_s, simulate_own
+from benchmarks.heterogeneous.rounds import (
+    ROUND_S,
+    Outcome,
+    Policy,
+    Recipe,
+    TypedJob,
+    arriving_jobs,
+    gavel_throughputs,
+    simulate_rounds,
+)
+from benchmarks.heterogeneous.share_programs import deadline_policy, las_shares
 from benchmarks.papers.published_values import published_value
 from benchmarks.report import Row
-from elasticflow.simulator.heterogeneous.active_job import Policy
-from elasticflow.simulator.heterogeneous.deadline_program import deadline_policy
-from elasticflow.simulator.heterogeneous.job_arrivals import Recipe, TypedJob, arriving_jobs
-from elasticflow.simulator.heterogeneous.las_program import las_shares
-from elasticflow.simulator.heterogeneous.rounds import ROUND_S, Outcome, simulate_rounds
-from elasticflow.simulator.heterogeneous.throughput_table import gavel_throughputs
-from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
+from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.result_by_type import numbers_by_type
-from elasticflow.simulator.workload.typed_pool import TypedPool
+from elasticflow.simulator.trace.simulated_run import numbers_by_type
+from elasticflow.simulator.workload.workload import TypedPool
 
 NUM_SEEDS = 3
 JOBS_PER_HOUR = (1, 2, 4, 8, 12, 16, 20)

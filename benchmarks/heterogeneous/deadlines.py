@@ -20,8 +20,8 @@ from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.typed_pool import TypedPool
 from elasticflow.simulator.workload.workload import (
+    TypedPool,
     Workload,
     bundled_throughputs,
     bundled_trace,

@@ -22,8 +22,7 @@ from elasticflow.simulator.trace.simulated_pool import ClusterShape, submission
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
-from elasticflow.simulator.workload.typed_pool import TypedPool
-from elasticflow.simulator.workload.workload import bundled_throughputs
+from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs
 
 SPEEDS = {"H100": 1.0, "A100": 0.6, "V100": 0.3, "T4": 0.1}
 GPUS_PER_NODE, APART_S = 8, 0.01

@@ -12,8 +12,7 @@ from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.typed_pool import TypedPool
-from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace, bundled_traces
+from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs, bundled_trace, bundled_traces
 
 NAME = "H100-80GB-HBM3"
 FAILURES = (None, Failures(seed=3, mean_up_s=20_000.0, mean_down_s=2_000.0))

@@ -7,17 +7,14 @@ in the linear programs it limits the GPUs of each type, because all jobs ask for
 import math
 from collections.abc import Sequence
 
+from benchmarks.heterogeneous.rounds import ThroughputTable, TypedJob
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.jobs.resize_cost import FREE
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.heterogeneous.job_arrivals import TypedJob
-from elasticflow.simulator.heterogeneous.throughput_table import ThroughputTable
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ScalingCurve
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.typed_pool import TypedPool
-from elasticflow.simulator.workload.workload import TraceJob, Workload, within
+from elasticflow.simulator.workload.workload import TraceJob, TypedPool, Workload, within
 
 BATCH_SIZE = 128  # of every job: the models of the table are named with theirs
 GPUS_PER_NODE = 8

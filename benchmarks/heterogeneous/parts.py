@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report import RowsOf
-from elasticflow.simulator.workload.typed_pool import TypedPool
+from elasticflow.simulator.workload.workload import TypedPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

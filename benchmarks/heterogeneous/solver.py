@@ -11,7 +11,7 @@ from scipy.optimize import LinearConstraint, milp
 
 from benchmarks.report import Measured, Row
 from benchmarks.scheduling.timing import Took, timed
-from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
+from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
     GpusOfType,
     TooLittleMemory,

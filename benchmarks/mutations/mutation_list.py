@@ -123,7 +123,7 @@ _LEDGER = (
     ),
     Mutation(
         name="a lease counted from its answer",
-        file="shared/runtime/service/leader_lease.py",
+        file="shared/runtime/service/replica.py",
         old="self._until_s = asked_at_s + ttl_s",
         new="self._until_s = self._clock.now_s() + ttl_s",
         tests=("tests/unit/shared/runtime/bus/test_memory_bus.py",),
@@ -147,7 +147,7 @@ _LEDGER = (
     ),
     Mutation(
         name="a message of a newer version accepted",
-        file="shared/messages/envelope/codec.py",
+        file="shared/messages/codec.py",
         old="    if version > message_type.VERSION:\n",
         new="    if version > message_type.VERSION + 1:\n",
         tests=("tests/properties/test_messages.py::test_unknown_versions_are_refused",),
@@ -168,7 +168,7 @@ _TENANTS = (
     ),
     Mutation(
         name="a secret in an error",
-        file="shared/messages/envelope/codec.py",
+        file="shared/messages/codec.py",
         old='    is_shown = details["type"] != "missing" and "secrets" not in details["loc"]\n',
         new='    is_shown = details["type"] != "missing"\n',
         tests=("tests/unit/shared/messages/test_job_environment.py",),
@@ -192,7 +192,7 @@ _TENANTS = (
     ),
     Mutation(
         name="answers on any subject",
-        file="shared/runtime/service/answer_sender.py",
+        file="shared/runtime/service/command_queue.py",
         old="        if subjects.may_be_answered(tenant, self._pool, subject):\n",
         new="        if subject:\n",
         tests=(f"{_SERVICE}/test_command_queue.py",),
@@ -208,7 +208,7 @@ _TENANTS = (
     ),
     Mutation(
         name="a tenant cancels another one's job",
-        file="services/admission/commands/cancel_and_checkpoint.py",
+        file="services/admission/change_job.py",
         old="    if job is None or job.tenant != command.tenant:\n        why = no_such_job(command.tenant)\n"
         "        return session.with_event(\n",
         new="    if job is None:\n        why = no_such_job(command.tenant)\n        return session.with_event(\n",
@@ -241,7 +241,7 @@ _TENANTS = (
     ),
     Mutation(
         name="usage of one minute forgotten",
-        file="shared/state/fold/usage_and_demand.py",
+        file="shared/state/fold/job_changes.py",
         old="            gpu_seconds=last.gpu_seconds + newest.gpu_seconds,\n",
         new="            gpu_seconds=newest.gpu_seconds,\n",
         tests=(f"{_FOLD}/test_admission.py",),
@@ -383,7 +383,7 @@ _PLANS = (
     ),
     Mutation(
         name="rejection without the earliest deadline",
-        file="services/admission/commands/submission.py",
+        file="services/admission/submission.py",
         old="earliest_deadline_s=refusal.earliest_deadline_s if refusal else None,",
         new="earliest_deadline_s=None,",
         tests=(f"{_ADMISSION}/test_policy.py",),
@@ -391,7 +391,7 @@ _PLANS = (
     ),
     Mutation(
         name="the first step up instead of the best",
-        file="shared/scheduling/allocation/marginal_return.py",
+        file="shared/scheduling/allocation/allocation.py",
         old="        index = int(np.argmax(gains))\n",
         new="        index = int(np.argmax(gains > -np.inf))\n",
         tests=(f"{_SCHEDULING}/test_allocation.py",),
@@ -499,7 +499,7 @@ _NODES = (
     ),
     Mutation(
         name="padding beside a worker",
-        file="services/executor/decisions/padding_slots.py",
+        file="services/executor/decisions/policy.py",
         old="if since_s < CARRIES_A_JOB and gpu not in used)",
         new="if since_s < CARRIES_A_JOB)",
         tests=(f"{_EXECUTOR}/decisions/test_padding_slots.py",),
@@ -507,7 +507,7 @@ _NODES = (
     ),
     Mutation(
         name="a bundle acknowledged before its results are stored",
-        file="services/executor/loads/bundle_settlement.py",
+        file="services/executor/loads/bundle_queue.py",
         old="            await self._store(self._results)\n            if unfinished:\n",
         new="            await item.ack()\n            await self._store(self._results)\n            if unfinished:\n",
         tests=(f"{_EXECUTOR}/loads/test_bundle_settlement.py",),
@@ -560,7 +560,7 @@ _TRAINING = (
     ),
     Mutation(
         name="a layer that train() adds passes",
-        file="services/executor/worker/steps/model_structure.py",
+        file="services/executor/worker/steps/training_step.py",
         old="        if added or removed:\n",
         new="        if removed:\n",
         tests=(f"{_STEPS}/test_model_structure.py",),
@@ -576,7 +576,7 @@ _TRAINING = (
     ),
     Mutation(
         name="a sum in another order",
-        file="services/executor/worker/steps/summation_tree.py",
+        file="services/executor/worker/steps/tree_exchange.py",
         old="        while self._partials and node.index % 2 and",
         new="        if self._partials and node.index % 2 and",
         tests=("tests/properties/test_worker_summation_tree.py",),
@@ -584,7 +584,7 @@ _TRAINING = (
     ),
     Mutation(
         name="gradients of several halves summed in another order",
-        file="services/executor/worker/steps/shared_sum.py",
+        file="services/executor/worker/steps/tree_reduce.py",
         old="        partial, *between, last = there\n",
         new="        partial, last, *between = there\n",
         tests=(f"{_STEPS}/test_tree_exchange.py",),

@@ -21,8 +21,8 @@ from benchmarks.nemesis.linearizability import Operation, linearization
 from benchmarks.nemesis.machines import EXECUTOR, NODE, POOL, SERVICES, Machines
 from benchmarks.partitions.servers import SERVERS
 from elasticflow.client.client import Client
-from elasticflow.client.configure_pool import configure
 from elasticflow.client.ledger import write_ledger
+from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.export import read_export

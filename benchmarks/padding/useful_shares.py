@@ -17,8 +17,7 @@ from benchmarks.padding.short_jobs import short_jobs
 from benchmarks.report import Measured, Row
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_share
 from elasticflow.shared.state.fold import ledger_fold
-from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry
 from tests.support.real_pool import RunningPool
 

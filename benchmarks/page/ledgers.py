@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from elasticflow.shared.messages import events
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, events
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId

@@ -12,8 +12,8 @@ from itertools import accumulate
 from random import Random  # noqa: TID251 - the published program's own random numbers
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.workload.raw_trace import Setting, completed_job, settings_at
 from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.trace import Setting, completed_job, settings_at
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.simulator.trace.completion_times import completion_numbers
+from elasticflow.simulator.trace.plots import efficiency
 from elasticflow.simulator.trace.result import HOUR_S, Result
-from elasticflow.simulator.trace.timeline import efficiency
+from elasticflow.simulator.trace.simulated_run import completion_numbers
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import Workload
 

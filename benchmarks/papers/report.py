@@ -13,7 +13,7 @@ from benchmarks.papers.picture import picture
 from benchmarks.papers.reasons import NONE_KNOWN
 from benchmarks.papers.rows import Row, Section, counts, setup_text
 from benchmarks.papers.verdicts import Verdict
-from elasticflow.simulator.report.page import STYLE
+from elasticflow.simulator.report.compare_command import STYLE
 
 COLUMNS = ("claim", "published", "policy", "here", "as described", "ours", "at most", "verdict", "on ours")
 TITLE = "Four papers against this project"

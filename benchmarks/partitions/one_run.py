@@ -22,8 +22,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, stream_configs
-from elasticflow.shared.runtime.process.boot_clock import boot_s
-from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.clock import SystemClock, boot_s
 from tests.support.histories import NOW_S
 from tests.support.planned_ledger import POOL, Ledger
 

@@ -16,8 +16,7 @@ from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.messages.worker_protocol.from_worker import Started
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended, StopAtBoundary
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
-from elasticflow.shared.runtime.process.boot_clock import boot_s
-from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.clock import SystemClock, boot_s
 from elasticflow.shared.runtime.process.logs import configure_logs, get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings

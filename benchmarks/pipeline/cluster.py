@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeJoined, PlanDecided, PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats

@@ -21,9 +21,8 @@ from benchmarks.pipeline.cluster import CLOCK, Cluster, running_cluster
 from benchmarks.pipeline.quotes import decision_waits_s
 from benchmarks.pipeline.workload import submissions
 from elasticflow.shared.errors import Retry, StorageFull
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob, Command
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.bus.streams import submit_stream

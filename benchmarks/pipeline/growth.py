@@ -10,7 +10,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 
 CURVES = {"linear/b256": {1: 2.0, 2: 3.8, 4: 7.0, 8: 12.0}}
 GPUS_PER_NODE = 8

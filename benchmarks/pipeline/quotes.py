@@ -16,9 +16,8 @@ import numpy as np
 
 from benchmarks.pipeline.cluster import CLOCK, Cluster, running_cluster
 from benchmarks.pipeline.workload import as_bytes, submissions
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import QuoteDeadline, id_of
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import DeadlineQuoted
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.process.logs import configure_logs

@@ -8,9 +8,8 @@ from typing import Any
 from benchmarks.pipeline.cluster import CLOCK, Cluster
 from benchmarks.pipeline.workload import submissions
 from elasticflow.services.allocator.policy import POLICY
-from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.process.logs import get_log

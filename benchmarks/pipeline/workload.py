@@ -3,8 +3,8 @@
 import numpy as np
 
 from benchmarks.pipeline.cluster import CURVES
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.job_spec import JobSpec
 
 SEED = 20

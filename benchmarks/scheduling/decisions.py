@@ -22,7 +22,7 @@ from benchmarks.scheduling.loaded_pool import (
 )
 from benchmarks.scheduling.timing import Took, spreads, timed
 from elasticflow.services.admission import policy as admission
-from elasticflow.services.admission.commands.quote import quote
+from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages.commands import QuoteDeadline
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded

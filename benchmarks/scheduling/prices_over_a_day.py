@@ -20,7 +20,7 @@ from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.report.drawing import HOUR_S, panels, png
+from elasticflow.simulator.report.figures import HOUR_S, panels, png
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.generator import generate
 from elasticflow.simulator.workload.workload import Workload, bundled_throughputs

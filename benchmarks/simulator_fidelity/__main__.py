@@ -16,7 +16,7 @@ from benchmarks.simulator_fidelity.live_run import read_messages, run_unless_kep
 from benchmarks.simulator_fidelity.outcomes import Comparison, compared, recorded_run
 from benchmarks.simulator_fidelity.workload import CONFIG, Arrival, arrivals, calibration_arrivals
 from elasticflow.shared.runtime.process.logs import configure_logs
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.recorded_times import recorded_times
 
 _GOAL = "3 %"

@@ -14,7 +14,7 @@ from benchmarks.simulator_fidelity.workload import (
     nominal_rates,
     workload,
 )
-from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.simulator.timing.recorded_times import RecordedTimes, recorded_times
 from elasticflow.simulator.timing.training_time import TrainingTime

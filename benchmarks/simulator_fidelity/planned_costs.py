@@ -16,7 +16,7 @@ import typer
 
 from benchmarks.report import Measured, Row, report, where_and_when
 from benchmarks.scheduling.workloads import Case, cluster_of, generated_cases, tables, trace_cases
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.trace.failures_and_speed_noise import SpeedNoise

@@ -39,30 +39,30 @@ _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function 
     "quote": _Command(_JOBS, "quote", reads_job_file=True),
     "profile": _Command(_JOBS, "profile", reads_job_file=True),
     "run": _Command(_JOBS, "run"),
-    "jobs": _Command(_JOBS, "jobs_and_nodes"),
+    "jobs": _Command(_JOBS, "listings"),
     "logs": _Command(_JOBS, "logs"),
     "explain": _Command(_JOBS, "job_commands"),
     "cancel": _Command(_JOBS, "job_commands"),
     "amend": _Command(_JOBS, "job_commands"),
     "checkpoint": _Command(_JOBS, "job_commands"),
     "fetch": _Command(_JOBS, "fetch"),
-    "scale-out": _Command(_JOBS, "gpu_limits"),
-    "scale-in": _Command(_JOBS, "gpu_limits"),
+    "scale-out": _Command(_JOBS, "pool"),
+    "scale-in": _Command(_JOBS, "pool"),
     "up": _Command(_POOL, "up"),
     "down": _Command(_POOL, "pool"),
-    "node": _Command(_POOL, "node"),
-    "drain": _Command(_POOL, "drain"),
+    "node": _Command(_POOL, "up"),
+    "drain": _Command(_POOL, "pool"),
     "watch": _Command(_POOL, "watch"),
     "ui": _Command(_POOL, "ui"),
-    "nodes": _Command(_POOL, "jobs_and_nodes"),
+    "nodes": _Command(_POOL, "listings"),
     "report": _Command(_POOL, "report"),
     "configure": _Command(_POOL, "pool"),
     "doctor": _Command(_POOL, "doctor"),
     "keys": _Group(_POOL, "keys"),
     "map": _Command(_IDLE, "map_function"),
     "results": _Command(_IDLE, "results"),
-    "loads": _Command(_IDLE, "loads"),
-    "suits": _Command(_IDLE, "suits"),
+    "loads": _Command(_IDLE, "listings"),
+    "suits": _Command(_IDLE, "map_function"),
     "train": _Command(_IDLE, "train"),
     "events": _Group(_LEDGER, "events"),
     "replay": _Command(_LEDGER, "replay"),
@@ -100,7 +100,7 @@ def _made(name: str, described: _Command | _Group) -> Any:
         group: Any = typer.main.get_command(whole)
         return group.commands[name]
     if described.reads_job_file:
-        from elasticflow.cli.job_file_command import JobFileCommand
+        from elasticflow.cli.job_file import JobFileCommand
 
         about["cls"] = JobFileCommand
     settings = getattr(module, described.settings) if described.settings else None
@@ -130,7 +130,7 @@ class _Eflow(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # the reader of our output has closed the pipe
-            from elasticflow.shared.runtime.process.standard_streams import forget_stdout
+            from elasticflow.shared.runtime.process.terminal import forget_stdout
 
             forget_stdout()
             raise typer.Exit(0) from None

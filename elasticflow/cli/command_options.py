@@ -22,7 +22,7 @@ from elasticflow.cli.option_values import (
 )
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
-from elasticflow.client.exported_ledger import ExportedLedger
+from elasticflow.client.ledger import ExportedLedger
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.job import ElasticJob, InvalidJob
 from elasticflow.sdk.job_fields import did_you_mean, undeclared

@@ -10,14 +10,12 @@ import typer
 
 from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, read, run
-from elasticflow.cli.progress import progress_bar
-from elasticflow.cli.terminal_output import note, print_json, say_line
+from elasticflow.cli.terminal_output import note, print_json, progress_bar, say_line
 from elasticflow.client.archive_ledger import archive as archive_ledger
 from elasticflow.client.client import Client
-from elasticflow.client.exported_ledger import ExportedLedger
-from elasticflow.client.ledger import write_ledger
+from elasticflow.client.ledger import ExportedLedger, write_ledger
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.history.event_rows import event_rows
+from elasticflow.history.names_concerned import event_rows
 from elasticflow.sdk.times import clock_time
 from elasticflow.shared.runtime.process.clock import SystemClock
 

@@ -25,7 +25,7 @@ from elasticflow.errors import (
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import PackagingFailed
 from elasticflow.shared.errors import ElasticFlowError
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.export import BadExport
 
 NEGATIVE = 1  # a rejection, or the answer is no

@@ -9,8 +9,7 @@ import typer
 from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
 from elasticflow.cli.option_values import duration_of
-from elasticflow.cli.progress import progress_bar
-from elasticflow.cli.terminal_output import note, plain, print_json, say_line
+from elasticflow.cli.terminal_output import note, plain, print_json, progress_bar, say_line
 from elasticflow.client.artifacts import STORED_TIMEOUT_S
 from elasticflow.history.formatting import bytes_in_words, left_files_in_words
 from elasticflow.sdk.fetching import Fetched, ModelFormat, fetch_with

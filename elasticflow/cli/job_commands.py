@@ -26,9 +26,9 @@ from elasticflow.cli.option_values import deadline_of, require_future
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import CheckpointReply
-from elasticflow.history.folded_history import folded
 from elasticflow.history.formatting import bytes_in_words, schedule_in_words
 from elasticflow.history.job_history import HistoryEntry
+from elasticflow.history.stored_history import folded
 from elasticflow.sdk.times import clock_time, moment_in_words
 from elasticflow.shared.messages.events import (
     AmendRejected,

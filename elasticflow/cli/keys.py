@@ -14,9 +14,8 @@ from elasticflow.history.tables import table
 from elasticflow.local import key_store
 from elasticflow.local.key_store import KeyStore
 from elasticflow.shared.runtime.bus.nats.permissions import Role
-from elasticflow.shared.runtime.process.private_file import keep_token
-from elasticflow.shared.runtime.process.secret_sealing import kept_key
-from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, VARIABLE
+from elasticflow.shared.runtime.process.files import keep_token
+from elasticflow.shared.runtime.process.secret_sealing import FILE_NAME, VARIABLE, kept_key
 
 app = typer.Typer(rich_markup_mode="rich")
 

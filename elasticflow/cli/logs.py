@@ -14,8 +14,7 @@ from elasticflow.cli.decision_output import show_last_lines
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.client.stored_logs import StoredLogs
-from elasticflow.client.worker_logs import FileLogs, LogReader, log_folder
+from elasticflow.client.worker_logs import FileLogs, LogReader, StoredLogs, log_folder
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 

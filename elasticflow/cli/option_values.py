@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from elasticflow.sdk.job_data import uri_of
+from elasticflow.sdk.job_fields import uri_of
 from elasticflow.sdk.times import Deadline, duration_in_words, parse_deadline, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_spec import Scalar
 

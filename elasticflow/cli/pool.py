@@ -1,4 +1,4 @@
-"""`eflow configure` and `eflow down`: the configuration and the end of a pool."""
+"""Commands of a pool's operator: `eflow configure`, `down`, `drain`, `scale-out` and `scale-in`."""
 
 import asyncio
 import contextlib
@@ -6,21 +6,30 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool
-from elasticflow.cli.terminal_output import note, print_json, say_line
-from elasticflow.client.configure_pool import configure as configure_pool
-from elasticflow.client.configure_pool import read_config
+from elasticflow.cli import completion
+from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.option_values import duration_of, end_of
+from elasticflow.cli.terminal_output import note, plain, print_json, say_line
+from elasticflow.client.client import Client
+from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config
+from elasticflow.client.operator_decisions import configure as configure_pool
 from elasticflow.client.pool_endpoint import find_endpoint
+from elasticflow.errors import UnknownJob
+from elasticflow.history.formatting import limits_in_words, schedule_in_words
 from elasticflow.local.run_file import DATA_DIR, find_run_file, holder_of, read_run_file
+from elasticflow.sdk.job import InvalidJob
+from elasticflow.sdk.times import moment_in_words
 from elasticflow.shared.extras import require_extra
+from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.process_termination import kill_process_group
 from elasticflow.shared.runtime.process.secret_sealing import kept_key
 from elasticflow.shared.runtime.process.settings import Settings
+from elasticflow.shared.state.job import Job
 
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.1
@@ -143,3 +152,159 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+# --- `eflow drain` -------------------------------------------------------------------------------------
+
+NEVER = "never"
+
+
+def drain(
+    node_id: Annotated[str, typer.Argument(metavar="NODE", autocompletion=completion.nodes)],
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Its end: a duration (2m), a time (2026-05-01T18:00) or never. Default: at once.",
+        ),
+    ] = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Announce when a node will end, or move its end.
+
+    No promise rests on the node beyond its end. Shortly before (leave_s of the
+    pool, 30 s), its jobs move to other GPUs or shrink, and the node leaves.
+    Promises that no longer hold are reported, as after the loss of a node.
+    With `never` the node stays.
+
+    \b
+    Examples:
+      eflow drain node-7
+      eflow drain spot-3 --at 2m
+      eflow drain node-7 --at 2026-05-01T18:00
+      eflow drain node-7 --at never
+    """
+    clock = SystemClock()
+    until_s = NOW if not at else None if at == NEVER else end_of(at, "--at", clock.now_s())
+    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    announced = asyncio.run(announce_node_end(endpoint.nats_url, endpoint.pool, node_id, until_s, clock))
+    if as_json:
+        print_json(plain(announced))
+    elif announced.until_s is None:
+        say_line(f"{node_id} stays: no end is known")
+    else:
+        say_line(f"{node_id} ends at {moment_in_words(announced.until_s, announced.at_s)}")
+
+
+# --- `eflow scale-out` and `eflow scale-in` ------------------------------------------------------------
+
+Answer = GpuLimitsSet | GpuLimitsCleared | GpuLimitsRejected
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.live_jobs)]
+NumGpus = Annotated[
+    int | None,
+    typer.Argument(metavar="[N]", min=1, help="GPUs. Default: the next power of two.", show_default=False),
+]
+For = Annotated[
+    str, typer.Option("--for", metavar="TIME", help="When the limit expires: 90s, 10m, 2h. Default: never.")
+]
+Release = Annotated[bool, typer.Option("--release", help="Clear the limits: the scheduler chooses the number again.")]
+
+
+def scale_out(
+    job_id: JobId,
+    num_gpus: NumGpus = None,
+    lasting: For = "",
+    release: Release = False,
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Give a job at least N GPUs whenever it trains, from now on.
+
+    If that breaks a promise, admission rejects it and offers another number;
+    the exit code is then 1. If a later promise needs the GPUs, the job waits.
+    New limits replace the previous ones.
+
+    \b
+    Examples:
+      eflow scale-out digits-3f9a1c
+      eflow scale-out digits-3f9a1c 8 --for 10m
+      eflow scale-out digits-3f9a1c --release
+    """
+
+    async def ask(client: Client) -> Answer:
+        if release:
+            return await client.release(job_id)
+        least = num_gpus or 2 * max((await _job(client, job_id)).num_gpus, 1)
+        return await client.scale(job_id, min_gpus=least, duration=duration_of(lasting, "--for"))
+
+    _answer(run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant), "out", as_json)
+
+
+def scale_in(
+    job_id: JobId,
+    num_gpus: NumGpus = None,
+    lasting: For = "",
+    release: Release = False,
+    tenant: Tenant = "",
+    nats_url: NatsUrl = "",
+    pool: Pool = "",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Give a job at most N GPUs, from now on.
+
+    If its promise cannot be kept on so few, admission rejects it and offers
+    another number; the exit code is then 1. New limits replace the previous
+    ones.
+
+    \b
+    Examples:
+      eflow scale-in digits-3f9a1c
+      eflow scale-in digits-3f9a1c 1 --for 10m
+      eflow scale-in digits-3f9a1c --release
+    """
+
+    async def ask(client: Client) -> Answer:
+        if release:
+            return await client.release(job_id)
+        most = num_gpus or (await _job(client, job_id)).num_gpus // 2
+        if not most:
+            raise InvalidJob(f"{job_id} holds 1 GPU at most, the fewest possible; give a number to limit it")
+        return await client.scale(job_id, max_gpus=most, duration=duration_of(lasting, "--for"))
+
+    _answer(run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant), "in", as_json)
+
+
+async def _job(client: Client, job_id: str) -> Job:
+    """Raises UnknownJob."""
+    state = await client.state()
+    job = state.job(job_id)
+    if job is None:
+        raise UnknownJob(job_id, f"pool {client.endpoint.pool}", state.names)
+    return job
+
+
+def _answer(answer: Answer, direction: Literal["in", "out"], as_json: bool) -> None:
+    done = not isinstance(answer, GpuLimitsRejected)
+    if as_json:
+        print_json({"scaled": done, **plain(answer)})
+    elif isinstance(answer, GpuLimitsSet):
+        say_line(f"scaled  {answer.job_id}: {limits_in_words(answer, answer.at_s)}", "green")
+        if answer.minimum_satisfactory_share:
+            say_line(f"  promised  {schedule_in_words(answer.minimum_satisfactory_share)}")
+        say_line(f"  clear it  eflow scale-{direction} {answer.job_id} --release")
+    elif isinstance(answer, GpuLimitsCleared):
+        say_line(f"released  {answer.job_id}: {answer.reason}", "green")
+    else:
+        say_line(f"not scaled: {answer.job_id}: {answer.explanation}", "yellow")
+        if answer.num_gpus is not None:
+            say_line(f"  take it  eflow scale-{direction} {answer.job_id} {answer.num_gpus}")
+    raise typer.Exit(0 if done else 1)

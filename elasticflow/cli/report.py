@@ -3,21 +3,45 @@
 import contextlib
 import csv
 import io
+import re
 from typing import Annotated
 
 import typer
 
 from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, run
 from elasticflow.cli.option_values import deadline_of
-from elasticflow.cli.prices import Price, prices_of
-from elasticflow.cli.progress import progress_bar
-from elasticflow.cli.terminal_output import print_json, say, say_line
+from elasticflow.cli.terminal_output import print_json, progress_bar, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import read_ledger
 from elasticflow.history.tables import table
 from elasticflow.history.usage_report import NoPrice, TenantUsage, UsageFold, total_of
 from elasticflow.sdk.times import clock_time, timestamp_of
 from elasticflow.shared.runtime.process.clock import SystemClock
+
+# --- Prices of GPU-hours: the option, and what it says -------------------------------------------------
+
+_PRICE = re.compile(r"(?:([^=,]+)=)?(\d+(?:\.\d+)?)")
+
+Price = Annotated[
+    str,
+    typer.Option(
+        "--price",
+        metavar="TYPE=DOLLARS,...",
+        help="Of a GPU-hour, by type: V100=2.48,P100=1.46; a number alone is for any other type.",
+    ),
+]
+
+
+def prices_of(text: str) -> dict[str, float]:
+    """Dollars a GPU-hour by type, of "V100=2.48,P100=1.46"; a number alone is the price of any other type, ""."""
+    prices: dict[str, float] = {}
+    for part in text.split(","):
+        found = _PRICE.fullmatch(part.strip())
+        if found is None or (found[1] or "") in prices:
+            raise typer.BadParameter(f"{part.strip()!r} is not TYPE=DOLLARS, each type once", param_hint="--price")
+        prices[found[1] or ""] = float(found[2])
+    return prices
+
 
 _NUMBERS = {
     "ADMITTED": "num_admitted",

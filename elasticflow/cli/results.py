@@ -1,17 +1,134 @@
 """`eflow results`: the stored results of a load that `eflow map --detach` has sent."""
 
-from contextlib import closing
-from typing import Annotated
+import json
+import pickle
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, run_at
-from elasticflow.cli.result_output import KeepGoing, Out, PickleDir, WithIndices, result_output
+from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, remember_json, run_at
+from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.errors import UnknownLoad
-from elasticflow.sdk.padding_results import ReceivedResults, in_order
+from elasticflow.errors import NotPrintable, ResultFileUnusable, TaskError, UnknownLoad
+from elasticflow.sdk.padding import ReceivedResults, in_order
+from elasticflow.shared.messages.padding_tasks import TaskResult
+
+# --- The results of a padding load on stdout or in files, and its progress on stderr -------------------
+
+PickledValueOf = Callable[[TaskResult], bytes]  # raises TaskError, ResultFileUnusable
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", show_default=False, help="Write the results there. Default: stdout."),
+]
+PickleDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--pickle",
+        metavar="DIR",
+        show_default=False,
+        help="Write each result to DIR/INDEX.pickle, not unpickled, and print the path in its place.",
+    ),
+]
+KeepGoing = Annotated[
+    bool,
+    typer.Option("--keep-going", help="Report failed tasks on stderr and continue; exit code 1 at the end."),
+]
+WithIndices = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=remember_json,
+        help='Print {"index": ..., "value": ...} for each task; "error" instead of "value" for a failed one.',
+    ),
+]
+
+
+class ResultOutput:
+    """Prints one JSON value for each result: what the task returned, or with as_json a map with its index.
+
+    num_failed: failed tasks, and results that cannot be printed. num_unprinted: the latter alone.
+    """
+
+    def __init__(self, out: TextIO, *, as_json: bool, pickle_dir: Path | None, keep_going: bool) -> None:
+        self._out, self._as_json, self._pickle_dir, self._keep_going = out, as_json, pickle_dir, keep_going
+        self.num_failed = self.num_unprinted = 0
+
+    def write_all(
+        self, results: Iterable[TaskResult], pickled_value_of: PickledValueOf, num_expected: Callable[[], int]
+    ) -> None:
+        """Each result as soon as it is there. Raises TaskError, NotPrintable, ResultFileUnusable unless keep_going."""
+        with _progress(num_expected, is_shown=not self._out.isatty()) as advance:
+            for result in results:
+                self._write(result, pickled_value_of)
+                advance()
+
+    def _write(self, result: TaskResult, pickled_value_of: PickledValueOf) -> None:
+        fields: dict[str, Any] = {"index": result.index}
+        try:
+            text = self._value_as_json(result.index, pickled_value_of(result))
+        except (TaskError, NotPrintable, ResultFileUnusable) as error:
+            if not self._keep_going:
+                raise
+            self.num_failed += 1
+            self.num_unprinted += not isinstance(error, TaskError)
+            note(f"eflow: {error}")
+            if not self._as_json:
+                return
+            line = json.dumps(fields | {"error": result.error or str(error)})
+        else:
+            line = f'{{"index": {result.index}, "value": {text}}}' if self._as_json else text
+        print(line, file=self._out, flush=True)
+
+    def _value_as_json(self, index: int, pickled: bytes) -> str:
+        if self._pickle_dir is None:
+            return _as_json(index, pickled)
+        file = self._pickle_dir / f"{index}.pickle"
+        file.write_bytes(pickled)
+        return json.dumps(str(file))
+
+
+@contextmanager
+def result_output(
+    file: Path | None, *, as_json: bool, pickle_dir: Path | None, keep_going: bool
+) -> Generator[ResultOutput]:
+    """file: None for stdout. Makes pickle_dir. Raises OSError."""
+    if pickle_dir is not None:
+        pickle_dir.mkdir(parents=True, exist_ok=True)
+    if file is None:
+        yield ResultOutput(sys.stdout, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going)
+        return
+    with file.open("w", encoding="utf-8") as out:
+        yield ResultOutput(out, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going)
+
+
+def _as_json(index: int, pickled: bytes) -> str:
+    """Raises NotPrintable. Unpickling calls code of the load's tenant, which may raise anything."""
+    try:
+        return json.dumps(pickle.loads(pickled), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotPrintable(index, str(error)) from None
+    except Exception as error:
+        raise NotPrintable(index, f"unpickling failed: {type(error).__name__}: {error}") from None
+
+
+@contextmanager
+def _progress(num_expected: Callable[[], int], *, is_shown: bool) -> Generator[Callable[[], None]]:
+    """A bar on stderr, if that is a terminal and is_shown. Yields what counts one result more."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"), TimeElapsedColumn())
+    # Results go to stdout as they are: rich would redirect them to stderr.
+    bar = Progress(*columns, console=console, disable=not (is_shown and console.is_terminal), redirect_stdout=False)
+    with bar:
+        row = bar.add_task("", total=num_expected())
+        yield lambda: bar.update(row, advance=1, total=num_expected())
 
 
 def results(

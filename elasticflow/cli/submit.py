@@ -53,7 +53,7 @@ from elasticflow.client.replies import Decision
 from elasticflow.errors import NotEnded
 from elasticflow.history.formatting import undecided_in_words
 from elasticflow.sdk.job import InvalidJob
-from elasticflow.sdk.job_validation import problems_of_names
+from elasticflow.sdk.job_fields import problems_of_names
 from elasticflow.sdk.script import TorchrunScript
 from elasticflow.sdk.submission import load, with_code
 from elasticflow.shared.messages.events import JobAdmitted, ProfileRequested

@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
+import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elasticflow.cli.command_options import DataDir, LedgerFile, NatsUrl, Pool, Tenant
-from elasticflow.cli.network_exposure import exposure_warning
-from elasticflow.cli.prices import Price, prices_of
+from elasticflow.cli.report import Price, prices_of
 from elasticflow.cli.terminal_output import note, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import read_ledger
@@ -22,6 +22,29 @@ if TYPE_CHECKING:
 
     from elasticflow.history.usage_report import Prices
     from elasticflow.web.reading import Page
+
+# --- What it means that the page listens at an address which other machines reach ----------------------
+
+CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")  # of Docker, of Podman
+
+
+def exposure_warning(host: str, port: int) -> str:
+    """ "" on the loopback, and in a container, where its operator chooses the ports that are published."""
+    if _is_loopback(host) or any(Path(file).exists() for file in CONTAINER_FILES):
+        return ""
+    return (
+        f"warning: other machines reach {host}:{port}, over plain HTTP. Only the token of a link keeps them out, and "
+        "each machine on the way can read the link, the cookie and the page. Leave --host out; from another machine "
+        f"forward the port: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 _LOOPBACK = "127.0.0.1"
 
@@ -89,8 +112,7 @@ async def serve_file(file: Path, host: str, port: int, prices: "Prices | None") 
 
 
 async def _serve(page: "Page", beside: "Callable[[], Awaitable[None]]", host: str, port: int, title: str) -> None:
-    from elasticflow.web.security import Sessions
-    from elasticflow.web.server import application, listening_socket, serve
+    from elasticflow.web.server import Sessions, application, listening_socket, serve
 
     with contextlib.closing(listening_socket(host, port)) as listening:
         sessions = Sessions(listening.getsockname()[1])

@@ -11,14 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
-from elasticflow.cli.jobs_and_nodes import nodes_table
-from elasticflow.cli.loads import loads_table, starving_lines
+from elasticflow.cli.listings import loads_table, nodes_table, starving_lines
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import gpus_by_type_in_words, gpus_of_types
 from elasticflow.history.job_table import jobs_table
-from elasticflow.history.load_views import LoadView, load_views
-from elasticflow.history.pool_views import JobView, job_views, node_views, present_nodes
+from elasticflow.history.pool_views import JobView, LoadView, job_views, load_views, node_views, present_nodes
 from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.runtime.process.terminal import console

@@ -13,21 +13,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticflow.client.archives import Archive, archive_name, archived_records, records_of
-from elasticflow.client.ledger import LedgerView
+from elasticflow.client.ledger import Archive, LedgerView, archive_name, archived_records, records_of
 from elasticflow.errors import CannotArchive
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock
-from elasticflow.shared.runtime.process.durable_file import rename_durably, write_durably
+from elasticflow.shared.runtime.process.files import rename_durably, write_durably
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.service import snapshot_store
-from elasticflow.shared.runtime.service.decision_problems import chain_problem
+from elasticflow.shared.runtime.service.decider import chain_problem
 from elasticflow.shared.runtime.service.ledger_encoding import event_id
 from elasticflow.shared.runtime.service.snapshot_store import Epoch, Snapshot
 from elasticflow.shared.state.fold.ledger_fold import FOLD, Unreadable, evolve

@@ -23,13 +23,12 @@ from elasticflow.shared.messages.events import (
     StoredFile,
 )
 from elasticflow.shared.messages.job_spec import TORCHRUN
-from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
+from elasticflow.shared.runtime.artifact_folder import ArtifactFolder, credential_variables, lacks_credentials
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.with_retry import with_retry
-from elasticflow.shared.runtime.missing_credentials import credential_variables, lacks_credentials
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.left_files import nodes_with_other_files
+from elasticflow.shared.state.nodes import nodes_with_other_files
 from elasticflow.shared.state.pool import PoolState
 
 STORED_TIMEOUT_S = 600.0  # a large checkpoint takes minutes, and so does its upload

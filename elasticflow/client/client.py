@@ -10,13 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import get_args
 
 from elasticflow.client.artifacts import ArtifactReader
-from elasticflow.client.command_requests import check, fresh_job_id, fresh_message_id
-from elasticflow.client.detached_loads import DetachedLoads
+from elasticflow.client.command_requests import ask_quote, check, fresh_job_id, fresh_message_id
+from elasticflow.client.loads import DetachedLoads
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
-from elasticflow.client.quote_request import ask_quote
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
-from elasticflow.client.stored_logs import StoredLogs
 from elasticflow.client.tenant_view import TenantView
+from elasticflow.client.worker_logs import StoredLogs
 from elasticflow.errors import NoSecretsKey, UnknownPool, UnknownQuote
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package

@@ -6,16 +6,17 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
+from elasticflow.client.ledger import ARCHIVES, LedgerEntry, LedgerView
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.client.pool_reader import PoolReader
-from elasticflow.client.replies import AnyReply, ReplyStream, follow_replies
+from elasticflow.client.replies import AnyReply, CausedEvent, ReplyStream, follow_replies
 from elasticflow.client.tenant_view import TenantView
-from elasticflow.errors import Undecided
+from elasticflow.errors import ArchivesNeeded, NoAdmission, NotEnded, NotQuoted, OperatorsOnly, Undecided, UnknownJob
+from elasticflow.history.job_history import HistoryEntry, job_history
 from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration, seconds_of
-from elasticflow.shared.errors import TooLarge
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.errors import NoResponder, TooLarge
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
@@ -27,14 +28,134 @@ from elasticflow.shared.messages.commands import (
     SubmitJob,
     id_of,
 )
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.events import MessageRejected, ProfileRequested
+from elasticflow.shared.messages.events import (
+    ArtifactsStored,
+    DeadlineQuoted,
+    Event,
+    MessageRejected,
+    PlanDecided,
+    ProfileRequested,
+)
 from elasticflow.shared.messages.job_spec import SCRIPT, SCRIPT_SUFFIX, TORCHRUN, JobSpec
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.pool import PoolState
+
+# --- pool reader ---------------------------------------------------------------------------------------
+# What a client reads of its pool: from the ledger, or with the key of a tenant from that tenant's view.
+
+
+class PoolReader:
+    """view: None reads the ledger."""
+
+    def __init__(self, bus: NatsBus, pool: str, view: TenantView | None = None) -> None:
+        self._bus, self._pool, self.view = bus, pool, view
+        self._ledger = LedgerView(bus, pool)
+
+    @property
+    def is_connected(self) -> bool:
+        """False while the connection to NATS is being made again."""
+        return self._bus.is_connected
+
+    @property
+    def ledger(self) -> LedgerView:
+        """All that happened in the pool. Raises OperatorsOnly."""
+        self.require_operator()
+        return self._ledger
+
+    def require_operator(self) -> None:
+        """Raises OperatorsOnly with the key of a tenant."""
+        if self.view is not None:
+            raise OperatorsOnly(self._pool)
+
+    def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
+        """The ledger, message by message, up to a sequence or without end. Raises OperatorsOnly."""
+        return self.ledger.entries(after_sequence=after_sequence, up_to=up_to)
+
+    async def last_sequence(self) -> int:
+        """Of the ledger. Raises OperatorsOnly."""
+        return await self.ledger.last_sequence()
+
+    async def state(self) -> PoolState:
+        """The pool now; for a tenant, without what others do."""
+        return await (self._ledger if self.view is None else self.view).state()
+
+    def states(self) -> AsyncGenerator[PoolState, None]:
+        """The pool now and after every change, without end; a burst of changes counts as one."""
+        return (self._ledger if self.view is None else self.view).states()
+
+    async def history(self, name: str) -> tuple[HistoryEntry, ...]:
+        """What happened to a job or padding load; () of an unknown one.
+
+        Without archives it begins with the present epoch. Raises ArchivesNeeded where nothing is in that one.
+        """
+        if self.view is not None:
+            return await self.view.history(name)
+        last, state = await self._ledger.last_sequence(), await self._ledger.beginning()
+        async with contextlib.aclosing(self._ledger.entries(after_sequence=state.sequence, up_to=last)) as entries:
+            read = [(stored.sequence, stored.stored_at_s, message) async for stored, message in entries]
+        history = job_history(read, name, state)
+        if not history and (state.job(name) is not None or name in state.loads):
+            raise ArchivesNeeded(self._pool, state.sequence, ARCHIVES)
+        return history
+
+    async def known_history(self, name: str) -> tuple[HistoryEntry, ...]:
+        """As `history`. Raises UnknownJob, with close names."""
+        if not (history := await self.history(name)):
+            raise UnknownJob(name, f"pool {self._pool}", (await self.state()).names)
+        return history
+
+    async def job(self, job_id: str) -> Job:
+        """Raises UnknownJob."""
+        return self._known(await self.state(), job_id)
+
+    async def wait(self, job_id: str, *, timeout: Duration | None = None) -> Job:
+        """The job, once it has ended. Raises UnknownJob, NotEnded."""
+        timeout_s = None if timeout is None else seconds_of(timeout)
+        try:
+            async with asyncio.timeout(timeout_s), contextlib.aclosing(self.states()) as states:
+                async for state in states:
+                    job = self._known(state, job_id)
+                    if not job.live:
+                        return job
+        except TimeoutError:
+            raise NotEnded(job_id, timeout_s or 0.0) from None
+        raise AssertionError("states() never ends")
+
+    async def _new_events(self, name: str) -> AsyncGenerator[CausedEvent, None]:
+        """The events about a job or load from now on, without end."""
+        if self.view is not None:
+            return await self.view.new_events(name)
+        return self._events_after(name, await self._ledger.last_sequence())
+
+    async def _events_after(self, name: str, sequence: int) -> AsyncGenerator[CausedEvent, None]:
+        async with contextlib.aclosing(self._ledger.entries(after_sequence=sequence)) as entries:
+            async for _, message in entries:
+                is_decision = isinstance(message, PlanDecided)
+                for event in message.events if is_decision else (message,):
+                    if isinstance(event, Event) and id_of(event) == name:
+                        yield CausedEvent(event, message.queue_sequences().get(name, 0) if is_decision else 0)
+
+    async def _stored_files(self, job: Job) -> ArtifactsStored | None:
+        """The newest event that names the stored files of a job; None if it cannot be found."""
+        if self.view is not None:
+            events = [kept.event for kept in await self.view.events(job.job_id)]
+            return next((event for event in reversed(events) if isinstance(event, ArtifactsStored)), None)
+        after = job.artifacts.sequence - 1
+        async with contextlib.aclosing(self._ledger.entries(after_sequence=after, up_to=after + 1)) as entries:
+            return await anext((message async for _, message in entries if isinstance(message, ArtifactsStored)), None)
+
+    def _known(self, state: PoolState, job_id: str) -> Job:
+        job = state.job(job_id)
+        if job is None:
+            raise UnknownJob(job_id, f"pool {self._pool}", state.names)
+        return job
+
 
 SomeReply = TypeVar("SomeReply", bound=AnyReply)
 # Of these, an event that decides on another one is no reply: two users may amend or cancel a job at the same time.
@@ -158,3 +279,33 @@ def fresh_job_id(spec: JobSpec) -> str:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
     words = re.sub(r"[^a-z0-9]+", "-", words).strip("-")
     return f"{words[:50] or 'job'}-{fresh_id()[:6]}"
+
+
+# --- Asking admission for a quote: one replica after another, until one can tell -----------------------
+
+MAX_TRIES = 6  # NATS chooses the replica: with one of two that cannot answer, 1 request in 64 fails
+_FIRST_WAIT_S = 0.05
+
+
+async def ask_quote(bus: Bus, pool: str, request: QuoteDeadline, *, timeout_s: float, now_s: float) -> DeadlineQuoted:
+    """timeout_s: of each attempt. Raises InvalidJob, NoAdmission, NotQuoted, RequestTimeout."""
+    data = codec.encode(request, id=f"quote-{fresh_id()}", recorded_at_s=now_s)
+    wait_s, reason = _FIRST_WAIT_S, ""
+    for attempt in range(MAX_TRIES):
+        if attempt:
+            await asyncio.sleep(wait_s)
+            wait_s *= 2
+        try:
+            reply = await bus.request(subjects.quote(request.tenant, pool), data, timeout_s)
+        except NoResponder:
+            raise NoAdmission(pool) from None
+        match codec.decode(reply).message:
+            case DeadlineQuoted() as quoted:
+                return quoted
+            case MessageRejected(problems=problems, ask_again=True):
+                reason = "; ".join(problems)
+            case MessageRejected(problems=problems):
+                raise InvalidJob(*problems)
+            case other:
+                raise codec.Undecodable(f"{type(other).__name__} is not a reply to QuoteDeadline")
+    raise NotQuoted(pool, reason)

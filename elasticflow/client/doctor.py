@@ -3,41 +3,142 @@
 import asyncio
 import json
 import os
+import re
 import shutil
+import ssl
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from elasticflow.client.curve_check import curve_problems
-from elasticflow.client.data_folder_check import data_folder_problems
 from elasticflow.client.ledger import LedgerView
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint
 from elasticflow.client.tenant_view import TenantView
-from elasticflow.client.workers_check import workers_problems
 from elasticflow.shared.errors import ElasticFlowError, NotPermitted
 from elasticflow.shared.extras import require_one_version, torch_problem
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
-from elasticflow.shared.runtime.process.certificate_times import ends_of_validity
 from elasticflow.shared.runtime.process.clock import Clock
-from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
-from elasticflow.shared.runtime.process.isolation.system_call_filter import filter_problem
+from elasticflow.shared.runtime.process.files import readable_by_others
+from elasticflow.shared.runtime.process.isolation.isolated_process import namespaces_problem
+from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
-from elasticflow.shared.runtime.process.private_file import readable_by_others
-from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, workers_secret_file
+from elasticflow.shared.runtime.process.secret_sealing import FILE_NAME, VARIABLE, workers_secret_file
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
-from elasticflow.shared.runtime.service.decision_problems import (
-    chain_problem,
-    clock_problem,
-    plan_problem,
-    version_problem,
-)
+from elasticflow.shared.runtime.service.decider import chain_problem, clock_problem, plan_problem, version_problem
 from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import NodeState, PoolState
+
+# --- curve check ---------------------------------------------------------------------------------------
+# Whether each curve of a pool's configuration belongs to a GPU type of its nodes, each doubt with what to do.
+
+
+def curve_problems(state: PoolState) -> Iterable[str]:
+    """A curve that names no type counts for the first type. With several types, that may not be what was meant."""
+    types = state.gpu_types
+    for key in sorted(state.config.curves):
+        _, _, gpu_type = key.partition("@")
+        if not gpu_type and len(types) > 1:
+            named = " or ".join(f"{key}@{each}" for each in types)
+            yield f"the curve {key} of the configuration names no GPU type and counts for {types[0]}: name it {named}"
+        elif gpu_type and types and gpu_type not in types:
+            yield f"the curve {key} of the configuration is of no GPU type of this pool, which has {', '.join(types)}"
+
+
+# --- Whether the workers of all nodes know each other by one secret (docs/adr/0070) --------------------
+
+_SHOWN_NODES = 5
+
+
+def workers_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
+    """What is wrong and what to do. Older nodes, and secrets that may be guessed, have no digest to compare."""
+    by_digest = alive_by(lambda node: node.workers_secret, nodes)
+    if without := by_digest.pop("none", None):
+        others = " and do not meet those of other nodes" if by_digest else ""
+        yield (
+            f"workers on {named(without)} trust each connection{others}: put {FILE_NAME} into the data folder or "
+            f"beside the key there, or set {VARIABLE}; `eflow keys workers` makes it"
+        )
+    if len(by_digest) > 1:
+        groups = "; ".join(sorted(map(named, by_digest.values())))
+        yield f"nodes have different secrets in {VARIABLE}, so no job trains on several of them: {groups}: copy one"
+
+
+def alive_by(value_of: Callable[[NodeState], str], nodes: Iterable[NodeState]) -> dict[str, list[str]]:
+    """The ids of living nodes by what they say; those that say nothing are left out."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.alive and (value := value_of(node)):
+            found.setdefault(value, []).append(node.node_id)
+    return found
+
+
+def named(node_ids: Sequence[str]) -> str:
+    """The first ones, and how many more."""
+    shown = ", ".join(sorted(node_ids)[:_SHOWN_NODES])
+    return f"{shown} and {len(node_ids) - _SHOWN_NODES} more" if len(node_ids) > _SHOWN_NODES else shown
+
+
+# --- data folder check ---------------------------------------------------------------------------------
+# Whether all nodes share one data folder, in which jobs find their checkpoints and files on each node.
+
+
+def data_folder_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
+    """What is wrong and what to do. Older nodes, and storage without hard links, have no name to compare."""
+    by_folder = alive_by(lambda node: node.data_folder, nodes)
+    if len(by_folder) > 1:
+        groups = "; ".join(sorted(map(named, by_folder.values())))
+        yield (
+            f"nodes do not share their data folder: {groups}: a job that moves from one to another finds neither its "
+            "checkpoints nor its files there; start all nodes with --data-dir on the same storage"
+        )
+
+
+# --- certificate times ---------------------------------------------------------------------------------
+# Until when the certificates of a PEM file are valid. The ssl module tells it of authorities only.
+
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x17, 0x18, 0xA0  # tags of ASN.1
+_FIELDS_BEFORE_VALIDITY = 3  # serial number, signature algorithm, issuer
+
+
+def ends_of_validity(file: Path) -> list[datetime]:
+    """In the order of the certificates. Raises OSError, ValueError."""
+    return [_end_of_validity(ssl.PEM_cert_to_DER_cert(pem.decode())) for pem in _PEM.findall(file.read_bytes())]
+
+
+def _end_of_validity(certificate: bytes) -> datetime:
+    """RFC 5280, section 4.1. Raises ValueError."""
+    try:
+        ((_, signed),) = _values(certificate)
+        (_, body), *_ = _values(signed)
+        fields = [value for tag, value in _values(body) if tag != _VERSION]
+        _, (tag, end) = _values(fields[_FIELDS_BEFORE_VALIDITY])
+    except (IndexError, ValueError):
+        raise ValueError("not a certificate") from None
+    text = end.decode("ascii")
+    if tag == _UTC_TIME:  # years 1950 to 2049
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _values(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The tag and the content of each value in DER. Raises IndexError, ValueError."""
+    position = 0
+    while position < len(data):
+        tag, length = data[position], data[position + 1]
+        position += 2
+        if length & 0x80:
+            num_bytes = length & 0x7F
+            length, position = int.from_bytes(data[position : position + num_bytes]), position + num_bytes
+        if position + length > len(data):
+            raise ValueError("cut")
+        yield tag, data[position : position + length]
+        position += length
+
 
 LEAST_FREE_BYTES = 1 << 30
 EXPIRES_SOON_S = 14 * 86_400.0

@@ -5,16 +5,21 @@ No service takes part. The file format is in `shared/messages/export.py`.
 
 import asyncio
 import contextlib
+import gzip
 import os
-from collections.abc import AsyncGenerator, Callable
+import re
+import shlex
+import zlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
-from elasticflow.client.archives import archived_records
-from elasticflow.errors import ArchivesNeeded, NotAnExport
+from elasticflow.errors import ArchiveChanged, ArchiveMissing, ArchivesNeeded, NotAnExport, UnknownJob
+from elasticflow.history.job_history import HistoryEntry, job_history
 from elasticflow.shared.errors import LedgerBroken
 from elasticflow.shared.messages.events import EpochBegan
-from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export
+from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export, records_in
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.logs import get_log
@@ -22,8 +27,89 @@ from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
-from elasticflow.shared.state.ledger_chain import LedgerChain
+from elasticflow.shared.state.ledger_chain import LedgerChain, digest_with
 from elasticflow.shared.state.pool import PoolState
+
+# --- archives ------------------------------------------------------------------------------------------
+# A folder with the archived epochs of a ledger, each a file that is compressed and named by what it holds.
+#
+#     <pool>-<first sequence>-<last sequence>-<digest of all messages up to the last>.ledger.gz
+#
+# The ledger's newest `EpochBegan` names the digest at its end. So the files are chosen backwards from there, and each
+# must lead from the digest in the name before it to its own (docs/adr/0061).
+
+_NAME = re.compile(r"(?P<pool>[A-Za-z0-9_-]+)-(?P<first>\d+)-(?P<last>\d+)-(?P<digest>[0-9a-f]{32})\.ledger\.gz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """One file. digest: of all messages of the ledger up to the last one."""
+
+    file: Path
+    first: int
+    last: int
+    digest: str
+
+
+def archive_name(pool: str, first: int, last: int, digest: str) -> str:
+    return f"{pool}-{first}-{last}-{digest}.ledger.gz"
+
+
+def archived_records(folder: Path, pool: str, began: EpochBegan, after_sequence: int = 0) -> Iterator[LedgerRecord]:
+    """What is archived after a sequence, up to the beginning of the epoch. At the end of each file it is checked.
+
+    Raises ArchiveMissing before the first record, and ArchiveChanged.
+    """
+    for digest, archive in _needed(folder, pool, began, after_sequence):
+        for record in records_of(archive, digest):
+            if record.sequence > after_sequence:
+                yield record
+
+
+def records_of(archive: Archive, digest: str) -> Iterator[LedgerRecord]:
+    """digest: of all messages before it. Raises ArchiveChanged, at the latest after the last record."""
+    last = archive.first - 1
+    try:
+        with gzip.open(archive.file) as opened:
+            for record in records_in(cast(BinaryIO, opened), after_sequence=last):
+                digest, last = digest_with(digest, record), record.sequence
+                yield record
+    except (BadExport, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ArchiveChanged(str(archive.file), str(error)) from None
+    if (digest, last) != (archive.digest, archive.last):
+        why = f"it does not lead to digest {archive.digest} at sequence {archive.last}"
+        raise ArchiveChanged(str(archive.file), why)
+
+
+def _needed(folder: Path, pool: str, began: EpochBegan, after_sequence: int) -> list[tuple[str, Archive]]:
+    """The files with what follows a sequence, oldest first, each with the digest before it."""
+    found = {(archive.last, archive.digest): archive for archive in _archives(folder, pool)}
+    last, digest = began.based_on, began.chain
+    needed: list[tuple[str, Archive]] = []
+    while last > after_sequence:
+        archive = found.get((last, digest))
+        if archive is None:
+            raise ArchiveMissing(pool, last, digest, str(folder))
+        last, digest = archive.first - 1, _digest_at(archive.first - 1, found, pool, folder)
+        needed.append((digest, archive))
+    return needed[::-1]
+
+
+def _digest_at(last: int, found: dict[tuple[int, str], Archive], pool: str, folder: Path) -> str:
+    """Of the file before; a changed name is found when the next file is read."""
+    if last == 0:
+        return ""
+    digests = [digest for at, digest in found if at == last]
+    if len(digests) != 1:
+        raise ArchiveMissing(pool, last, digests[0] if digests else "", str(folder))
+    return digests[0]
+
+
+def _archives(folder: Path, pool: str) -> Iterator[Archive]:
+    for file in sorted(folder.glob("*.ledger.gz")):
+        if (match := _NAME.fullmatch(file.name)) and match["pool"] == pool:
+            yield Archive(file=file, first=int(match["first"]), last=int(match["last"]), digest=match["digest"])
+
 
 ARCHIVES = "EF_ARCHIVES"  # names the folder to which `eflow events archive` wrote
 _AT_ONCE = 512  # archived or written messages without a pause for other tasks
@@ -204,3 +290,45 @@ def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:
         except BadExport as error:
             raise NotAnExport(str(file), str(error)) from None
     return tuple((record, read_message(record)) for record in records)
+
+
+# --- exported ledger -----------------------------------------------------------------------------------
+# An exported ledger, read as a pool is: what a command shows of one, it shows of the other.
+
+
+class ExportedLedger:
+    """Of a file that `eflow events export` wrote. Time stands at its last message. Raises NotAnExport."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._entries = file, read_ledger(file)
+
+    @property
+    def ledger(self) -> "ExportedLedger":
+        return self
+
+    def now_s(self) -> float:
+        return self._entries[-1][0].stored_at_s if self._entries else 0.0
+
+    async def last_sequence(self) -> int:
+        return self._entries[-1][0].sequence if self._entries else 0
+
+    async def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
+        for stored, message in self._entries:
+            if after_sequence < stored.sequence and (up_to is None or stored.sequence <= up_to):
+                yield stored, message
+
+    async def state(self) -> PoolState:
+        state = PoolState()
+        for stored, message in self._entries:
+            state = ledger_fold.evolve(state, message, stored.sequence)
+        return state
+
+    async def known_history(self, name: str) -> tuple[HistoryEntry, ...]:
+        """Raises UnknownJob, with close names."""
+        history = job_history(
+            ((stored.sequence, stored.stored_at_s, message) for stored, message in self._entries), name
+        )
+        if not history:
+            lister = f"eflow jobs --all --file {shlex.quote(str(self._file))}"
+            raise UnknownJob(name, str(self._file), (await self.state()).names, lister)
+        return history

@@ -6,16 +6,19 @@ stores them, and results are passed on as they come.
 
 import asyncio
 import contextlib
+import pickle
+import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from elasticflow.client.command_requests import CommandRequests, fresh_message_id
-from elasticflow.client.result_window import ResultWindow
-from elasticflow.client.task_feed import MAX_BUNDLE_TASKS, TaskFeed
-from elasticflow.errors import LoadNotOpened, LoadWasCancelled, Undecided
+from elasticflow.client.load_results import ResultWindow, delete_result_files
+from elasticflow.errors import LoadInUse, LoadNotOpened, LoadWasCancelled, ResultsGone, Undecided, UnknownLoad
 from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.times import Duration
-from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull, Unavailable
+from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull, TooLarge, Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import CancelLoad, OpenLoad, SealLoad
 from elasticflow.shared.messages.events import (
@@ -27,9 +30,17 @@ from elasticflow.shared.messages.events import (
     SealRejected,
 )
 from elasticflow.shared.messages.load_spec import LoadSpec
-from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle
+from elasticflow.shared.messages.padding_tasks import (
+    MAX_TASKS,
+    Task,
+    TaskBundle,
+    TaskResult,
+    encode_bundle,
+    encoded_task_bytes,
+)
 from elasticflow.shared.runtime.bus.load_lease import (
     RENEW_EVERY_S,
+    has_load_lease,
     release_load_lease,
     renew_load_lease,
     take_load_lease,
@@ -37,6 +48,129 @@ from elasticflow.shared.runtime.bus.load_lease import (
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.load import LoadPhase
+
+# --- task feed -----------------------------------------------------------------------------------------
+# The inputs of a padding load as bundles of tasks, read in a thread of its own: an iterator may block.
+
+BUNDLE_S = 0.5  # of work in one bundle
+MAX_BUNDLE_TASKS = 1_000
+MAX_BUNDLE_BYTES = 1 << 20
+LINGER_S = 0.02  # that a task waits for its bundle to fill
+_LEAST_TASK_S = 1e-6
+_MAX_READ_TASKS = 4 * MAX_BUNDLE_TASKS
+_MAX_READ_BYTES = 4 * MAX_BUNDLE_BYTES
+
+assert MAX_BUNDLE_TASKS <= MAX_TASKS
+
+
+class TaskFeed:
+    """Made on the event loop that takes the bundles. Reads a few bundles ahead, so its memory is bounded."""
+
+    def __init__(self, inputs: Iterable[Any], task_s: float, max_bundle_tasks: int = MAX_BUNDLE_TASKS) -> None:
+        self._inputs, self._task_s, self._max_bundle_tasks = inputs, task_s, max_bundle_tasks
+        self._loop = asyncio.get_running_loop()
+        self._changed = threading.Condition()
+        self._tasks: deque[Task] = deque()
+        self._num_bytes = 0
+        self._error: Exception | None = None
+        self._has_ended = False  # no more inputs are read
+        self._is_waited_for = True
+        self._news = asyncio.Event()
+        threading.Thread(target=self._run, name="inputs", daemon=True).start()  # it must not delay an exit
+
+    def measured(self, task_s: float) -> None:
+        """A task took so long: bundles follow the running mean."""
+        self._task_s = max(self._task_s + 0.1 * (task_s - self._task_s), _LEAST_TASK_S)
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether tasks are read that no bundle has."""
+        return bool(self._tasks)
+
+    async def next_bundle(self, most: int) -> TaskBundle | None:
+        """At most so many tasks; None after the last one, or if none is wanted.
+
+        Raises what the inputs raise, TooLarge.
+        """
+        most = min(max(int(BUNDLE_S / self._task_s), 1), self._max_bundle_tasks, most)
+        while not (self._tasks or self._has_ended):
+            self._news.clear()
+            self._is_waited_for = True
+            if not (self._tasks or self._has_ended):
+                await self._news.wait()
+        if len(self._tasks) < most and not self._has_ended:
+            await asyncio.sleep(LINGER_S)
+        return self._take(most)
+
+    def close(self) -> None:
+        """Read no more inputs."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify()
+
+    def _take(self, most: int) -> TaskBundle | None:
+        taken, num_bytes = list[Task](), 0
+        with self._changed:
+            while self._tasks and len(taken) < most:
+                size = encoded_task_bytes(self._tasks[0][1])
+                if taken and num_bytes + size > MAX_BUNDLE_BYTES:
+                    break
+                taken.append(self._tasks.popleft())
+                num_bytes += size
+            self._num_bytes -= num_bytes
+            self._changed.notify()
+            if not taken and self._error is not None:
+                raise self._error
+        return TaskBundle(tasks=tuple(taken)) if taken else None
+
+    # -- in the thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            for index, task_input in enumerate(self._inputs):
+                if not self._add((index, _pickled(index, task_input))):
+                    return
+        except Exception as raised:
+            error = raised
+        except BaseException as raised:  # e.g. SystemExit: it would end the thread only
+            error = RuntimeError(f"the inputs raised {raised!r}")
+        with self._changed:
+            self._error, self._has_ended = error, True
+        self._tell()
+
+    def _add(self, task: Task) -> bool:
+        """Waits while enough are read. False: no more are wanted. Raises TooLarge."""
+        size = encoded_task_bytes(task[1])
+        if size > MAX_BUNDLE_BYTES:
+            raise TooLarge(f"task {task[0]}", size, MAX_BUNDLE_BYTES)
+        with self._changed:
+            while not self._has_ended and self._is_full():
+                self._changed.wait()
+            if self._has_ended:
+                return False
+            self._tasks.append(task)
+            self._num_bytes += size
+        if self._is_waited_for:
+            self._tell()
+        return True
+
+    def _is_full(self) -> bool:
+        return len(self._tasks) >= _MAX_READ_TASKS or self._num_bytes >= _MAX_READ_BYTES
+
+    def _tell(self) -> None:
+        self._is_waited_for = False
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the load has ended
+            self._loop.call_soon_threadsafe(self._news.set)
+
+
+def _pickled(index: int, task_input: Any) -> bytes:
+    """Raises TypeError."""
+    try:
+        return pickle.dumps(task_input, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # also what the class of the input raises
+        raise TypeError(f"the input of task {index} cannot be pickled: {error}") from error
+
 
 REPLY_TIMEOUT_S = 30.0
 DELETE_EVERY_S = 1.0
@@ -212,3 +346,107 @@ class LoadRequests(CommandRequests):
                 await self._bus.append(subjects.tasks(self._pool, load_id), data, message_id=message_id)
                 return
             await asyncio.sleep(RETRY_S)
+
+
+# --- detached loads ------------------------------------------------------------------------------------
+# Detached loads: one client sends the tasks and leaves, another one reads the stored results later.
+
+MISSING_S = 10.0  # without a result of a finished load: longer than a reader takes to notice a lost connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentLoad:
+    """A sealed load. is_whole: it has all inputs; more would give more results than may be stored unread."""
+
+    load_id: str
+    num_tasks: int
+    is_whole: bool
+
+
+class DetachedLoads(LoadRequests):
+    """Sends whole loads, and reads the results of loads that other clients sent."""
+
+    async def send_load(
+        self, inputs: Iterable[Any], spec: LoadSpec, *, load_id: str, code: Package | None = None
+    ) -> SentLoad:
+        """Open a load, store a task for each input, and seal it. Its results are kept.
+
+        Waits for the sizes of the first results if there are many inputs. The load is cancelled if the caller stops
+        earlier. Raises LoadNotOpened, LoadWasCancelled, InvalidJob, Undecided, TooLarge, and what the inputs raise.
+        """
+        client_id = await self._open(spec, load_id, code)
+        feed, window = TaskFeed(inputs, spec.task_s), ResultWindow(keeps_results=True)
+        feeding = asyncio.create_task(self._feed(load_id, client_id, feed, window), name=f"tasks of {load_id}")
+        following = asyncio.create_task(self._cancelled(load_id, window), name=f"end of {load_id}")
+        measuring = asyncio.create_task(self._measure(load_id, feed, window), name=f"results of {load_id}")
+        holding = asyncio.create_task(self._hold_lease(load_id, client_id), name=f"lease of {load_id}")
+        is_sent = False
+        try:
+            await asyncio.wait({feeding, following, measuring}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                raise LoadWasCancelled(load_id, following.result())
+            num_tasks = (feeding if feeding.done() else measuring).result()
+            is_sent = True
+            return SentLoad(load_id=load_id, num_tasks=num_tasks, is_whole=not feed.has_tasks)
+        finally:
+            feed.close()
+            for task in (feeding, following, measuring, holding):
+                task.cancel()
+            await asyncio.wait({feeding, following, measuring, holding})
+            if not is_sent:
+                await self._abandon(load_id)
+
+    async def stored_results(self, load_id: str) -> AsyncGenerator[TaskResult]:
+        """The results of a load in the order of their ends, until it has ended; none is deleted.
+
+        Raises LoadInUse if the client that opened it still runs, UnknownLoad, LoadWasCancelled, ResultsGone,
+        OperatorsOnly.
+        """
+        self.require_operator()
+        if await with_retry(has_load_lease, self._bus, self._pool, load_id):
+            raise LoadInUse(load_id)
+        window, results = ResultWindow(keeps_results=True), self._bus.results(self._pool, load_id)
+        finishing = asyncio.create_task(self._finished(load_id), name=f"end of {load_id}")
+        waiting = asyncio.ensure_future(anext(results))
+        try:
+            while not (finishing.done() and window.num_read >= finishing.result()):
+                pending, limit_s = ({waiting}, MISSING_S) if finishing.done() else ({waiting, finishing}, None)
+                done, _ = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    raise ResultsGone(load_id, finishing.result() - window.num_read, finishing.result())
+                if waiting.done():
+                    for record in waiting.result():
+                        for result in window.read(record):
+                            yield result
+                    waiting = asyncio.ensure_future(anext(results))
+        finally:
+            waiting.cancel()
+            finishing.cancel()
+            await asyncio.wait({waiting, finishing})
+
+    async def delete_stored_results(self, load_id: str) -> None:
+        """Of a load that has ended, with the files of large ones. A repeat has no effect."""
+        await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
+        delete_result_files(load_id, self.endpoint.data_dir)
+
+    async def _finished(self, load_id: str) -> int:
+        """Wait until the load has finished; the number of its tasks. Raises UnknownLoad, LoadWasCancelled."""
+        async with contextlib.aclosing(self.states()) as states:
+            async for state in states:
+                load = state.loads.get(load_id)
+                if load is None:
+                    raise UnknownLoad(load_id, self._pool)
+                if load.phase is LoadPhase.CANCELLED:
+                    raise LoadWasCancelled(load_id, load.explanation)
+                if load.phase is LoadPhase.FINISHED and load.num_tasks is not None:
+                    return load.num_tasks
+        raise AssertionError("the ledger is followed for ever")
+
+    async def _measure(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:
+        """Read results for their sizes and times, without end."""
+        async with contextlib.aclosing(self._bus.results(self._pool, load_id)) as batches:  # pyright: ignore[reportArgumentType]
+            async for batch in batches:
+                for record in batch:
+                    for result in window.read(record):
+                        feed.measured(result.task_s)
+        raise AssertionError("results are followed for ever")

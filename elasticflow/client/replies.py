@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NamedTuple
 
 from elasticflow.shared.errors import Retry
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import (
     AmendRejected,
     CancelRejected,

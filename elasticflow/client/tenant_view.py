@@ -11,13 +11,20 @@ from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.stored_history import KeptEvent, StoredHistory
 from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.errors import NotPermitted, Retry, UnknownStream
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus, Value
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.tenant_view import PoolPart, TenantPart, seen_state
-from elasticflow.shared.state.view_encoding import LARGE_BODY_BYTES, AsOf, StoredView, decode_small
+from elasticflow.shared.state.tenant_view import (
+    LARGE_BODY_BYTES,
+    AsOf,
+    PoolPart,
+    StoredView,
+    TenantPart,
+    decode_small,
+    seen_state,
+)
 
 STALE_AFTER_S = 15.0  # the monitor says every few seconds up to where the views hold
 SEEN_WITHIN_S = 2.0

@@ -1,7 +1,13 @@
 """The jobs and padding loads that an event concerns. Pure."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
+from elasticflow.shared.messages.event_summary import summary
+from elasticflow.shared.messages.events import EpochBegan, Event, LoadEvent, PlanDecided, SnapshotSaved
+from elasticflow.shared.messages.export import LedgerRecord
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 
@@ -55,3 +61,38 @@ def is_profile_of(job: Job, profile_key: str) -> bool:
 def _share(state: PoolState, name: str) -> int:
     job = state.job(name)
     return 0 if job is None else job.num_gpus
+
+
+# --- The events of a ledger's messages as flat values, for tables and JSON -----------------------------
+
+
+def event_rows(stored: LedgerRecord, message: LedgerMessage, job_id: str = "") -> Iterator[dict[str, Any]]:
+    """The events of one message as flat values; with job_id only those that concern it."""
+    parts: tuple[Event, ...] = ()
+    if not isinstance(message, Unreadable):
+        parts = message.events if isinstance(message, PlanDecided) else (message,)
+    source = message.service if isinstance(message, PlanDecided) else stored.subject.rsplit(".", 2)[-2]
+    source = "operator" if isinstance(message, EpochBegan) else source
+    source = "monitor" if isinstance(message, SnapshotSaved) else source
+    if isinstance(message, Unreadable) and not job_id:
+        yield {"sequence": stored.sequence, "at_s": stored.stored_at_s, "from": source, "type": "unreadable"}
+    for event in parts:
+        if not job_id or concerns(event, job_id):
+            yield {
+                "sequence": stored.sequence,
+                "at_s": stored.stored_at_s,
+                "from": source,
+                "type": type(event).__name__,
+                **({"based_on": message.based_on} if isinstance(message, PlanDecided) else {}),
+                "fields": summary(event),
+            }
+
+
+def concerns(event: Event, job_id: str) -> bool:
+    """Whether the event names the job: as its subject, in an allocation, a placement or a replanned schedule."""
+    if getattr(event, "job_id", "") == job_id:
+        return True
+    placed = (placement.job_id for placement in getattr(event, "placements", ()))
+    return (
+        job_id in placed or job_id in getattr(event, "num_gpus_by_job", ()) or job_id in getattr(event, "replanned", ())
+    )

@@ -18,10 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.errors import NoKeys, UnusableKeys
 from elasticflow.shared.messages.limits import TOKEN_PATTERN
-from elasticflow.shared.runtime.bus.nats.accounts import PublicKey, server_configuration
-from elasticflow.shared.runtime.bus.nats.permissions import Role
-from elasticflow.shared.runtime.process.private_file import keep_token
-from elasticflow.shared.runtime.process.workers_secret import FILE_NAME
+from elasticflow.shared.runtime.bus.nats.permissions import PublicKey, Role, server_configuration
+from elasticflow.shared.runtime.process.files import keep_token
+from elasticflow.shared.runtime.process.secret_sealing import FILE_NAME
 
 _KEYS_FILE = "keys.json"
 _ACCOUNTS_FILE = "accounts.conf"

@@ -16,7 +16,7 @@ from elasticflow.shared.runtime.process.local_hardware import (
     slot_memory_bytes,
     visible_gpus,
 )
-from elasticflow.shared.runtime.process.workers_secret import FILE_NAME
+from elasticflow.shared.runtime.process.secret_sealing import FILE_NAME
 
 DECIDERS = ("admission", "allocator", "placement")
 REPLICABLE = (*DECIDERS, "monitor")

@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from elasticflow.sdk.job_data import uri_of
 from elasticflow.sdk.job_fields import (
     Condition,
     InvalidJob,
@@ -21,6 +20,7 @@ from elasticflow.sdk.job_fields import (
     metric_condition,
     plain,
     undeclared,
+    uri_of,
 )
 from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_environment import SealedSecret
@@ -335,7 +335,7 @@ class ElasticJob:
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.
-        from elasticflow.sdk.job_validation import problems_of
+        from elasticflow.sdk.job_fields import problems_of
 
         problems = problems_of(spec, has_deadline=has_deadline)
         if problems:

@@ -5,10 +5,16 @@ Wrong values stay as they are: validation names them.
 
 import difflib
 import math
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from elasticflow.shared.messages.job_spec import JobClass, MetricCondition, Scalar
+from elasticflow.shared.messages.codec import validate
+from elasticflow.shared.messages.commands import CancelJob, SubmitJob
+from elasticflow.shared.messages.gpu_limits import range_problem
+from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, DATA_VARIABLE
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition, Scalar
 
 Condition = tuple[Literal["<=", ">="], float]
 
@@ -86,3 +92,61 @@ def gpu_types_of(text: Any) -> tuple[Any, tuple[str, ...]]:
         return text, ()
     named = tuple(name.strip() for name in text.split(",") if name.strip())
     return "".join(named[:1]), named[1:]
+
+
+# --- job data ------------------------------------------------------------------------------------------
+# Data of a job: the URI as its user writes it, and the path at which its processes find it.
+
+
+def uri_of(data: str | Path) -> str:
+    """A path becomes a file:// URI, which names the same path on each node; a URI stays as it is."""
+    text = str(data)
+    return text if "://" in text else Path(os.path.abspath(Path(text).expanduser())).as_uri()
+
+
+def data_path(name: str) -> Path:
+    """In the processes of a job: the file or folder of its data of this name, for reading. Raises KeyError.
+
+    Code that does not import elasticflow finds it in the variable EF_DATA_<name>.
+    """
+    if name not in DATA_NAMES_OF_OURS and (path := os.environ.get(f"{DATA_VARIABLE}{name}")):
+        return Path(path)
+    known = sorted(
+        found
+        for variable in os.environ
+        if variable.startswith(DATA_VARIABLE)
+        and (found := variable.removeprefix(DATA_VARIABLE)) not in DATA_NAMES_OF_OURS
+    )
+    has = f"it has {', '.join(known)}" if known else "it has none, or this is no process of a job"
+    raise KeyError(f"this job has no data {name!r}: {has}; submit it with --data {name}=URI, or set_data")
+
+
+# --- Problems of a job that are found before it is submitted: one line for each field ------------------
+
+_NEEDED = {
+    "global_batch_size": "a job needs one: set_hyperparameter(global_batch_size=...), or --batch",
+    "max_iterations": "a job needs a number: term_condition(max_iterations=...), or --iterations",
+}
+
+
+def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
+    """Of an unchecked specification; [] if it can be submitted."""
+    missing = {field: how for field, how in _NEEDED.items() if getattr(spec, field) is None}
+    wrong = validate(SubmitJob(job_id="job", tenant="tenant", spec=spec))
+    named = [problem.removeprefix("spec.") for problem in wrong]
+    problems = [problem for problem in named if problem.partition(":")[0] not in missing]
+    problems += [f"{field}: {how}" for field, how in missing.items()]
+    needs_none = spec.job_class in (JobClass.BEST_EFFORT, JobClass.PADDING)
+    if has_deadline and needs_none:
+        problems.append(f"deadline: a {spec.job_class} job has none; the class soft tries to meet one")
+    if not has_deadline and not needs_none:
+        problems.append(f"deadline: a job of class {spec.job_class} needs one: set_deadline(...), or --deadline")
+    is_range = not any(problem.startswith(("min_gpus", "max_gpus")) for problem in problems)
+    if is_range and (empty := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
+        problems.append(f"min_gpus: {empty}")
+    return problems
+
+
+def problems_of_names(*, job_id: str, tenant: str) -> tuple[str, ...]:
+    """Of a job's id and tenant; "" is replaced later."""
+    return validate(CancelJob(job_id=job_id or "job", tenant=tenant or "tenant"))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticflow.sdk.packaging_failed import PackagingFailed
+from elasticflow.sdk.workdir import PackagingFailed
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
 

@@ -8,17 +8,39 @@ import site
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from elasticflow.sdk.packaging import Package, PackagingFailed, package
-from elasticflow.sdk.padding_calls import Call, imported
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES
 from elasticflow.shared.runtime.process.clock import fresh_id
+
+# --- padding calls -------------------------------------------------------------------------------------
+# What nodes execute for `PaddingExecutor` and the joblib backend: calls of functions that are imported by name.
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]  # a function and its arguments
+
+
+def call(pickled: bytes) -> Any:
+    """The task function of these loads. pickled: a Call."""
+    function, args, kwargs = pickle.loads(pickled)
+    return function(*args, **kwargs)
+
+
+def call_each(calls: Iterable[Call]) -> list[Any]:
+    """Several calls as one task."""
+    return [function(*args, **kwargs) for function, args, kwargs in calls]
+
+
+def imported(name: str) -> Any:
+    """A function or class of the code that was sent. name: "package.module:function"."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def named_code(function: Callable[..., Any]) -> tuple[str, Package | None]:

@@ -15,9 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.errors import LoadWasCancelled
-from elasticflow.sdk.padding_calls import Call, call
-from elasticflow.sdk.padding_code import PickledCalls, load_name
-from elasticflow.sdk.padding_results import LoadResults
+from elasticflow.sdk.padding import LoadResults
+from elasticflow.sdk.padding_code import Call, PickledCalls, call, load_name
 from elasticflow.shared.messages.load_spec import LoadSpec
 
 Arguments = ParamSpec("Arguments")

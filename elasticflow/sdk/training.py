@@ -18,7 +18,7 @@ from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.clock import fresh_id
-from elasticflow.shared.runtime.process.reachable_host import reachable_host
+from elasticflow.shared.runtime.process.nats_access import reachable_host
 
 _MAX_NAME = 40  # characters of a load's name that come from the class
 

@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 from pathspec import GitIgnoreSpec
 
-from elasticflow.sdk.packaging_failed import PackagingFailed
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES, MAX_ARCHIVE_FILES
+
+# --- The error of code that cannot be sent -------------------------------------------------------------
+
+
+class PackagingFailed(ValueError):
+    """The code cannot be sent; the message says why."""
+
 
 IGNORE_FILE = ".eflowignore"
 # A line of the ignore file that begins with "!" includes them again.

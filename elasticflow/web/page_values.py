@@ -3,25 +3,87 @@
 The texts are those of the command line. Times are seconds since 1970.
 """
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
 from elasticflow.history.job_history import HistoryEntry
-from elasticflow.history.job_table import swept_in_words
-from elasticflow.history.load_views import load_views
-from elasticflow.history.pool_views import JobView, NodeView, gpu_type_of, job_view, node_views
-from elasticflow.history.sweep_views import ranking_of
+from elasticflow.history.job_table import ranking_of, swept_in_words
+from elasticflow.history.pool_views import JobView, NodeView, gpu_type_of, job_view, load_views, node_views
+from elasticflow.sdk.times import duration_in_words
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 from elasticflow.shared.state.gpu_types import count_by_type, num_added_by_type, shown_type
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
-from elasticflow.shared.state.usage import Usage, gpu_hours_by_type
-from elasticflow.web.expectations import expectations
+from elasticflow.shared.state.pool import PoolState, Usage, gpu_hours_by_type, num_gpus_by_type
+from elasticflow.shared.state.promise import (
+    expected_finish_s,
+    is_silent,
+    margin_s,
+    promise_of,
+    silent_from_s,
+    speed_now,
+)
 from elasticflow.web.pool_history import FeedEntry, JobTrack, PoolHistory
+
+# --- expectations --------------------------------------------------------------------------------------
+# What is expected of a job as long as nothing new is reported: values that a browser reads at any later time. Pure.
+#
+# The page draws itself anew each second without asking the server. So the server says now what its functions will say
+# then: each value holds after one time, up to the next.
+
+
+def expectations(job: Job) -> list[dict[str, Any]]:
+    """In the order of time. finish_s: of a live job, never before now. silent_since_s: of its last report, if it is
+    silent."""
+    silent_at_s = silent_from_s(job) if job.live else None
+    deadline_s = job.deadline_s if job.live else None
+    return [
+        {
+            "after_s": after_s,
+            "promise": promise_of(job, now_s).value,
+            "finish_s": expected_finish_s(job, now_s),
+            "has_margin": margin_s(job, now_s) is not None,
+            "iterations_per_s": speed_now(job, now_s) if job.live else job.iterations_per_s,
+            "silent_since_s": job.progressed_at_s if job.live and is_silent(job, now_s) else None,
+        }
+        for after_s in sorted({0.0, *(at_s for at_s in (silent_at_s, deadline_s) if at_s is not None)})
+        for now_s in (math.nextafter(after_s, math.inf),)
+    ]
+
+
+def expected_at(row: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
+    """The expectations of a row that hold at this time, as words.js finds them."""
+    found: Sequence[Mapping[str, Any]] = row["expectations"]
+    return next(each for each in reversed(found) if each["after_s"] < now_s or each is found[0])
+
+
+def finish_at(row: Mapping[str, Any], now_s: float) -> float | None:
+    finish_s: float | None = expected_at(row, now_s)["finish_s"]
+    return finish_s if finish_s is None or not row["live"] else max(now_s, finish_s)
+
+
+def margin_at(row: Mapping[str, Any], now_s: float) -> float | None:
+    finish_s = finish_at(row, now_s)
+    return row["deadline_s"] - finish_s if expected_at(row, now_s)["has_margin"] and finish_s is not None else None
+
+
+def sentence_at(row: Mapping[str, Any], now_s: float) -> str:
+    """As "running on 4 GPUs, iteration 120 of 300; the expected finish is 51.0s before its deadline"."""
+    margin_s, silent_since_s = margin_at(row, now_s), expected_at(row, now_s)["silent_since_s"]
+    words = [row["sentence"]]
+    if silent_since_s is not None:
+        words.append(f"no progress reported for {duration_in_words(now_s - silent_since_s)}")
+    if margin_s is not None:
+        finish = "the expected finish is" if row["live"] else "it ended"
+        words.append(
+            f"{finish} {duration_in_words(abs(margin_s))} {'before' if margin_s >= 0 else 'after'} its deadline"
+        )
+    return "; ".join(filter(None, (*words, row["explanation"])))
+
 
 FEED_COUNT = 200  # sentences on the page of the pool
 MAX_JOBS = 2_000  # of one update: the live and the newest; a row has about 700 bytes

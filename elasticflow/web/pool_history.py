@@ -1,24 +1,203 @@
 """A ledger as the page draws it: the state, and for each job its GPUs and reports over time. Pure."""
 
 import math
+import pickle
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from math import isnan, nan
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
 from elasticflow.history.names_concerned import names_changed
 from elasticflow.history.usage_report import UsageFold
+from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.expected_finish import margin_s
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.checkpoints import Checkpoints
-from elasticflow.web.reports import Report, Reports
-from elasticflow.web.unread_messages import UnreadMessages
+from elasticflow.shared.state.promise import margin_s
+
+# --- States of a ledger's past from which later ones are folded, in little memory ----------------------
+
+CHECKPOINT_EVERY = 128  # messages between two states that are kept at first
+MAX_CHECKPOINTS = 64  # beyond, every second one is dropped: each may hold another version of every live job
+_NAMES = tuple(field.name for field in fields(Job))
+_MOST_BYTES = 250  # of a packed job; beyond, the job becomes the version that later ones differ from
+
+PackedJob = tuple[Job, bytes]  # an earlier version that many share, and the fields that differ from it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checkpoint:
+    """state: without the live jobs."""
+
+    state: PoolState
+    live_jobs: tuple[PackedJob, ...]
+
+
+class Checkpoints:
+    """Of one ledger, the oldest first; the first is its beginning."""
+
+    def __init__(self) -> None:
+        self._every = CHECKPOINT_EVERY
+        self._checkpoints = [_Checkpoint(state=PoolState(), live_jobs=())]
+        self._newest: dict[str, tuple[Job, PackedJob]] = {}  # of the last checkpoint: the next one shares most of it
+
+    def offer(self, state: PoolState) -> None:
+        """Keep the state, if its turn has come."""
+        if state.sequence % self._every == 0:
+            self._newest = {name: self._packed(job) for name, job in state.live_jobs.items()}
+            live_jobs = tuple(packed for _, packed in self._newest.values())
+            self._checkpoints.append(
+                _Checkpoint(state=fast_replace(state, live_jobs=Map[str, Job]()), live_jobs=live_jobs)
+            )
+            if len(self._checkpoints) > MAX_CHECKPOINTS:
+                self._every *= 2
+                del self._checkpoints[1::2]
+
+    def last_sequence(self, sequence: int) -> int:
+        """Of the last checkpoint up to this one."""
+        return self._before(sequence).state.sequence
+
+    def last_state(self, sequence: int) -> PoolState:
+        """That of the last checkpoint up to this sequence."""
+        kept = self._before(sequence)
+        jobs = map(_unpacked, kept.live_jobs)
+        return fast_replace(kept.state, live_jobs=Map[str, Job]((job.job_id, job) for job in jobs))
+
+    def _before(self, sequence: int) -> _Checkpoint:
+        index = bisect_right(self._checkpoints, sequence, key=lambda checkpoint: checkpoint.state.sequence)
+        return self._checkpoints[max(0, index - 1)]
+
+    def _packed(self, job: Job) -> tuple[Job, PackedJob]:
+        known = self._newest.get(job.job_id)
+        if known is None:
+            return job, (job, b"")
+        before, (base, _) = known
+        if before is job:
+            return known
+        names = enumerate(_NAMES)
+        changed = {index: value for index, name in names if (value := getattr(job, name)) is not getattr(base, name)}
+        packed = pickle.dumps(changed)
+        return job, ((base, packed) if len(packed) <= _MOST_BYTES else (job, b""))
+
+
+def _unpacked(packed: PackedJob) -> Job:
+    base, changed = packed
+    if not changed:
+        return base
+    return fast_replace(base, **{_NAMES[index]: value for index, value in pickle.loads(changed).items()})
+
+
+# --- reports -------------------------------------------------------------------------------------------
+# The reports of one job over time, as numbers in arrays: a tenth of the memory of objects. Pure.
+
+MAX_REPORTS = 2_000  # of one job; beyond, every second one is dropped
+_NUMBERS = 6  # of each report, one after another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The progress of a job at one time. margin_s: deadline less expected finish, as it was then."""
+
+    sequence: int
+    at_s: float
+    iteration: int
+    num_gpus: int
+    iterations_per_s: float | None
+    margin_s: float | None
+    metrics: Mapping[str, float]
+
+
+class Reports:
+    """In the order of their messages. No number of a message is NaN, so that NaN stands for None."""
+
+    def __init__(self) -> None:
+        self._numbers = array("d")
+        self._metrics: dict[str, array[float]] = {}  # by name, one number for each report
+
+    def __len__(self) -> int:
+        return len(self._numbers) // _NUMBERS
+
+    def __iter__(self) -> Iterator[Report]:
+        for index in range(len(self)):
+            first = index * _NUMBERS
+            sequence, at_s, iteration, num_gpus, iterations_per_s, margin_s = self._numbers[first : first + _NUMBERS]
+            yield Report(
+                sequence=int(sequence),
+                at_s=at_s,
+                iteration=int(iteration),
+                num_gpus=int(num_gpus),
+                iterations_per_s=None if isnan(iterations_per_s) else iterations_per_s,
+                margin_s=None if isnan(margin_s) else margin_s,
+                metrics={name: value for name, each in self._metrics.items() if not isnan(value := each[index])},
+            )
+
+    def append(self, report: Report) -> None:
+        if len(self) >= MAX_REPORTS:
+            kept = list(self)[1::2]
+            self._numbers, self._metrics = array("d"), {}
+            for each in kept:
+                self.append(each)
+        count = len(self)
+        optional = (nan if number is None else number for number in (report.iterations_per_s, report.margin_s))
+        self._numbers.extend((report.sequence, report.at_s, report.iteration, report.num_gpus, *optional))
+        for name in report.metrics:
+            if name not in self._metrics:
+                self._metrics[name] = array("d", [nan] * count)
+        for name, numbers in self._metrics.items():
+            numbers.append(report.metrics.get(name, nan))
+
+
+# --- unread messages -----------------------------------------------------------------------------------
+# What a ledger holds that this eflow cannot read, so that the page does not look complete without it. Pure.
+
+_MAX_PROBLEM_CHARS = 200
+_OF_NEWER = ("is unknown here", "is newer than")  # in the problems that `codec` names
+
+
+@dataclass(slots=True, kw_only=True)
+class UnreadMessages:
+    """count: of them; wanted_version: of the reader, if the pool asks for a newer one than this, else 0."""
+
+    first_sequence: int = 0
+    count: int = 0
+    problem: str = ""  # of the first
+    wanted_version: int = 0
+
+    def note(self, sequence: int, message: LedgerMessage, state: PoolState) -> None:
+        """state: after the message."""
+        if isinstance(message, Unreadable):
+            self.count += 1
+            self.problem = self.problem or "; ".join(message.problems).partition("; known are")[0][:_MAX_PROBLEM_CHARS]
+        elif state.config.minimum_reader_version > READER_VERSION:
+            self.wanted_version = max(self.wanted_version, state.config.minimum_reader_version)
+        else:
+            return
+        self.first_sequence = self.first_sequence or sequence
+
+    def in_words(self) -> str:
+        """From where on the page is incomplete, why, and what helps; "" if all was read."""
+        if not self.first_sequence:
+            return ""
+        words = [
+            f"Incomplete from message {self.first_sequence} on: this eflow reads messages of version {READER_VERSION}"
+        ]
+        if self.wanted_version:
+            words.append(f"the pool asks for version {self.wanted_version}")
+        if self.count:
+            noun = "message" if self.count == 1 else "messages"
+            words.append(f"{self.count} {noun} cannot be read, the first because of its {self.problem}")
+        advice = "Use a newer eflow to see all of it."
+        if not self.wanted_version and not any(word in self.problem for word in _OF_NEWER):
+            advice = "The ledger is damaged there, or a newer eflow wrote it: try that."
+        return f"{'; '.join(words)}. {advice}"
+
 
 MAX_FEED = 100_000
 _ONLY_OF_A_JOB = (events.WorkersStopped.__name__, events.CheckpointRequested.__name__)  # consequences, not decisions

@@ -14,8 +14,7 @@ from elasticflow.cli.watch import changes, load_changes, picture
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import write_ledger
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.history.load_views import load_views
-from elasticflow.history.pool_views import job_views
+from elasticflow.history.pool_views import job_views, load_views
 from elasticflow.local.supervisor import Supervisor
 from elasticflow.local.up_plan import UpPlan
 from elasticflow.sdk.submission import profilable, quotable

@@ -9,11 +9,11 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from elasticflow.history.load_views import padding_gpus
+from elasticflow.history.pool_views import padding_gpus
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.state.expected_finish import promised_finish_s
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import LoadPhase
+from elasticflow.shared.state.promise import promised_finish_s
 from examples.demo.cast import REJECTED_ON_PURPOSE
 from examples.demo.padding import LOAD_ID, NUM_TASKS
 from examples.demo.performance import Performance

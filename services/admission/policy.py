@@ -9,17 +9,28 @@ from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import cast
+from typing import assert_never, cast
 
-from elasticflow.services.admission.commands.change_gpu_type import change_gpu_type, jobs_due, next_due_s
-from elasticflow.services.admission.commands.dispatch import answered
-from elasticflow.services.admission.commands.gpu_limits import expired_gpu_limits
-from elasticflow.services.admission.commands.submit import decide_waiting, in_order, without_profiling_run
-from elasticflow.services.admission.sessions_by_type import SessionsByType
+from elasticflow.services.admission.change_gpu_type import change_gpu_type, jobs_due, next_due_s
+from elasticflow.services.admission.change_job import amend_on_types, cancel, checkpoint
+from elasticflow.services.admission.gpu_limits import expired_gpu_limits, set_gpu_limits
+from elasticflow.services.admission.loads import cancel_load, open_load, seal_load
+from elasticflow.services.admission.reserve import reserve
+from elasticflow.services.admission.session import AdmissionSession, SessionsByType
+from elasticflow.services.admission.submit import decide_waiting, in_order, submit, without_profiling_run
 from elasticflow.shared.messages.commands import (
+    AmendJob,
+    CancelJob,
+    CancelLoad,
     Command,
     JobDescription,
+    LoadCommand,
+    OpenLoad,
     ProfileJob,
+    RequestCheckpoint,
+    ReserveQuote,
+    SealLoad,
+    SetGpuLimits,
     SubmitJob,
     id_of,
 )
@@ -32,10 +43,49 @@ from elasticflow.shared.state.idempotent_replies import (
     is_answer,
     is_submission_of,
     outcome,
+    recipient,
 )
 from elasticflow.shared.state.policy import Policy, Reply, finished, planner
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
-from elasticflow.shared.state.reply_recipient import recipient
+
+# --- Which function answers which command, and in the session of which GPU type ------------------------
+
+
+def answered(sessions: SessionsByType, command: Command) -> SessionsByType:
+    """The sessions after one command."""
+    match command:
+        case SubmitJob() | ProfileJob():
+            return submit(sessions, command)
+        case ReserveQuote():
+            return reserve(sessions, command)
+        case OpenLoad() | SealLoad() | CancelLoad():
+            return sessions.after_whole(_of_load(sessions.whole, command))
+        case AmendJob():
+            return amend_on_types(sessions, command)
+        case CancelJob() | SetGpuLimits() | RequestCheckpoint():
+            return sessions.on_job(command.job_id, lambda session: _of_job(session, command))
+        case _:
+            assert_never(command)
+
+
+def _of_load(whole: AdmissionSession, command: LoadCommand) -> AdmissionSession:
+    match command:
+        case OpenLoad():
+            return open_load(whole, command)
+        case SealLoad():
+            return seal_load(whole, command)
+        case CancelLoad():
+            return cancel_load(whole, command)
+
+
+def _of_job(session: AdmissionSession, command: CancelJob | SetGpuLimits | RequestCheckpoint) -> AdmissionSession:
+    match command:
+        case CancelJob():
+            return cancel(session, command)
+        case SetGpuLimits():
+            return set_gpu_limits(session, command)
+        case RequestCheckpoint():
+            return checkpoint(session, command)
 
 
 def decide(

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from elasticflow.shared.messages.pool_config import DAY_S, TenantQuota
 from elasticflow.shared.state.gpu_types import shown_type
 from elasticflow.shared.state.job import Phase
-from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.usage import Usage, gpu_hours_by_type
+from elasticflow.shared.state.pool import PoolState, Usage, gpu_hours_by_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

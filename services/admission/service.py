@@ -1,12 +1,10 @@
 """Admission on the bus: the shared work queue of submissions, and quotes by request."""
 
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY, with_cache
-from elasticflow.services.admission.quote_requests import QuoteRequests
-from elasticflow.shared.messages import subjects
+from elasticflow.services.admission.quote import QuoteRequests, quote
+from elasticflow.shared.messages import codec, subjects
+from elasticflow.shared.messages.codec import Message, Undecodable
 from elasticflow.shared.messages.commands import QuoteDeadline
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import Message, Undecodable
 from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.service.host import Host

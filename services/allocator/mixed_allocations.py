@@ -4,21 +4,41 @@ No promise counts on them, and each type's own jobs come first: a job leaves the
 A promised job takes them only if its promise is kept even if it makes no progress while they join and leave.
 Source: VirtualFlow, section 5.1.2; docs/adr/0049.
 """
+
 # pyright: strict
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from elasticflow.services.allocator.idle_on_type import num_idle_on_type
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import AllocationDecided
+from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import Counts, MixedSteps, mixed_steps
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import DEFAULT_LEAST_GAIN
-from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus, resize_cost
 from elasticflow.shared.state.gpu_types import parts, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
+
+# --- How many GPUs of a type are idle, so that they may join jobs of other types -----------------------
+
+
+def num_idle_on_type(part: PoolState, decided: AllocationDecided, now_s: float) -> int:
+    """GPUs that no job of this type has, less the reserve for failures, those of reserved quotes, and slow ones.
+
+    None while a job is profiled or begins a scaling probe there: its measurement must not be disturbed.
+    part: the pool's part of this type. decided: its allocation.
+    """
+    is_measured = any(job.phase is Phase.PROFILING for job in part.live_jobs.values())
+    if is_measured or decided.probes is not None:
+        return 0
+    quoted = sum(
+        max((segment.num_gpus for segment in segments(quote.schedule)), default=0) for quote in part.quotes_at(now_s)
+    )
+    given = sum(decided.num_gpus_by_job.values())
+    return max(promisable_gpus(part)[0] - given - quoted - len(slow_gpus_at(part, now_s)), 0)
+
 
 PAYS_BY = 2.0  # times the progress lost by joining and leaving: what a job must gain until the GPUs may be needed
 MAX_CANDIDATES = 32  # the oldest, so that a decision takes no longer with more jobs

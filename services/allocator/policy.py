@@ -11,8 +11,13 @@ from dataclasses import replace
 from functools import partial
 
 from elasticflow.services.allocator.mixed_allocations import MixedJobs, mixed_jobs
-from elasticflow.services.allocator.profiling import profiling_runs, types_to_measure
-from elasticflow.services.allocator.scaling_probes import ScalingProbe, next_probe, probe_in_progress
+from elasticflow.services.allocator.profiling import (
+    ScalingProbe,
+    next_probe,
+    probe_in_progress,
+    profiling_runs,
+    types_to_measure,
+)
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import AllocationDecided, NodeDrainStarted, PlanEvent, ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobClass
@@ -24,7 +29,7 @@ from elasticflow.shared.state.fold.nodes import node_drain_started
 from elasticflow.shared.state.fold.profiles import profile_completed
 from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
 from elasticflow.shared.state.gpu_types import parts
-from elasticflow.shared.state.node_ends import next_drain_s, nodes_to_drain
+from elasticflow.shared.state.nodes import next_drain_s, nodes_to_drain
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, spec_of
 

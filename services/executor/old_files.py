@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elasticflow.services.executor.processes.fetched_data import data_digest
-from elasticflow.services.executor.processes.folder_owners import forget_owners
+from elasticflow.services.executor.processes.prepared_folders import data_digest, forget_owners
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
 from elasticflow.shared.state.code_in_use import code_digests, data_in_use, requirements_in_use

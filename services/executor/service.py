@@ -22,19 +22,18 @@ from elasticflow.services.executor.decisions.state import NodeSpecification, Sta
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
-from elasticflow.services.executor.node_identity import node_specification_of, only_executor
+from elasticflow.services.executor.node_record import node_specification_of, only_executor
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
 from elasticflow.services.executor.processes.code_archive import CodeArchive
-from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
+from elasticflow.services.executor.processes.job_logs import LogPublisher
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
-from elasticflow.services.executor.processes.log_publisher import LogPublisher
-from elasticflow.services.executor.processes.manager import Launching, WorkerManager
+from elasticflow.services.executor.processes.manager import GenerationSecrets, Launching, WorkerManager
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
-from elasticflow.shared.runtime.process.boot_clock import boot_s
+from elasticflow.shared.runtime.process.clock import boot_s
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark

@@ -16,6 +16,7 @@ from elasticflow.shared.messages.limits import (
     RACK_PATTERN,
     URI_PATTERN,
 )
+from elasticflow.shared.runtime.process.files import file_named
 from elasticflow.shared.runtime.process.local_hardware import (
     CPU_SLOTS_PART_OF_CORES,
     LocalGpu,
@@ -26,10 +27,9 @@ from elasticflow.shared.runtime.process.local_hardware import (
     slot_memory_bytes,
     visible_gpus,
 )
-from elasticflow.shared.runtime.process.private_file import file_named
-from elasticflow.shared.runtime.process.reachable_host import reachable_host
+from elasticflow.shared.runtime.process.nats_access import reachable_host
+from elasticflow.shared.runtime.process.secret_sealing import workers_secret_file
 from elasticflow.shared.runtime.process.settings import Reader
-from elasticflow.shared.runtime.process.workers_secret import workers_secret_file
 
 
 def num_sockets(system: Path = Path("/sys/devices/system")) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 from elasticflow.shared.library_imports import without_gc
 
 with without_gc():
-    from elasticflow.services.monitor.service import serve
-    from elasticflow.services.monitor.settings import MonitorSettings
+    from elasticflow.services.monitor.service import MonitorSettings, serve
     from elasticflow.shared.runtime.process.settings import Settings
     from elasticflow.shared.runtime.service.run_service import Process, run_service
 

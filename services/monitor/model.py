@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from elasticflow.shared.messages.events import NodeReported, WorkerReport
-from elasticflow.shared.messages.index_ranges import Ranges
+from elasticflow.shared.messages.load_spec import Ranges
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job

@@ -10,14 +10,15 @@ from typing import Any
 
 from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced, State
 from elasticflow.shared.errors import Retry, WrongExpectedSequence
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
 from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus, Message, Subscription
 from elasticflow.shared.runtime.bus.streams import node_bucket
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.until_available import until_available
+from elasticflow.shared.state.nodes import slower_node_in_words, slower_nodes
+from elasticflow.shared.state.pool import PoolState
 
 OnUnreadable = Callable[[Message, codec.Undecodable], None]
 
@@ -102,3 +103,22 @@ class NodeWatch:
 
     async def _write(self, node_id: str, data: bytes, expected_revision: int) -> None:
         await self._bus.put_value(node_bucket(self._pool), node_id, data, expected_revision=expected_revision)
+
+
+# --- slower nodes --------------------------------------------------------------------------------------
+# Logs nodes that are slower than others of their GPU type: their type is probably wrong. No decision depends on it.
+
+
+class SlowerNodes:
+    """Names each node once, and again after it was not slower meanwhile. log: of the service."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._reported = frozenset[str]()
+
+    def report(self, state: PoolState) -> None:
+        slower = slower_nodes(state)
+        for node_id in sorted(slower.keys() - self._reported):
+            words = slower_node_in_words(node_id, state.nodes[node_id].gpu_type, slower[node_id])
+            self._log.warning("NodeSlower", node_id=node_id, problem=words)
+        self._reported = frozenset(slower)

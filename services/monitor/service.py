@@ -3,28 +3,108 @@
 import asyncio
 import contextlib
 import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from elasticflow.services.monitor.abandoned_loads import AbandonedLoads
 from elasticflow.services.monitor.gauges import PoolGauges
-from elasticflow.services.monitor.load_results import LoadResults
+from elasticflow.services.monitor.load_results import AbandonedLoads, LoadResults
 from elasticflow.services.monitor.model import State
-from elasticflow.services.monitor.node_watch import NodeWatch
-from elasticflow.services.monitor.old_objects import OldObjects
+from elasticflow.services.monitor.node_watch import NodeWatch, SlowerNodes
 from elasticflow.services.monitor.policy import POLICY, with_cache
-from elasticflow.services.monitor.settings import MonitorSettings
-from elasticflow.services.monitor.slower_nodes import SlowerNodes
 from elasticflow.services.monitor.tenant_views import TenantViews
-from elasticflow.services.monitor.webhook import Webhook
+from elasticflow.services.monitor.webhook import TOLD, Webhook
 from elasticflow.shared.errors import ElasticFlowError
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Message
+from elasticflow.shared.runtime.process.settings import Reader
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.code_in_use import code_digests
+
+# --- old objects ---------------------------------------------------------------------------------------
+# Deletes what is old in the pool's buckets: code that no job needs any more, snapshots of versions that no longer
+# run, and what jobs have produced (docs/adr/0062, 0065).
+
+SWEEP_EVERY_S = 3_600.0
+
+
+class OldObjects:
+    """Every monitor may do this: what is deleted twice is gone once."""
+
+    def __init__(self, process: Process, host: Host[State]) -> None:
+        self._bus, self._pool, self._log, self._host = process.bus, process.settings.pool, process.log, host
+
+    async def run(self) -> None:
+        """Until cancelled. Only once the ledger is folded, it is known which jobs are live."""
+        await self._host.ready.wait()
+        while True:
+            try:
+                await self.sweep()
+            except ElasticFlowError as error:
+                self._log.warning("old objects not deleted", error=str(error))
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def sweep(self) -> None:
+        """Delete what is old now, by the clock of NATS. Raises ElasticFlowError."""
+        config, now_s = self._host.folded.config, (await self._bus.ledger_end(self._pool)).at_s
+        num_deleted = 0
+        if (kept_s := config.code_kept_s) is not None:
+            num_deleted += await self._delete(streams.code_bucket(self._pool), now_s - kept_s, self._is_code_in_use)
+            snapshots = streams.snapshot_bucket(self._pool)
+            epoch = await snapshot_store.newest_epoch(self._bus, self._pool)
+            saved = await snapshot_store.newest_saved(self._bus, self._pool)
+            of_epoch = () if epoch is None else (snapshot_store.epoch_object(epoch.began.snapshot),)
+            newest = () if saved is None else (snapshot_store.saved_object(saved.snapshot),)
+            needed = {TOLD, *newest, *of_epoch}
+            num_deleted += await self._delete(snapshots, now_s - kept_s, needed.__contains__)
+        if (kept_s := config.artifacts_kept_s) is not None:
+            num_deleted += await self._delete(streams.artifact_bucket(self._pool), now_s - kept_s, lambda _: False)
+        if num_deleted:
+            self._log.info("ObjectsDeleted", num_objects=num_deleted)
+
+    async def _delete(self, bucket: str, before_s: float, is_needed: Callable[[str], bool]) -> int:
+        return await self._bus.delete_old_objects(bucket, before_s=before_s, is_needed=is_needed)
+
+    def _is_code_in_use(self, name: str) -> bool:
+        return any(name == streams.code_name(*used) for used in code_digests(self._host.folded))
+
+
+# --- Settings of the monitor beside those of every service ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorSettings:
+    """The monitor also reads these."""
+
+    webhook_url: str  # EF_WEBHOOK_URL: receives a POST when a job ends, is at risk, or its promise is broken; a secret
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "MonitorSettings":
+        """Raises BadSettings. The message does not contain the URL: it may hold a secret."""
+        read = Reader(os.environ if environment is None else environment)
+        url = read.text("EF_WEBHOOK_URL", "")
+        if url and not _is_usable(url):
+            read.reject("EF_WEBHOOK_URL: must be http://host[:port]/path or https://..., without user or password")
+        read.check()
+        return cls(webhook_url=url)
+
+
+def _is_usable(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    plain = url.isascii() and url.isprintable() and " " not in url
+    return plain and has_port and parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+
 
 SAVE_TIMEOUT_S = 10.0
 DEAD_LETTER_TIMEOUT_S = 1.0

@@ -2,18 +2,20 @@
 
 They never displace a job of their own type: this is decided after the GPUs of all jobs on their own types.
 """
+
 # pyright: strict
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import takewhile
 
-from elasticflow.services.placement.allocated_mix import allocated_of_others, held_of_others
+from elasticflow.services.placement.due_jobs import allocated_of_others, held_of_others, new_generation
+from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.placement.topology import Node
+from elasticflow.shared.state.gpu_types import as_recorded, recorded_type
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.placed_mix import recorded_type
-from elasticflow.shared.state.pool import PoolState, rack_of, slow_gpus_at
+from elasticflow.shared.state.pool import PoolState, rack_of, slow_gpus_at, spec_of
 
 
 def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[GpuId, ...]]:
@@ -119,3 +121,21 @@ def _path(state: PoolState, node_id: str) -> tuple[str, ...]:
 def _num_shared(one: Iterable[str], other: Iterable[str]) -> int:
     """So many locations contain both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+# --- Jobs whose share is on another type leave it, before other jobs get these GPUs --------------------
+# A profiling run continues on another type, or its job is admitted on another one than the last that was measured.
+# GPUs of other types that joined a job are no part of its share.
+
+
+def without_other_types(state: PoolState) -> Iterator[PlacedJob]:
+    """For each job with a share of another type, a generation without GPUs."""
+    if len(state.gpu_types) > 1:
+        for _, job in sorted(state.live_jobs.items()):
+            if _is_on_another_type(state, job):
+                yield new_generation(job, ())
+
+
+def _is_on_another_type(state: PoolState, job: Job) -> bool:
+    nodes = (state.nodes.get(gpu.node_id) for gpu in job.own_gpus)
+    return any(node is not None and as_recorded(state, node.gpu_type) != spec_of(job).gpu_type for node in nodes)

@@ -2,21 +2,118 @@
 
 A job whose workers are switching keeps its GPUs for a while; its later shares merge into one.
 """
+
 # pyright: strict
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 
-from elasticflow.services.placement.allocated_mix import (
-    allocated_mix,
-    allocated_of_others,
-    held_of_others,
-)
-from elasticflow.services.placement.shrink_to_survivors import counted_gpus, waits_to_shrink
-from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type
-from elasticflow.shared.state.job import Job, nodes_of
-from elasticflow.shared.state.placed_mix import placed_mix, recorded_type
+from elasticflow.shared.messages.events import PlacedJob
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.fold.jobs import alive, takes_jobs
+from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type, placed_mix, recorded_type
+from elasticflow.shared.state.job import Job, Phase, nodes_of
 from elasticflow.shared.state.pool import PoolState, spec_of
+
+# --- allocated mix -------------------------------------------------------------------------------------
+# The virtual nodes of a job on GPUs of several types, as allocated. Pure (docs/adr/0049).
+
+
+def allocated_mix(state: PoolState, job: Job) -> Mapping[str, tuple[int, ...]]:
+    """The virtual nodes of each of its GPUs by recorded type, its own type first; empty if it has one type only."""
+    if job.job_id not in state.virtual_nodes_by_type:
+        return {}
+    counts, own = state.virtual_nodes_by_type[job.job_id], spec_of(job).gpu_type
+    fits = len(counts.get(own, ())) == job.num_gpus > 0 and any(map(any, counts.values()))
+    if job.phase is not Phase.ADMITTED or not fits or not any(counts[other] for other in counts if other != own):
+        return {}
+    return {own: counts[own], **{other: counts[other] for other in sorted(counts) if other != own and counts[other]}}
+
+
+def allocated_of_others(state: PoolState, job: Job) -> dict[str, tuple[int, ...]]:
+    """The part of `allocated_mix` on other types than the job's own."""
+    own = spec_of(job).gpu_type
+    return {gpu_type: counts for gpu_type, counts in allocated_mix(state, job).items() if gpu_type != own}
+
+
+def held_of_others(state: PoolState, job: Job) -> tuple[GpuId, ...]:
+    """Its GPUs of other types on nodes that take jobs, in rank order."""
+    return tuple(gpu for gpu in job.added_gpus if takes_jobs(state, gpu.node_id))
+
+
+# --- new generation ------------------------------------------------------------------------------------
+# The next generation of a job on given GPUs, and how many virtual nodes each of them computes. Pure.
+
+
+def new_generation(job: Job, gpus: tuple[GpuId, ...]) -> PlacedJob:
+    """Its virtual nodes are divided as evenly as possible, whatever the present generation has (docs/adr/0046).
+
+    The job may have lost GPUs, or an amendment may have changed its batch, so present counts may not fit it any more.
+    """
+    return PlacedJob(job_id=job.job_id, generation=job.generation + 1, gpus=gpus)
+
+
+def mixed_generation(state: PoolState, job: Job, own: tuple[GpuId, ...], added: tuple[GpuId, ...]) -> PlacedJob:
+    """Its virtual nodes are divided as the allocation says (docs/adr/0049).
+
+    own: the job's share. added: GPUs of other types, in the order of `allocated_mix`.
+    """
+    return PlacedJob(
+        job_id=job.job_id,
+        generation=job.generation + 1,
+        gpus=(*own, *added),
+        virtual_nodes_by_rank=tuple(chain.from_iterable(allocated_mix(state, job).values())),
+        num_added_gpus=len(added),
+    )
+
+
+# --- shrink to survivors -------------------------------------------------------------------------------
+# Survivors of a loss train on without the lost workers, and replacements join later (docs/adr/0025).
+#
+# The survivors of a broken generation form a generation of their own. No worker has to start for it, so it trains as
+# soon as the rendezvous is complete. Until the share is complete again, placement counts all of the job's reserved
+# GPUs as its own.
+
+
+def shrunk_to_survivors(state: PoolState) -> Iterator[PlacedJob]:
+    """For each job whose workers wait after a loss, a generation of the survivors on their GPUs."""
+    broken = [job for job in state.live_jobs.values() if job.broken]
+    for job in sorted(broken, key=lambda job: job.job_id):
+        remaining = _remaining(job)
+        if remaining and all(alive(state, gpu.node_id) for gpu in remaining):  # none is awaited
+            num_added = len(remaining) if remaining[0] in job.added_gpus else 0
+            yield replace(new_generation(job, remaining), num_added_gpus=num_added)
+
+
+def _remaining(job: Job) -> tuple[GpuId, ...]:
+    """GPUs of the job's share on which a worker holds its state, in rank order; GPUs of other types if there is none.
+
+    Even parts would make the others wait for the slower type. No GPUs if the share is smaller, or if the job cannot
+    run on so few: then it is placed like any other. A leaving worker's GPU is not among them, because it belongs to
+    another job by now.
+    """
+    before = job.previous_generation
+    if before is None or before.trains or job.has_outdated_spec:
+        return ()
+    surviving = set(before.surviving)
+    own = tuple(gpu for gpu in job.own_gpus if gpu in surviving)
+    gpus = own or tuple(gpu for gpu in job.added_gpus if gpu in surviving)
+    return gpus if spec_of(job).gpu_range.least <= len(gpus) <= job.num_gpus else ()
+
+
+def waits_to_shrink(job: Job) -> bool:
+    """Whether workers will join as soon as the survivors train: placing the job before that gains nothing."""
+    return job.shrinks_to_survivors and job.num_gpus > len(job.own_gpus)
+
+
+def counted_gpus(state: PoolState, job: Job) -> tuple[GpuId, ...]:
+    """The GPUs that count as the job's share and are on nodes that take jobs."""
+    if not job.reserved_gpus and not job.broken and not state.draining:
+        return job.own_gpus
+    return tuple(gpu for gpu in job.reserved_gpus or job.own_gpus if takes_jobs(state, gpu.node_id))
+
 
 MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
 

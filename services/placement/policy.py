@@ -12,12 +12,15 @@ from functools import partial
 from itertools import islice
 from math import inf
 
-from elasticflow.services.placement.added_gpus import added_gpus, kept_added_gpus
-from elasticflow.services.placement.due_jobs import MAX_SWITCH_S, allocated_shares, due_jobs, exceeds_pool
-from elasticflow.services.placement.new_generation import mixed_generation, new_generation
-from elasticflow.services.placement.other_types import without_other_types
-from elasticflow.services.placement.shrink_to_survivors import (
+from elasticflow.services.placement.added_gpus import added_gpus, kept_added_gpus, without_other_types
+from elasticflow.services.placement.due_jobs import (
+    MAX_SWITCH_S,
+    allocated_shares,
     counted_gpus,
+    due_jobs,
+    exceeds_pool,
+    mixed_generation,
+    new_generation,
     shrunk_to_survivors,
 )
 from elasticflow.services.placement.stragglers import replacement_due_s, replacements
@@ -26,19 +29,21 @@ from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, segments
 from elasticflow.shared.persistent_map import Map
-from elasticflow.shared.scheduling.jobs.placement_curves import (
+from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
+from elasticflow.shared.scheduling.placement.placement import (
     MigrationBenefit,
+    MigrationRules,
+    Placement,
     PlacementCurves,
+    any_spread,
+    place,
     placement_curves,
 )
-from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
-from elasticflow.shared.scheduling.placement.placement import MigrationRules, Placement, any_spread, place
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.awaited_nodes import without_awaited_nodes
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.node_ends import ending_nodes
+from elasticflow.shared.state.nodes import ending_nodes, without_awaited_nodes
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at, spec_of
 

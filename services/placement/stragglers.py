@@ -7,7 +7,7 @@ other GPUs if these are connected as well (shared/scheduling/placement/free_bloc
 
 from collections.abc import Collection, Iterable, Iterator
 
-from elasticflow.services.placement.new_generation import new_generation
+from elasticflow.services.placement.due_jobs import new_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.job import Job, Phase

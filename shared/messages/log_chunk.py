@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from annotated_types import Ge, Le
 from pydantic import Strict, StringConstraints, TypeAdapter, ValidationError
 
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS, FewItems, Name, NumBytes
 
 NUM_SLOTS = 128

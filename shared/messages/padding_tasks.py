@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, Len
 from pydantic import Strict, TypeAdapter
 
 from elasticflow.shared.errors import TooLarge
-from elasticflow.shared.messages.envelope.codec import Undecodable, checked_version, unpack, validated
+from elasticflow.shared.messages.codec import Undecodable, checked_version, unpack, validated
 from elasticflow.shared.messages.limits import (
     MAX_MESSAGE_BYTES,
     MAX_TEXT_LENGTH,

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 
 from elasticflow.shared.frozen_values import is_same
-from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchMemory
+from elasticflow.shared.scheduling.availability.availability_profile import ScratchMemory
 from elasticflow.shared.scheduling.jobs.live_jobs import LiveJobRows
 from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves
-from elasticflow.shared.scheduling.placement.gpu_positions import LastPositions
+from elasticflow.shared.scheduling.placement.free_blocks import LastPositions
 from elasticflow.shared.scheduling.placement.topology import Topology
 
 Arguments = TypeVarTuple("Arguments")

@@ -7,6 +7,7 @@ type (docs/adr/0049).
 In specs and events of the ledger "" stands for the first type of the pool, which is also that of nodes without a type:
 so an older message means the same as before.
 """
+
 # pyright: strict
 
 from collections import Counter
@@ -15,13 +16,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from elasticflow.shared.frozen_values import fast_replace, memoize_last
+from elasticflow.shared.messages.events import JobFailed, ProfilingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.persistent_map import Map
-from elasticflow.shared.state.demand import Demand
-from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import Demand, NodeState, PoolState, spec_of, with_nodes
 
 CPU_SLOTS = "cpu-"  # begins the names of types of CPU slots; their share of a core follows
 
@@ -206,3 +207,47 @@ def _config(state: PoolState, nodes: Map[str, NodeState]) -> PoolConfig:
 
 def _demand(state: PoolState, gpu_type: str) -> Demand:
     return state.demand_by_type.get(gpu_type, Demand()) if gpu_type else state.demand
+
+
+# --- What a failure means for a job that is measured on one GPU type after another ---------------------
+
+
+def failure_on_type(state: PoolState, job: Job, gpu_type: str, failed: JobFailed) -> JobFailed | ProfilingFailed:
+    """The failure of the job; or only of its profiling run on this recorded type, if another type is left for it."""
+    possible = possible_types(state, submitted_spec(job))
+    if job.phase is not Phase.PROFILING or not any(each != gpu_type for each in possible):
+        return failed
+    return ProfilingFailed(
+        job_id=failed.job_id,
+        generation=failed.generation,
+        gpu_type=gpu_type,
+        error=failed.error,
+        node_id=failed.node_id,
+        incarnation=failed.incarnation,
+        progressed_at_s=failed.progressed_at_s,
+        at_s=failed.at_s,
+    )
+
+
+# --- placed mix ----------------------------------------------------------------------------------------
+# The virtual nodes of a job on GPUs of several types, as placed. Pure (docs/adr/0049).
+
+
+def placed_mix(state: PoolState, job: Job) -> Mapping[str, tuple[int, ...]]:
+    """The virtual nodes of each of its GPUs by recorded type, its own type first; empty if it has one type only.
+
+    Survivors on GPUs of other types count as 0.
+    """
+    if not job.num_added_gpus:
+        return {}
+    found = dict[str, tuple[int, ...]]()
+    types = [spec_of(job).gpu_type] * len(job.own_gpus) + [recorded_type(state, gpu) for gpu in job.added_gpus]
+    for gpu_type, count in zip(types, job.virtual_nodes_by_rank or (0,) * len(types), strict=True):
+        found[gpu_type] = (*found.get(gpu_type, ()), count)
+    return found
+
+
+def recorded_type(state: PoolState, gpu: GpuId) -> str:
+    """The type of a GPU; that of a node that is unknown by now is the first."""
+    node = state.nodes.get(gpu.node_id)
+    return "" if node is None else as_recorded(state, node.gpu_type)

@@ -183,3 +183,18 @@ def outcome(state: PoolState, job: Job) -> events.AdmissionEvent | events.JobFai
                 gpu_type=spec_of(job).gpu_type,
                 at_s=job.decided_at_s,
             )
+
+
+# --- reply recipient -----------------------------------------------------------------------------------
+# To which tenant a reply goes: an id does not tell, because several tenants may send commands about one job.
+
+
+def recipient(state: PoolState, reply: object) -> str:
+    """The tenant that the reply names, else that of its job or load; "" if the state knows neither.
+
+    Rejections name the tenant of their command. All other replies without a tenant are about a job of that tenant.
+    """
+    if tenant := getattr(reply, "tenant", ""):
+        return tenant
+    about = state.loads.get(id_of(reply)) if hasattr(reply, "load_id") else state.job(id_of(reply))
+    return "" if about is None else about.tenant

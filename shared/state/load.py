@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elasticflow.shared.messages.index_ranges import Ranges
-from elasticflow.shared.messages.load_spec import LoadSpec
+from elasticflow.shared.messages.load_spec import LoadSpec, Ranges
 
 
 class LoadPhase(StrEnum):

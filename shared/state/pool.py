@@ -4,8 +4,10 @@ Every service folds the same events into this one value (`ledger_fold.evolve`) a
 persistent (`persistent_map`): a fold step costs the same with ten jobs and with a hundred thousand.
 """
 
+# pyright: strict
+
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,12 +18,96 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 from elasticflow.shared.persistent_map import Map
-from elasticflow.shared.state.demand import Demand
-from elasticflow.shared.state.idle_windows import CARRIES_A_JOB, IdleWindows
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.measured_curve import MeasuredCurve
-from elasticflow.shared.state.usage import Usage
+
+# --- The submissions that selective admission learns its prices from -----------------------------------
+
+DEMAND_CHUNK = 256  # submissions
+MAX_DEMAND_CHUNKS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The newest submissions with a deadline, promised or not. Selective admission expects similar ones to come.
+
+    A chunk holds at_s, the least GPU-seconds and the seconds to the deadline of each, one after another. Full chunks
+    never change, so an addition costs the same after ten submissions and after ten thousand.
+    """
+
+    since_s: float | None = None  # the oldest submission
+    full: tuple[tuple[float, ...], ...] = ()  # oldest first
+    newest: tuple[float, ...] = ()
+
+    def added(self, at_s: float, gpu_seconds: float, window_s: float) -> "Demand":
+        """With one more submission; the oldest are dropped."""
+        newest = (*self.newest, at_s, gpu_seconds, window_s)
+        since_s = at_s if self.since_s is None else self.since_s
+        if len(newest) < 3 * DEMAND_CHUNK:
+            return Demand(since_s=since_s, full=self.full, newest=newest)
+        full = (*self.full[-(MAX_DEMAND_CHUNKS - 1) :], newest)
+        return Demand(since_s=max(since_s, full[0][0]), full=full, newest=())
+
+
+# --- Idle windows: how long GPUs carried no job, by the newest placements ------------------------------
+
+MAX_IDLE_WINDOWS = 1_024
+CARRIES_A_JOB = float("inf")  # instead of since when a GPU is idle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleWindows:
+    """The lengths in seconds of the newest windows that ended, oldest first. num_ended: of all."""
+
+    num_ended: int = 0
+    newest_s: tuple[float, ...] = ()
+
+    def added(self, lengths_s: Iterable[float]) -> "IdleWindows":
+        """With more windows; the oldest are dropped. A window without a length is none."""
+        more = tuple(length_s for length_s in lengths_s if length_s > 0.0)
+        if not more:
+            return self
+        return IdleWindows(num_ended=self.num_ended + len(more), newest_s=(*self.newest_s, *more)[-MAX_IDLE_WINDOWS:])
+
+    def ended_since(self, num_ended: int) -> tuple[float, ...]:
+        """The windows after the first `num_ended` ones, as far as they are kept."""
+        return self.newest_s[max(len(self.newest_s) - (self.num_ended - num_ended), 0) :]
+
+
+# --- usage ---------------------------------------------------------------------------------------------
+# What each tenant was promised, by GPU type. Quotas count over all types.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What admission promised a tenant within one minute, or rejected. at_s: the time of the last one.
+
+    gpu_seconds: on all types, for quotas count so. on_other_types: its parts on other types than the first.
+    """
+
+    at_s: float
+    gpu_seconds: float
+    num_jobs: int = 1
+    on_other_types: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @staticmethod
+    def on(gpu_type: str, gpu_seconds: float, at_s: float, *, num_jobs: int = 1) -> "Usage":
+        """All of it on one type, as recorded."""
+        on_other_types = {gpu_type: gpu_seconds} if gpu_type and gpu_seconds else {}
+        return Usage(at_s=at_s, gpu_seconds=gpu_seconds, num_jobs=num_jobs, on_other_types=on_other_types)
+
+
+def gpu_hours_by_type(usage: Iterable[Usage], first_type: str) -> dict[str, float]:
+    """The GPU-hours on each type that has some, by its name, the pool's first type first."""
+    used = tuple(usage)
+    hours = {first_type: sum(each.gpu_seconds for each in used) / 3_600.0}
+    for each in used:
+        for gpu_type, gpu_seconds in each.on_other_types.items():
+            hours[gpu_type] = hours.get(gpu_type, 0.0) + gpu_seconds / 3_600.0
+            hours[first_type] -= gpu_seconds / 3_600.0
+    return {gpu_type: spent for gpu_type, spent in hours.items() if spent > 1e-9}
+
 
 # more than a busy pool decides in the seconds after which the work queue delivers a command again
 MAX_DECIDED_COMMANDS = 1 << 15

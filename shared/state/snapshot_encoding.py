@@ -16,7 +16,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold.ledger_fold import FOLD
 from elasticflow.shared.state.pool import PoolState

@@ -3,11 +3,17 @@
 Both parts are lists of what is seen: a new field of the state stays unseen until it is named here (docs/adr/0071).
 """
 
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
+import msgpack  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import TypeAdapter, ValidationError
+
 from elasticflow.shared.frozen_values import memoize_last
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.job_spec import SHARED
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -159,3 +165,156 @@ def without_other_jobs(state: PoolState, tenant: str, event: EventOfAJob) -> Eve
     jobs = ((job_id, state.job(job_id)) for job_id in replanned)
     own = {job_id: replanned[job_id] for job_id, job in jobs if job is not None and job.tenant == tenant}
     return replace(cast(Any, event), replanned=own)
+
+
+# --- view encoding -------------------------------------------------------------------------------------
+# The views of tenants as bytes. Readers may be older or newer than the monitor that wrote them.
+#
+# A view grows by fields with defaults: older readers ignore the fields that they do not know. Any other change needs
+# a new VIEW_VERSION; older readers then say that they are too old.
+
+VIEW_VERSION = 1
+# Of a tenant's jobs before their compression; older ones are left out.
+MAX_ENDED_BYTES = 4 << 20
+MAX_BODY_BYTES = 3 << 20  # of a view; a larger one has as many live jobs as fit without any compression
+LARGE_BODY_BYTES = 512 * 1024  # such views are stored less often than `AsOf`
+_MAX_BYTES = 256 << 20  # of a view after its decompression
+_LEVEL = 1  # of the compression: specs of jobs repeat each other
+_JOBS = ("live_jobs", "ended_jobs")
+
+Part = TypeVar("Part", bound=object)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsOf:
+    """All views hold up to this sequence of the ledger, which was its end at at_s."""
+
+    sequence: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterPosition:
+    """For the next monitor. histories_to: all histories hold up to this sequence. tenants: that have a view."""
+
+    histories_to: int
+    tenants: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredView:
+    """sequence: of the ledger, up to which it holds. body: the same bytes for the same content."""
+
+    sequence: int
+    body: bytes
+
+    def encode(self) -> bytes:
+        return _packed({"version": VIEW_VERSION, "sequence": self.sequence, "body": self.body})
+
+    @staticmethod
+    def decode(data: bytes) -> "StoredView":
+        """Raises Undecodable."""
+        plain = _unpacked(data)
+        sequence, body = plain.get("sequence"), plain.get("body")
+        if not isinstance(sequence, int) or not isinstance(body, bytes):
+            raise Undecodable("damaged view: it has no sequence or no body")
+        return StoredView(sequence=sequence, body=body)
+
+    def part(self, kind: type[Part]) -> Part:
+        """Raises Undecodable."""
+        unpacker = zlib.decompressobj()
+        try:
+            plain = _plain(unpacker.decompress(self.body, _MAX_BYTES))
+        except zlib.error as error:
+            raise Undecodable(f"damaged view: {error}") from error
+        for name in _JOBS if kind is TenantPart else ():
+            packed = cast(Mapping[str, bytes], plain.get(name, {}))
+            plain[name] = {job_id: _plain(job) for job_id, job in packed.items()}
+        return _validated(kind, plain)
+
+
+def body_of_pool(part: PoolPart) -> bytes:
+    return zlib.compress(_packed(_adapter(PoolPart).dump_python(part, warnings=False)), _LEVEL)
+
+
+@dataclass(slots=True)
+class TenantBodies:
+    """Encodes the parts of tenants. Most of their jobs have not changed since the last time: their bytes are kept."""
+
+    _kept: dict[str, tuple[Job, bytes]] = field(default_factory=dict[str, tuple[Job, bytes]])
+
+    def body(self, part: TenantPart) -> bytes:
+        live = {job_id: self._job(job) for job_id, job in part.live_jobs.items()}
+        body = self._body(part, live, self._newest(part.ended_jobs, MAX_ENDED_BYTES))
+        if len(body) <= MAX_BODY_BYTES:
+            return body
+        fitting = self._newest(part.live_jobs, MAX_BODY_BYTES)
+        return self._body(replace(part, num_left_out=len(live) - len(fitting)), fitting, {})
+
+    def _body(self, part: TenantPart, live: Mapping[str, bytes], ended: Mapping[str, bytes]) -> bytes:
+        plain = _adapter(TenantPart).dump_python(part, exclude=set(_JOBS), warnings=False)
+        return zlib.compress(_packed(plain | {"live_jobs": live, "ended_jobs": ended}), _LEVEL)
+
+    def forget_others(self, parts: Mapping[str, TenantPart]) -> None:
+        """Keep the bytes of these jobs only."""
+        kept = {job_id for part in parts.values() for jobs in (part.live_jobs, part.ended_jobs) for job_id in jobs}
+        self._kept = {job_id: value for job_id, value in self._kept.items() if job_id in kept}
+
+    def _newest(self, jobs: Mapping[str, Job], max_bytes: int) -> dict[str, bytes]:
+        newest, num_bytes = dict[str, bytes](), 0
+        for job in sorted(jobs.values(), key=lambda job: (-(job.ended_at_s or job.decided_at_s), job.job_id)):
+            packed = self._job(job)
+            if (num_bytes := num_bytes + len(packed)) > max_bytes:
+                break
+            newest[job.job_id] = packed
+        return newest
+
+    def _job(self, job: Job) -> bytes:
+        kept = self._kept.get(job.job_id)
+        if kept is None or kept[0] is not job:
+            kept = self._kept[job.job_id] = (job, _packed(_adapter(Job).dump_python(job, warnings=False)))
+        return kept[1]
+
+
+def encode_small(value: AsOf | WriterPosition) -> bytes:
+    named = {each.name: getattr(value, each.name) for each in fields(value)}
+    return _packed({"version": VIEW_VERSION} | named)
+
+
+def decode_small(kind: type[Part], data: bytes) -> Part:
+    """Raises Undecodable."""
+    return _validated(kind, _unpacked(data))
+
+
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _validated(kind: type[Part], plain: Mapping[str, Any]) -> Part:
+    known = {each.name for each in fields(cast(Any, kind))}
+    try:
+        return _adapter(kind).validate_python({name: value for name, value in plain.items() if name in known})
+    except (ValidationError, TypeError) as error:
+        raise Undecodable(f"damaged view: {type(error).__name__}") from error
+
+
+def _unpacked(data: bytes) -> dict[str, Any]:
+    plain = _plain(data)
+    if (version := plain.get("version")) != VIEW_VERSION:
+        raise Undecodable(f"it has version {version}, and this program reads version {VIEW_VERSION}: upgrade the older")
+    return plain
+
+
+def _plain(data: bytes) -> dict[str, Any]:
+    try:
+        plain = msgpack.unpackb(data, strict_map_key=False)  # pyright: ignore
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Undecodable(f"damaged view: {type(error).__name__}") from error
+    if not isinstance(plain, dict):
+        raise Undecodable("damaged view: no map")
+    return cast(dict[str, Any], plain)
+
+
+def _packed(value: object) -> bytes:
+    return cast(bytes, msgpack.packb(value))  # pyright: ignore[reportUnknownMemberType]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

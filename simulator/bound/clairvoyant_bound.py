@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import bound_program, price_ascent
 from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid, IntArray
 from elasticflow.simulator.workload.workload import Workload

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import DONE_WITHIN_S
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 

@@ -7,17 +7,391 @@ types each job has GPUs of one type, as in the promises of the services; the bou
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.simulator.bound.clairvoyant_bound import Bound, clairvoyant_bound
-from elasticflow.simulator.bound.feasible_demand import IntArray, feasible_alone
-from elasticflow.simulator.bound.timetable import Timetable
+from elasticflow.shared.scheduling.compiled.compile import compiled
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
+from elasticflow.simulator.bound.clairvoyant_bound import Bound, PriceProfile, clairvoyant_bound
+from elasticflow.simulator.bound.feasible_demand import FloatArray, IntArray, feasible_alone
 from elasticflow.simulator.verification.certificates import Held
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+# --- cheapest schedule ---------------------------------------------------------------------------------
+# The cheapest schedule of one job in the GPUs that others leave, each resize paid: compiled.
+#
+# A job that begins to hold n GPUs, from another number or from none, stops for the stop of n and pays for them
+# meanwhile. Free GPUs and their price are step functions; the job may change its GPUs where these change, and end
+# anywhere. Axes: P pieces of time, P + 1 instants, L levels, M the most segments of a schedule.
+
+MAX_SEGMENTS = 24
+_DOUBLINGS, _HALVINGS = 60, 14
+_SPARE = 1e-9  # more work than needed, relative: a schedule keeps its deadline in exact arithmetic too
+
+
+@compiled
+def cheapest_schedule(
+    instants_s: FloatArray,
+    free_P: FloatArray,
+    price_P: FloatArray,
+    iterations: float,
+    num_gpus_L: FloatArray,
+    rate_L: FloatArray,
+    stop_s_L: FloatArray,
+    held: FloatArray,
+) -> tuple[int, float]:  # pragma: no cover (compiled)
+    """Segments and cost of a schedule of `iterations`; no segments and inf if none was found.
+
+    held, shape (M, 3): filled with start, end and GPUs of each segment. Lagrangian: the value of one iteration is
+    raised until the most profitable schedule does enough; its surplus is then cut off where it costs most.
+    """
+    level_P = np.zeros(len(free_P), np.int64)
+    needed = iterations * (1.0 + _SPARE)
+    low, high = 0.0, 1e-6
+    for _ in range(_DOUBLINGS):
+        if _most_profitable(instants_s, free_P, price_P, high, num_gpus_L, rate_L, stop_s_L, level_P) >= needed:
+            break
+        low, high = high, high * 4.0
+    else:
+        return 0, np.inf
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _most_profitable(instants_s, free_P, price_P, middle, num_gpus_L, rate_L, stop_s_L, level_P) >= needed:
+            high = middle
+        else:
+            low = middle
+    done = _most_profitable(instants_s, free_P, price_P, high, num_gpus_L, rate_L, stop_s_L, level_P)
+    starts_s, ends_s = instants_s[:-1].copy(), instants_s[1:].copy()
+    _cut(starts_s, ends_s, price_P, num_gpus_L, rate_L, stop_s_L, level_P, done - needed)
+    return _gather(starts_s, ends_s, price_P, num_gpus_L, level_P, held)
+
+
+@compiled
+def _most_profitable(
+    instants_s: FloatArray,
+    free_P: FloatArray,
+    price_P: FloatArray,
+    value: float,
+    num_gpus_L: FloatArray,
+    rate_L: FloatArray,
+    stop_s_L: FloatArray,
+    level_P: IntArray,
+) -> float:  # pragma: no cover (compiled)
+    """Iterations of the schedule that gains most at this value of one; level_P: its levels, 0 = none, from 1.
+
+    Dynamic program over pieces; gain[level] is the greatest gain so far of a schedule that ends with this level.
+    """
+    num_pieces, num_levels = len(free_P), len(num_gpus_L)
+    gain = np.full(num_levels + 1, -np.inf)
+    gain[0] = 0.0
+    came_from = np.zeros((num_pieces, num_levels + 1), np.int64)
+    for piece in range(num_pieces):
+        length_s = instants_s[piece + 1] - instants_s[piece]
+        source = int(np.argmax(gain))
+        most = gain[source]
+        gain[0] = most
+        came_from[piece, 0] = source
+        for level in range(1, num_levels + 1):
+            num_gpus, rate = num_gpus_L[level - 1], rate_L[level - 1]
+            if num_gpus > free_P[piece]:
+                gain[level] = -np.inf
+                continue
+            anew = most - value * rate * stop_s_L[level - 1]
+            came_from[piece, level] = level if gain[level] >= anew else source
+            gain[level] = max(gain[level], anew) + length_s * (value * rate - price_P[piece] * num_gpus)
+    level, done = int(np.argmax(gain)), 0.0
+    for piece in range(num_pieces - 1, -1, -1):
+        level_P[piece] = level
+        before = came_from[piece, level]
+        if level > 0:
+            done += rate_L[level - 1] * (instants_s[piece + 1] - instants_s[piece])
+            if before != level:
+                done -= rate_L[level - 1] * stop_s_L[level - 1]
+        level = before
+    return done
+
+
+@compiled
+def _cut(
+    starts_s: FloatArray,
+    ends_s: FloatArray,
+    price_P: FloatArray,
+    num_gpus_L: FloatArray,
+    rate_L: FloatArray,
+    stop_s_L: FloatArray,
+    level_P: IntArray,
+    surplus: float,
+) -> None:  # pragma: no cover (compiled)
+    """Cuts `surplus` iterations off the ends of segments, the costliest first; ties: a later end first."""
+    while surplus > 0.0:
+        highest, cut_piece, at_end = 0.0, -1, False
+        for piece in range(len(level_P)):
+            level = level_P[piece]
+            if level == 0:
+                continue
+            unit_cost = price_P[piece] * num_gpus_L[level - 1] / rate_L[level - 1]
+            last = piece + 1 == len(level_P) or level_P[piece + 1] != level
+            first = piece == 0 or level_P[piece - 1] != level
+            if (last and unit_cost >= highest) or (first and unit_cost > highest):
+                highest, cut_piece, at_end = unit_cost, piece, last
+        if cut_piece < 0:
+            return
+        level = level_P[cut_piece]
+        rate, stop_s = float(rate_L[level - 1]), float(stop_s_L[level - 1])
+        productive_s = _productive_s(cut_piece, at_end, starts_s, ends_s, level_P, stop_s)
+        piece_s = float(ends_s[cut_piece] - starts_s[cut_piece])
+        cut_s = min(surplus / rate, piece_s)
+        if productive_s <= cut_s:  # remove the whole segment: the rest of it would only be the stop
+            surplus -= productive_s * rate
+            _drop(cut_piece, at_end, starts_s, ends_s, level_P)
+        elif cut_s >= piece_s:
+            surplus -= cut_s * rate
+            level_P[cut_piece] = 0
+        else:
+            surplus = 0.0
+            if at_end:
+                ends_s[cut_piece] -= cut_s
+            else:
+                starts_s[cut_piece] += cut_s
+
+
+@compiled
+def _productive_s(
+    piece: int, at_end: bool, starts_s: FloatArray, ends_s: FloatArray, level_P: IntArray, stop_s: float
+) -> float:  # pragma: no cover (compiled)
+    """Seconds of progress of the segment that ends, or begins, with this piece."""
+    step = -1 if at_end else 1
+    other = piece
+    while 0 <= other + step < len(level_P) and level_P[other + step] == level_P[piece]:
+        other += step
+    return max(ends_s[max(piece, other)] - starts_s[min(piece, other)] - stop_s, 0.0)
+
+
+@compiled
+def _drop(
+    piece: int, at_end: bool, starts_s: FloatArray, ends_s: FloatArray, level_P: IntArray
+) -> None:  # pragma: no cover (compiled)
+    level, step = level_P[piece], -1 if at_end else 1
+    while 0 <= piece < len(level_P) and level_P[piece] == level:
+        level_P[piece] = 0
+        piece += step
+
+
+@compiled
+def _gather(
+    starts_s: FloatArray,
+    ends_s: FloatArray,
+    price_P: FloatArray,
+    num_gpus_L: FloatArray,
+    level_P: IntArray,
+    held: FloatArray,
+) -> tuple[int, float]:  # pragma: no cover (compiled)
+    """Joins successive pieces of one level into segments."""
+    segments, cost = 0, 0.0
+    for piece in range(len(level_P)):
+        if level_P[piece] == 0:
+            continue
+        num_gpus = num_gpus_L[level_P[piece] - 1]
+        cost += price_P[piece] * num_gpus * (ends_s[piece] - starts_s[piece])
+        if segments and held[segments - 1, 1] == starts_s[piece] and held[segments - 1, 2] == num_gpus:
+            held[segments - 1, 1] = ends_s[piece]
+        elif segments == MAX_SEGMENTS:
+            return 0, np.inf
+        else:
+            held[segments, 0], held[segments, 1], held[segments, 2] = starts_s[piece], ends_s[piece], num_gpus
+            segments += 1
+    return segments, cost
+
+
+# --- timetable -----------------------------------------------------------------------------------------
+# The schedules of all jobs, each on one GPU type: the state of the search for a schedule with hindsight.
+#
+# Axes: G GPU types of the pool, J jobs, L levels of one job, M the most segments of a schedule, P pieces of time, B
+# starts of a price.
+
+_BASE_PRICE = 0.2  # of the mean price, for free GPUs: they are used sparingly, too
+
+
+class Entry(NamedTuple):
+    """A job's place in the timetable. held: start, end and GPUs of each segment; none: the job is missing."""
+
+    gpu_type: int
+    held: FloatArray
+    cost: float
+
+
+class _Levels(NamedTuple):
+    """Numbers of GPUs, iterations per second, and stops in seconds, of a job's levels on one type."""
+
+    num_gpus_L: FloatArray
+    rate_L: FloatArray
+    stop_s_L: FloatArray
+
+
+class Timetable:
+    """Changes in place.
+
+    held_JM3: start, end and GPUs of each job's segments; num_held_J: how many segments it has.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        num_gpus_by_type: Mapping[str, int],
+        cost: ResizeCost,
+        prices: Mapping[str, PriceProfile],
+    ) -> None:
+        self._jobs = jobs
+        self._gpu_types_G, self._num_gpus_G = tuple(num_gpus_by_type), tuple(num_gpus_by_type.values())
+        self._windows_s = np.array([(job.submitted_at_s, job.deadline_s) for job in jobs], np.float64).reshape(-1, 2)
+        self._levels = [_levels_by_type(job, num_gpus_by_type, cost) for job in jobs]
+        self._price_steps_G = _with_base([prices[name] for name in num_gpus_by_type])
+        self._type_J = np.zeros(len(jobs), np.int64)
+        self._held_JM3 = np.zeros((len(jobs), MAX_SEGMENTS, 3))
+        self._num_held_J = np.zeros(len(jobs), np.int64)
+        self._cost_J = np.zeros(len(jobs))
+        opens_s, closes_s = self._windows_s[:, 0], self._windows_s[:, 1]
+        self.neighbours = [
+            np.setdiff1d(np.flatnonzero((opens_s < close_s) & (closes_s > open_s)), [job])
+            for job, (open_s, close_s) in enumerate(self._windows_s)
+        ]
+
+    @property
+    def is_met_J(self) -> np.ndarray:
+        return self._num_held_J > 0
+
+    @property
+    def num_met(self) -> int:
+        return int(np.count_nonzero(self._num_held_J))
+
+    @property
+    def total_cost(self) -> float:
+        return float(self._cost_J.sum())
+
+    def met(self) -> list[int]:
+        return np.flatnonzero(self.is_met_J).tolist()
+
+    def missing(self) -> IntArray:
+        return np.flatnonzero(~self.is_met_J)
+
+    def schedule(self, job: int) -> tuple[Held, ...]:
+        segments = self._held_JM3[job, : self._num_held_J[job]].tolist()
+        return tuple(Held(start_s, end_s, int(num_gpus)) for start_s, end_s, num_gpus in segments)
+
+    def gpu_type(self, job: int) -> str:
+        """Its name; of a job that is met."""
+        return self._gpu_types_G[self._type_J[job]]
+
+    def insert(self, job: int) -> float:
+        """Fits the job into the free GPUs of one type, at the least cost. Returns the cost; inf if it fits on none."""
+        cheapest = min((self._fitted(job, gpu_type) for gpu_type in self._levels[job]), key=lambda entry: entry.cost)
+        self.restore(job, cheapest)
+        return cheapest.cost
+
+    def remove(self, job: int) -> None:
+        self._num_held_J[job] = 0
+        self._cost_J[job] = 0.0
+
+    def take(self, job: int) -> Entry:
+        """Removes the job. Returns what `restore` needs."""
+        held = self._held_JM3[job, : self._num_held_J[job]].copy()
+        taken = Entry(int(self._type_J[job]), held, float(self._cost_J[job]))
+        self.remove(job)
+        return taken
+
+    def restore(self, job: int, entry: Entry) -> None:
+        self._type_J[job] = entry.gpu_type
+        self._held_JM3[job, : len(entry.held)] = entry.held
+        self._num_held_J[job] = len(entry.held)
+        self._cost_J[job] = entry.cost if len(entry.held) else 0.0
+
+    def _fitted(self, job: int, gpu_type: int) -> Entry:
+        """The cheapest schedule on GPUs of this type; its cost is inf if there is none."""
+        opens_s, closes_s = self._windows_s[job]
+        neighbours = self.neighbours[job]
+        instants_s, free_P, price_P = _pieces(
+            opens_s, closes_s, self._num_gpus_G[gpu_type], neighbours[self._type_J[neighbours] == gpu_type],
+            self._held_JM3, self._num_held_J, *self._price_steps_G[gpu_type],
+        )  # fmt: skip
+        held = np.empty((MAX_SEGMENTS, 3))
+        iterations = float(self._jobs[job].num_iterations)
+        segments, cost = cheapest_schedule(instants_s, free_P, price_P, iterations, *self._levels[job][gpu_type], held)
+        return Entry(gpu_type, held[:segments], cost)
+
+
+def _levels_by_type(job: TraceJob, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> dict[int, _Levels]:
+    """Of each type on which the job runs, by its position."""
+    by_type = dict[int, _Levels]()
+    for gpu_type, (name, num_gpus) in enumerate(num_gpus_by_type.items()):
+        curve = job.curve_on(name)
+        table = [(n, curve.throughput(n), cost.seconds(n)) for n in curve.levels if n <= num_gpus] if curve else []
+        if table:
+            by_type[gpu_type] = _Levels(*np.array(table, np.float64).T.copy())
+    return by_type
+
+
+def _with_base(prices_G: Sequence[PriceProfile]) -> list[tuple[FloatArray, FloatArray]]:
+    """The price profiles, with a small price everywhere, equal on all types: starts_s_B and price_B of each type."""
+    base = _BASE_PRICE * sum(map(_mean, prices_G)) / len(prices_G) or 1.0
+    return [
+        (np.array([-np.inf, *prices.starts_s_B]), np.array([0.0, *prices.price_per_gpu_s_B]) + base)
+        for prices in prices_G
+    ]
+
+
+def _mean(prices: PriceProfile) -> float:
+    """From the first start to the last."""
+    lengths_s = np.array([end_s - start_s for start_s, end_s in pairwise(prices.starts_s_B)])
+    return float(np.array(prices.price_per_gpu_s_B[:-1]) @ lengths_s) / lengths_s.sum() if len(lengths_s) else 0.0
+
+
+@compiled
+def _pieces(
+    opens_s: float,
+    closes_s: float,
+    num_gpus: int,
+    neighbours: IntArray,
+    held_JM3: FloatArray,
+    num_held_J: IntArray,
+    price_starts_s: FloatArray,
+    prices: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:  # pragma: no cover (compiled)
+    """Instants, free GPUs and prices between them, over one window."""
+    first = np.searchsorted(price_starts_s, opens_s, side="right") - 1
+    last = np.searchsorted(price_starts_s, closes_s, side="left")
+    most = 2 * num_held_J[neighbours].sum() + last - first + 1
+    at_s, change, price = np.empty(most), np.zeros(most), np.full(most, -1.0)
+    count = 0
+    for segment in range(first, last):
+        at_s[count] = max(price_starts_s[segment], opens_s)
+        price[count] = prices[segment]
+        count += 1
+    for job in neighbours:
+        for segment in range(num_held_J[job]):
+            start_s, end_s = held_JM3[job, segment, 0], held_JM3[job, segment, 1]
+            if start_s < closes_s and end_s > opens_s:
+                at_s[count], change[count] = max(start_s, opens_s), -held_JM3[job, segment, 2]
+                count += 1
+                if end_s < closes_s:
+                    at_s[count], change[count] = end_s, held_JM3[job, segment, 2]
+                    count += 1
+    order = np.argsort(at_s[:count])
+    instants_s, free_P, price_P = np.empty(count + 1), np.empty(count), np.empty(count)
+    pieces, free, current = 0, float(num_gpus), prices[first]
+    for event in order:
+        free += change[event]
+        current = price[event] if price[event] >= 0.0 else current
+        if pieces and instants_s[pieces - 1] == at_s[event]:
+            pieces -= 1
+        instants_s[pieces], free_P[pieces], price_P[pieces] = at_s[event], free, current
+        pieces += 1
+    instants_s[pieces] = closes_s
+    return instants_s[: pieces + 1], free_P[:pieces], price_P[:pieces]
+
 
 _MAX_TAKEN_OUT, _MAX_TRIED = 4, 12  # jobs in one move
 

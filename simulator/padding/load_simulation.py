@@ -5,12 +5,18 @@ window comes without notice: the task in progress is lost, and the tasks that ar
 """
 
 import heapq
-from collections import Counter
-from collections.abc import Sequence
+import zlib
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+
+from elasticflow.shared.scheduling.padding import cost_model
 from elasticflow.shared.scheduling.padding.hand_out import (
     ActiveLoad,
     Bundle,
@@ -22,17 +28,251 @@ from elasticflow.shared.scheduling.padding.hand_out import (
     after_opening,
     hand_out,
 )
-from elasticflow.simulator.padding.fairness import FairnessMeter
 from elasticflow.simulator.padding.loads import PaddingLoad
-from elasticflow.simulator.padding.result import LoadsResult
-from elasticflow.simulator.padding.task_execution import (
-    ROUNDING,
-    Execution,
-    executed,
-    outcome_of,
-    progress_of,
-)
 from elasticflow.simulator.padding.windows import IdleWindow
+
+# --- fairness ------------------------------------------------------------------------------------------
+# Jain's fairness index of each minute, among the tenants that had waiting tasks during the whole minute.
+#
+# Source of the index: Jain, Chiu and Hawe, DEC-TR-301 (1984): (sum x)^2 / (n sum x^2); 1 if all n values are equal.
+
+MINUTE_S = 60.0
+_ROUNDING_S = 1e-6
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """From 1 / n for one positive value to 1 for equal ones; 1 if all are 0."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0
+
+
+class FairnessMeter:
+    """The GPU-seconds of each tenant in each minute, and when tenants had no waiting task.
+
+    `backlogged` is called in order of time, `gave` in any order.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._given_s: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._idle_from_s = dict.fromkeys(weights, float("-inf"))  # of the tenants that have no waiting task now
+        self._idle: dict[str, list[tuple[float, float]]] = {tenant: [] for tenant in weights}
+
+    def gave(self, tenant: str, start_s: float, end_s: float) -> None:
+        """A tenant held a GPU between these times."""
+        minute = int(start_s // MINUTE_S)
+        while minute * MINUTE_S < end_s:
+            held_s = min(end_s, (minute + 1) * MINUTE_S) - max(start_s, minute * MINUTE_S)
+            if held_s > _ROUNDING_S:  # a minute of rounding errors would have a poor index
+                self._given_s[minute][tenant] += held_s
+            minute += 1
+
+    def backlogged(self, tenants: Iterable[str], now_s: float) -> None:
+        """These tenants, and no others, have waiting tasks from now on."""
+        waiting = set(tenants)
+        for tenant in waiting & self._idle_from_s.keys():
+            since_s = self._idle_from_s.pop(tenant)
+            if since_s < now_s:
+                self._idle[tenant].append((since_s, now_s))
+        for tenant in self._weights.keys() - waiting - self._idle_from_s.keys():
+            self._idle_from_s[tenant] = now_s
+
+    def by_minute(self) -> Mapping[int, float]:
+        """The index of the GPU-seconds over weights, for each minute with two or more tenants to compare."""
+        found: dict[int, float] = {}
+        for minute, given_s in sorted(self._given_s.items()):
+            tenants = [tenant for tenant in sorted(self._weights) if self._waited_through(tenant, minute)]
+            if len(tenants) > 1:
+                found[minute] = jain_index([given_s[tenant] / self._weights[tenant] for tenant in tenants])
+        return found
+
+    def _waited_through(self, tenant: str, minute: int) -> bool:
+        start_s, end_s = minute * MINUTE_S, (minute + 1) * MINUTE_S
+        if self._idle_from_s.get(tenant, end_s) < end_s:
+            return False
+        intervals = self._idle[tenant]
+        before = bisect_left(intervals, (end_s,)) - 1  # the last one that begins before the minute ends
+        return before < 0 or intervals[before][1] <= start_s
+
+
+# --- What a simulation of padding loads yields, for each load and for all of them ----------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOutcome:
+    """What became of one load.
+
+    tasks_lost: tasks that a preemption interrupted; each was executed again, or waits.
+    useful_s: of the tasks that are done. given_s: GPU-seconds with its runner. finished_at_s: None if tasks remain.
+    """
+
+    load: PaddingLoad
+    tasks_done: int
+    tasks_lost: int
+    useful_s: float
+    given_s: float
+    finished_at_s: float | None
+
+    @property
+    def useful_share(self) -> float | None:
+        """Of the time given to the load (theta), as measured; None if it got none."""
+        return self.useful_s / self.given_s if self.given_s else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadsResult:
+    """windows, outcomes: all of them, in the order given. jain_by_minute: see `fairness`."""
+
+    windows: Sequence[IdleWindow]
+    outcomes: Sequence[LoadOutcome]
+    jain_by_minute: Mapping[int, float]
+
+    @cached_property
+    def idle_gpu_s(self) -> float:
+        return sum(window.length_s for window in self.windows)
+
+    @cached_property
+    def useful_s(self) -> float:
+        return sum(outcome.useful_s for outcome in self.outcomes)
+
+    @cached_property
+    def given_s(self) -> float:
+        return sum(outcome.given_s for outcome in self.outcomes)
+
+    @cached_property
+    def whole_task_s(self) -> float:
+        """The physical limit: useful seconds if each window ran tasks of its best load, and tasks never ran out."""
+        return sum(
+            max(self._whole_task_s(outcome.load, window) for outcome in self.outcomes) for window in self.windows
+        )
+
+    @property
+    def finished_at_s(self) -> float | None:
+        """When the last task was done; None if a load is unfinished."""
+        ends_s = [outcome.finished_at_s for outcome in self.outcomes if outcome.finished_at_s is not None]
+        return max(ends_s) if len(ends_s) == len(self.outcomes) else None
+
+    def predicted_useful_share(self, load: PaddingLoad) -> float | None:
+        """By the cost model, for this load alone in all windows that it may use; None if there are none."""
+        usable_s = [seconds for window in self.windows if (seconds := load.usable_s(window)) > 0]
+        return cost_model.useful_share(usable_s, load.cost) if usable_s else None
+
+    def numbers(self) -> Mapping[str, object]:
+        """The published numbers of all loads together, by name."""
+        jain = self.jain_by_minute.values()
+        return {
+            "loads": len(self.outcomes),
+            "windows": len(self.windows),
+            "gpus": len({window.gpu for window in self.windows}),
+            "tasks": sum(outcome.load.num_tasks for outcome in self.outcomes),
+            "tasks_done": sum(outcome.tasks_done for outcome in self.outcomes),
+            "tasks_lost": sum(outcome.tasks_lost for outcome in self.outcomes),
+            "finished_at_s": self.finished_at_s,
+            "idle_gpu_s": self.idle_gpu_s,
+            "given_gpu_s": self.given_s,
+            "useful_gpu_s": self.useful_s,
+            "useful_share": self.useful_s / self.given_s if self.given_s else None,
+            "useful_share_of_idle": self.useful_s / self.idle_gpu_s,
+            "useful_share_of_whole_tasks": self.useful_s / self.whole_task_s if self.whole_task_s else None,
+            "jain_index_mean": sum(jain) / len(jain) if jain else None,
+            "jain_index_lowest": min(jain, default=None),
+        }
+
+    def load_numbers(self, outcome: LoadOutcome) -> Mapping[str, object]:
+        """The published numbers of one load, by name."""
+        return {
+            "load_id": outcome.load.load_id,
+            "tenant": outcome.load.tenant,
+            "tasks": outcome.load.num_tasks,
+            "tasks_done": outcome.tasks_done,
+            "tasks_lost": outcome.tasks_lost,
+            "finished_at_s": outcome.finished_at_s,
+            "given_gpu_s": outcome.given_s,
+            "useful_gpu_s": outcome.useful_s,
+            "useful_share": outcome.useful_share,
+            "useful_share_predicted": self.predicted_useful_share(outcome.load),
+        }
+
+    def _whole_task_s(self, load: PaddingLoad, window: IdleWindow) -> float:
+        usable_s = load.usable_s(window)
+        return cost_model.whole_tasks(usable_s, load.cost) * load.cost.task_s if usable_s > 0 else 0.0
+
+
+# --- task execution ------------------------------------------------------------------------------------
+# The tasks of one load in a simulation: which wait, how long they take, and what a bundle of them does in a window.
+
+ROUNDING = 1e-9  # of a window: a task that ends with its window is done, also after rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a bundle will have done when it ends. start_s, end_s: seconds since the window began."""
+
+    bundle: Bundle
+    tasks: tuple[int, ...]
+    done: tuple[int, ...]
+    useful_s: float
+    start_s: float
+    end_s: float
+    interrupted: bool
+
+
+@dataclass(slots=True)
+class Progress:
+    """The tasks of one load, by number."""
+
+    load: PaddingLoad
+    task_s: Sequence[float] | None  # of each task; None if they are equal
+    waiting: deque[int]
+    times_done: bytearray
+    num_done: int = 0
+    num_lost: int = 0
+    useful_s: float = 0.0
+    given_s: float = 0.0
+    finished_at_s: float | None = None
+
+    def seconds(self, task: int) -> float:
+        return self.load.cost.task_s if self.task_s is None else self.task_s[task]
+
+
+def executed(progress: Progress, bundle: Bundle, tasks: tuple[int, ...], used_s: float, length_s: float) -> Execution:
+    """Run the tasks one after another, until the window ends."""
+    cost, most_s = progress.load.cost, length_s * (1 + ROUNDING)
+    at_s, useful_s, num_done = used_s + (cost.start_stop_s if bundle.starts_runner else 0.0), 0.0, 0
+    for task in tasks:
+        task_s = progress.seconds(task)
+        if at_s + task_s + cost.overhead_s > most_s:
+            break
+        at_s, useful_s, num_done = at_s + task_s + cost.overhead_s, useful_s + task_s, num_done + 1
+    interrupted = num_done < len(tasks)
+    return Execution(
+        bundle=bundle,
+        tasks=tasks,
+        done=tasks[:num_done],
+        useful_s=useful_s,
+        start_s=used_s,
+        end_s=length_s if interrupted else min(at_s, length_s),
+        interrupted=interrupted and length_s - at_s > length_s * ROUNDING,
+    )
+
+
+def progress_of(load: PaddingLoad, seed: int) -> Progress:
+    task_s = None
+    if load.spread:
+        rng = np.random.default_rng((seed, zlib.crc32(load.load_id.encode())))
+        task_s = (load.cost.task_s * rng.lognormal(-(load.spread**2) / 2, load.spread, load.num_tasks)).tolist()
+    return Progress(load, task_s, deque(range(load.num_tasks)), bytearray(load.num_tasks))
+
+
+def outcome_of(progress: Progress) -> LoadOutcome:
+    return LoadOutcome(
+        load=progress.load,
+        tasks_done=progress.num_done,
+        tasks_lost=progress.num_lost,
+        useful_s=progress.useful_s,
+        given_s=progress.given_s,
+        finished_at_s=progress.finished_at_s,
+    )
 
 
 class _Kind(IntEnum):

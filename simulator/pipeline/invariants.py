@@ -9,10 +9,9 @@ from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, QueuePo
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
-from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
 from elasticflow.shared.state.job import Phase
-from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.pipeline.previous_version import is_of_planner, is_of_upgraded
+from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
+from elasticflow.simulator.pipeline.simulated_process import is_of_planner, is_of_upgraded
 from elasticflow.simulator.replay.recorded_ledger import Entry
 
 TOLERANCE_S = 1e-3

@@ -1,5 +1,6 @@
 """A process of a service in the simulated pool: the real replica on the in-memory bus, killed and started again."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field, replace
@@ -7,18 +8,92 @@ from typing import Any, Literal
 
 import numpy as np
 
+from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.faults import Faults as BusFaults
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink
+from elasticflow.shared.runtime.bus.memory.link import Faults as BusFaults
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.runtime.service.replica import open_replica
+from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
-from elasticflow.simulator.pipeline.previous_version import UPGRADED, host_before
-from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
+
+# --- previous version ----------------------------------------------------------------------------------
+# Services of the previous version in a simulated pool whose services are upgraded one after the other.
+#
+# A newer planner writes what an older one cannot read. The older one then takes no decisions (docs/adr/0036).
+# Executors and the monitor are upgraded before: they may not pass over a decision.
+
+UPGRADED = "upgraded"  # the end of the name of each process that has replaced one of the previous version
+PLANNERS = ("admission", "allocator", "placement")
+
+
+def is_of_planner(stored: LedgerRecord) -> bool:
+    """Whether this is a decision of admission, the allocator or placement."""
+    on_plan = stored.subject == subjects.plan(stored.subject.split(".")[2])
+    return on_plan and stored.message_id.partition("-")[0] in PLANNERS
+
+
+def is_of_upgraded(stored: LedgerRecord) -> bool:
+    """Whether a planner of the new version has decided this: the name of its process is in the message's id."""
+    return is_of_planner(stored) and stored.message_id.rpartition("-")[0].endswith(UPGRADED)
+
+
+def read_as_before(stored: LedgerRecord) -> LedgerMessage:
+    """What the previous version knows of a message."""
+    if is_of_upgraded(stored):
+        return Unreadable(on_plan=True, problems=("version: PlanDecided 2 is newer than 1, upgrade this reader",))
+    return read_message(stored)
+
+
+def host_before(make_host: Callable[..., Host[Any]]) -> Callable[..., Host[Any]]:
+    """Makes hosts of the previous version. They use no snapshot, which newer services make."""
+    return lambda **options: make_host(**options | {"read": read_as_before, "snapshot": None})
+
+
+# --- The clock of one simulated machine: virtual time, from which it may be set off --------------------
+
+
+class SteppedClock:
+    """See `Clock`. Sleepers follow it when it is set while they sleep. Messages are stamped by the server's clock."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self._loop = loop
+        self._offset_s = 0.0
+        self._sleepers: dict[asyncio.Future[bool], None] = {}  # in their order
+
+    def now_s(self) -> float:
+        return self._loop.now_s + self._offset_s
+
+    def set_off(self, offset_s: float) -> None:
+        """The clock is ahead by so much from now on; 0 sets it right."""
+        self._offset_s = offset_s
+        for sleeper in list(self._sleepers):
+            _wake(sleeper, False)
+
+    async def sleep_until(self, at_s: float) -> None:
+        is_due = at_s <= self.now_s()
+        while not is_due:
+            woken: asyncio.Future[bool] = self._loop.create_future()
+            timer = self._loop.call_at(at_s - self._offset_s, _wake, woken, True)
+            self._sleepers[woken] = None
+            try:
+                is_due = await woken or at_s <= self.now_s()
+            finally:
+                timer.cancel()
+                del self._sleepers[woken]
+
+
+def _wake(sleeper: "asyncio.Future[bool]", is_due: bool) -> None:
+    """is_due: False if the clock was set."""
+    if not sleeper.done():
+        sleeper.set_result(is_due)
+
 
 MAX_OVERDUE_WAKES = 200  # in a row, without an output: live, such a policy would burn a core
 

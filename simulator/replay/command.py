@@ -15,22 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticflow.cli.progress import with_progress
-from elasticflow.cli.replay_options import (
-    AsJson,
-    At,
-    Delay,
-    Follow,
-    FromSequence,
-    OneJob,
-    OtherPolicy,
-    Until,
-    Verify,
-)
+from elasticflow.cli.replay import AsJson, At, Delay, Follow, FromSequence, OneJob, OtherPolicy, Until, Verify
+from elasticflow.cli.terminal_output import with_progress
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages.export import BadExport, LedgerRecord, read_export, records_in
-from elasticflow.shared.runtime.process.standard_streams import forget_stdout
-from elasticflow.shared.runtime.process.terminal import console
+from elasticflow.shared.runtime.process.terminal import console, forget_stdout
 
 if TYPE_CHECKING:
     from elasticflow.simulator.replay.recorded_ledger import Entry
@@ -159,9 +148,9 @@ def _show_state(entries: "tuple[Entry, ...]", at_s: float, job_id: str | None, a
 
 def _show_verification(entries: "tuple[Entry, ...]", records: tuple[LedgerRecord, ...], as_json: bool) -> None:
     from elasticflow.simulator.baselines.policy_catalogue import planners
-    from elasticflow.simulator.replay.event_lines import difference_lines
     from elasticflow.simulator.replay.recorded_ledger import checked_chain
     from elasticflow.simulator.replay.retaken_decisions import verify
+    from elasticflow.simulator.replay.state_tables import difference_lines
 
     verification, chain = verify(with_progress(entries, "messages"), planners()), checked_chain(records)
     difference, terminal = verification.difference, console()
@@ -210,7 +199,7 @@ def _follow_stream(job_id: str | None, delay_s: float | None, as_json: bool) -> 
 
 
 def _step_through(entries: "Iterable[Entry]", job_id: str | None, delay_s: float | None, as_json: bool) -> None:
-    from elasticflow.simulator.replay.event_lines import event_rows, line
+    from elasticflow.simulator.replay.state_tables import event_rows, line
 
     terminal = console()
     by_key = delay_s is None and sys.stdin.isatty() and terminal.is_terminal and not as_json

@@ -10,7 +10,7 @@ from typing import Any
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.limits import MAX_GPUS
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.workload.csv_table import bad_input, parsed
 from elasticflow.simulator.workload.workload import TraceJob

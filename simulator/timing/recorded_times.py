@@ -16,7 +16,7 @@ from elasticflow.shared.messages.events import (
     WorkersStopped,
 )
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 

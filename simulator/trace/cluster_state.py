@@ -13,9 +13,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.simulator.timing.mixed_types import mix_throughput, throughput_in_mix
-from elasticflow.simulator.timing.training_time import Progress, TrainingTime, true_rate
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
+from elasticflow.simulator.timing.training_time import (
+    Progress,
+    TrainingTime,
+    mix_throughput,
+    throughput_in_mix,
+    true_rate,
+)
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.training import Occupancy, Training
 from elasticflow.simulator.workload.workload import TraceJob

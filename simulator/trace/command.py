@@ -17,13 +17,12 @@ from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
 from elasticflow.simulator.engine.interruptible import interruptible
 from elasticflow.simulator.padding.command import loads
 from elasticflow.simulator.report.compare_command import compare
-from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
+from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.trace.command_inputs import cluster_of, make_folder, note, reporting_errors, workload_of
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
-from elasticflow.simulator.trace.result_files import write_tables
-from elasticflow.simulator.trace.shown_result import result_table
+from elasticflow.simulator.trace.result_files import result_table, write_tables
 from elasticflow.simulator.trace.simulated_run import BY_TYPE, SimulatedRun, execute
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import bundled_traces

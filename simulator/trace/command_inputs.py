@@ -13,13 +13,13 @@ from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.workload.csv_table import bad_input
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.typed_pool import typed_pool
 from elasticflow.simulator.workload.workload import (
     Workload,
     bundled_throughputs,
     bundled_trace,
     bundled_traces,
     throughputs_by_type,
+    typed_pool,
 )
 
 CANNOT = 2  # exit code, as that of `eflow`

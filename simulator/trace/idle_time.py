@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elasticflow.shared.scheduling.allocation.idle_gpus import IdleCause, idle_gpus
-from elasticflow.shared.state.idle_windows import CARRIES_A_JOB
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.scheduling.allocation.allocation import IdleCause, idle_gpus
+from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
 from elasticflow.simulator.padding.windows import IdleWindow
 
 QUANTILES = (10, 50, 90)

@@ -14,12 +14,11 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import MAX_GPUS
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
-from elasticflow.simulator.timing.mixed_types import single_gpu_steps
+from elasticflow.simulator.timing.training_time import single_gpu_steps
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
-from elasticflow.simulator.workload.typed_pool import TypedPool
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import TraceJob, TypedPool, Workload
 
 TENANT = "trace"
 NEVER_S = 1e11  # progress is known exactly, so it may be extrapolated without limit

@@ -2,29 +2,118 @@
 
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
-from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
-from elasticflow.simulator.trace.completion_times import completion_numbers
-from elasticflow.simulator.trace.failures_and_speed_noise import Failures, SpeedNoise
+from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
+from elasticflow.simulator.trace.failures_and_speed_noise import Failures, NodeEnds, SpeedNoise
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
-from elasticflow.simulator.trace.node_ends import NodeEnds
-from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.result_by_type import numbers_by_type
+from elasticflow.simulator.trace.result import HOUR_S, Fate, Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Observer, Simulation
-from elasticflow.simulator.verification.verification_by_type import VerificationByType
+from elasticflow.simulator.verification.trace_verification import VerificationByType
 from elasticflow.simulator.workload.workload import Workload
 
 if TYPE_CHECKING:
     from elasticflow.simulator.bound import Bound
+
+# --- completion times ----------------------------------------------------------------------------------
+# How long jobs take and wait in a result: means, medians, classes of size, utilization, intervals between decisions.
+#
+# Source of the classes: Amoeba, Table 2; a size is requested GPUs times duration.
+
+SIZES_GPU_S = {"small": (0.0, 1e4), "medium": (1e4, 2e5), "large": (2e5, float("inf"))}  # from, and to below
+
+
+def completion_numbers(result: Result) -> Mapping[str, float | None]:
+    """By name; None where no job ended that would count.
+
+    Times run from a job's submission to its end, or to its first GPUs (queueing), over the jobs that ended. A job of
+    unknown size is in no class. utilization: GPU-hours held over those of the pool, over the makespan.
+    scheduling_interval_s: between two instants at which any job got other GPUs.
+    """
+    ended = [fate for fate in result.fates if fate.finished_at_s is not None]
+    by_size = {
+        name: [fate for fate in ended if least <= _size_gpu_s(fate) < most and _size_gpu_s(fate)]
+        for name, (least, most) in SIZES_GPU_S.items()
+    }
+    placed_at_s = sorted({occupancy.placed_at_s for fate in result.fates for occupancy in fate.occupancies})
+    spans_h = result.cluster.num_gpus * result.makespan_s / HOUR_S
+    return {
+        **_mean_and_median("jct", map(_jct_s, ended)),
+        **{
+            name: value
+            for size, fates in by_size.items()
+            for name, value in _mean_and_median(f"jct_{size}", map(_jct_s, fates)).items()
+        },
+        "mean_jct_best_effort_s": result.mean_jct_best_effort_s,
+        **_mean_and_median("queueing", map(_queueing_s, ended)),
+        "utilization": result.gpu_hours / spans_h if spans_h else None,
+        "scheduling_interval_s": (
+            (placed_at_s[-1] - placed_at_s[0]) / (len(placed_at_s) - 1) if len(placed_at_s) > 1 else None
+        ),
+    }
+
+
+def _mean_and_median(what: str, times_s: Iterable[float]) -> Mapping[str, float | None]:
+    known = list(times_s)
+    return {
+        f"mean_{what}_s": mean(known) if known else None,
+        f"median_{what}_s": median(known) if known else None,
+    }
+
+
+def _jct_s(fate: Fate) -> float:
+    assert fate.finished_at_s is not None
+    return fate.finished_at_s - fate.job.submitted_at_s
+
+
+def _queueing_s(fate: Fate) -> float:
+    return min(occupancy.placed_at_s for occupancy in fate.occupancies) - fate.job.submitted_at_s
+
+
+def _size_gpu_s(fate: Fate) -> float:
+    return fate.job.num_gpus * fate.job.duration_s
+
+
+# --- The numbers of a simulation by GPU type -----------------------------------------------------------
+
+
+def numbers_by_type(result: Result) -> Mapping[str, Mapping[str, object]]:
+    """By type, in the order of the pool.
+
+    jobs: admitted there. promised: those of class slo. gpu_hours: held by jobs, stops included. utilization: their part
+    of all GPU-hours of the type in the makespan.
+    """
+    return {gpu_type: _numbers(result, gpu_type, count) for gpu_type, count in result.cluster.num_gpus_by_type.items()}
+
+
+def _numbers(result: Result, gpu_type: str, num_gpus: int) -> Mapping[str, object]:
+    admitted = [fate for fate in result.fates if fate.admitted_on == gpu_type]
+    promised = [fate for fate in admitted if fate.job.job_class is JobClass.SLO]
+    gpu_seconds = sum(
+        occupancy.num_gpus_by_type.get(gpu_type, 0) * occupancy.held_s
+        for fate in result.fates
+        for occupancy in fate.occupancies
+    )
+    return {
+        "gpus": num_gpus,
+        "jobs": len(admitted),
+        "promised": len(promised),
+        "met": sum(fate.met for fate in promised),
+        "late": sum(result.is_late(fate) for fate in promised),
+        "gpu_hours": gpu_seconds / HOUR_S,
+        "utilization": gpu_seconds / (num_gpus * result.makespan_s) if result.makespan_s else 0.0,
+    }
+
 
 BY_TYPE = "by_type"  # of the published numbers: None if all GPUs are equal
 

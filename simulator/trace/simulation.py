@@ -10,9 +10,9 @@ from itertools import cycle, groupby
 from typing import Any, Protocol
 
 from elasticflow.shared.messages.commands import Command, SubmitJob
-from elasticflow.shared.messages.events import PlacementDecided, PlanEvent
+from elasticflow.shared.messages.events import PlacedJob, PlacementDecided, PlanEvent
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
@@ -22,20 +22,145 @@ from elasticflow.simulator.timing.training_time import TrainingTime
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState
 from elasticflow.simulator.trace.failures_and_speed_noise import (
+    EndsOfNodes,
     FailingNodes,
     Failures,
+    NodeEnds,
     SpeedNoise,
     ThroughputReports,
     starved_after_s,
 )
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.monitor_reports import MonitorReports
-from elasticflow.simulator.trace.node_ends import NodeEnds
 from elasticflow.simulator.trace.result import JobLog, Result
-from elasticflow.simulator.trace.simulated_nodes import SimulatedNodes
 from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, single_gpu_profiles, submission
-from elasticflow.simulator.trace.simulated_workers import SimulatedWorkers
+from elasticflow.simulator.trace.training import Training
 from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+# --- simulated nodes -----------------------------------------------------------------------------------
+# Nodes of the simulated cluster: they join, leave at their announced end, are lost, and rejoin.
+
+
+class SimulatedNodes:
+    """All nodes of the cluster join at once. ends: None if they announce none."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        driver: PolicyDriver,
+        cluster: ClusterShape,
+        cluster_state: ClusterState,
+        ends: NodeEnds | None,
+    ) -> None:
+        self._engine, self._driver = engine, driver
+        self._shapes, self._cluster_state = cluster.nodes, cluster_state
+        self._ends = EndsOfNodes(cluster.node_ids, ends) if ends is not None else None
+        self._away_s = ends.away_s if ends is not None else None
+        for node_id in cluster.node_ids:
+            self._join(node_id)
+
+    def lose(self, node_id: str) -> None:
+        """A node is lost; its jobs lose their GPUs and keep their progress."""
+        now_s = self._engine.now_s
+        for job_id in self._cluster_state.jobs_on(node_id, now_s):
+            self._driver.fold(simulated_events.progressed(self._cluster_state.trainings[job_id], now_s))
+            self._cluster_state.release(job_id, now_s)
+        self._cluster_state.lose(node_id, now_s)
+        self._driver.fold(simulated_events.node_lost(self._driver.state.nodes[node_id], now_s))
+        self._driver.soon()
+
+    def rejoin(self, node_id: str) -> None:
+        self._cluster_state.rejoin(node_id, self._engine.now_s)
+        self._join(node_id)
+        self._driver.soon()
+
+    def _join(self, node_id: str) -> None:
+        known, node, now_s = self._driver.state.nodes.get(node_id), self._shapes[node_id], self._engine.now_s
+        until_s = self._ends.until_s(node_id, now_s) if self._ends is not None else None
+        self._driver.fold(simulated_events.node_joined(node_id, node.num_gpus, known, now_s, node.gpu_type, until_s))
+        if until_s is not None:
+            self._engine.at(until_s, lambda: self._leave(node_id))
+
+    def _leave(self, node_id: str) -> None:
+        """A node ends as announced: all of its jobs have moved."""
+        now_s = self._engine.now_s
+        assert not self._cluster_state.jobs_on(node_id, now_s), f"{node_id} ends with jobs on it"
+        self._cluster_state.lose(node_id, now_s)
+        self._driver.fold(simulated_events.node_left(self._driver.state.nodes[node_id], now_s))
+        if self._away_s is not None:
+            self._engine.after(self._away_s, lambda: self.rejoin(node_id))
+        self._driver.soon()
+
+
+# --- simulated workers ---------------------------------------------------------------------------------
+# Workers of the simulated cluster: they leave GPUs and take others as placements say, start, and finish their job.
+
+
+class SimulatedWorkers:
+    """jobs: all of the workload, by id. reports: of the jobs that train. log: gets their ends."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        driver: PolicyDriver,
+        cluster_state: ClusterState,
+        jobs: Mapping[str, TraceJob],
+        reports: MonitorReports | ThroughputReports,
+        log: JobLog,
+    ) -> None:
+        self._engine, self._driver, self._cluster_state = engine, driver, cluster_state
+        self._jobs, self._reports, self._log = jobs, reports, log
+
+    def carry_out(self, decision: PlacementDecided) -> None:
+        """All jobs leave their GPUs before any job takes new ones; jobs that only leave some go first."""
+        left: dict[str, Training | None] = {}
+        for placed in decision.placements:
+            left[placed.job_id] = self._cluster_state.release(placed.job_id, self._engine.now_s)
+            self._report_stopped(placed.job_id)
+
+        def takes(placed: PlacedJob) -> bool:
+            before = left[placed.job_id]
+            return before is None or not set(placed.gpus) <= set(before.gpus)
+
+        for placed in sorted(decision.placements, key=takes):
+            if placed.gpus:
+                switches = self._driver.state.live_jobs[placed.job_id].previous_generation is not None
+                self._occupy(placed, left[placed.job_id] if switches else None)
+
+    def _occupy(self, placed: PlacedJob, before: Training | None) -> None:
+        job, now_s = self._jobs[placed.job_id], self._engine.now_s
+        training = self._cluster_state.occupy(
+            job, placed.generation, placed.gpus, now_s, placed.virtual_nodes_by_rank, before
+        )
+        self._engine.at(training.starts_s, lambda: self._start(training))
+        if training.done_at_s < NEVER_S:
+            self._engine.at(training.done_at_s, lambda: self._finish(training))
+
+    def _start(self, training: Training) -> None:
+        """The stop ends, unless the job has left these GPUs."""
+        if self._cluster_state.is_present(training):
+            self._driver.fold(simulated_events.generation_started(training, self._engine.now_s))
+            self._reports.begin(training)
+            if self._driver.state.config.stop_free:  # workers that left, and changes that waited for the switch
+                self._report_stopped(training.job.job_id)
+                self._driver.soon()
+
+    def _finish(self, training: Training) -> None:
+        if not self._cluster_state.is_present(training):
+            return
+        job_id, now_s = training.job.job_id, self._engine.now_s
+        self._log.finished_at_s[job_id] = now_s
+        self._driver.fold(simulated_events.job_finished(training, now_s))
+        self._report_stopped(job_id)
+        self._cluster_state.finish(job_id, now_s)
+        self._driver.soon()
+
+    def _report_stopped(self, job_id: str) -> None:
+        """Each node reports that the job's workers have stopped; otherwise the fold never forgets an ended job."""
+        job, now_s = self._driver.state.job(job_id), self._engine.now_s
+        iteration = self._cluster_state.iteration(job_id, now_s)
+        for stopping in job.stopping if job is not None else ():
+            self._driver.fold(simulated_events.workers_stopped(job_id, stopping, iteration, now_s))
 
 
 class Observer(Protocol):

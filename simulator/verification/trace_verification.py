@@ -10,7 +10,8 @@ next loss voids all promises again, and a rejection that cannot be proved counts
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from elasticflow.shared.frozen_values import memoize_last
@@ -27,19 +28,82 @@ from elasticflow.shared.messages.rejection import InfeasibleProgram, OverloadedI
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
+from elasticflow.shared.state.fold.ledger_fold import apply
+from elasticflow.shared.state.gpu_types import as_recorded, parts
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of
+from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
+    CertifiedJob,
     GpusFrom,
     Held,
+    Level,
     Promise,
     PromiseCertificate,
     RejectionCertificate,
 )
-from elasticflow.simulator.verification.certified_jobs import CertifiedJobs, state_of
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import TraceJob, Workload
+
+# --- certified jobs ------------------------------------------------------------------------------------
+# The jobs of a trace as certificates have them. Speeds and stops come from the trace, progress from the ledger.
+
+
+class CertifiedJobs:
+    """The jobs that run on one GPU type. Their deadlines and iterations are those of the trace until an amendment."""
+
+    def __init__(self, workload: Workload, resize_cost: ResizeCost) -> None:
+        self._traced = {job.job_id: job for job in workload.jobs}
+        self._levels = {job.job_id: _levels(job, resize_cost) for job in workload.jobs}
+        self._terms = {job.job_id: (float(job.num_iterations), job.deadline_s) for job in workload.jobs}
+        self._resize_cost = resize_cost
+
+    def run(self, job_id: str) -> bool:
+        """Whether the job runs on this type."""
+        return job_id in self._traced
+
+    def amend(self, job_id: str, num_iterations: float, deadline_s: float | None) -> None:
+        self._terms[job_id] = (num_iterations, deadline_s)
+
+    def at(self, job_id: str, job: Job | None, now_s: float) -> CertifiedJob:
+        """job: None if this decision admits or rejects it."""
+        traced, (num_iterations, deadline_s) = self._traced[job_id], self._terms[job_id]
+        assert deadline_s is not None, job_id
+        iteration, num_gpus, stalled_until_s = 0.0, 0, 0.0
+        if job is not None:
+            iteration = float(job.iteration)
+            num_gpus = 0 if job.broken or job.num_added_gpus else len(job.gpus)
+        if job is not None and num_gpus:
+            if job.training:
+                iteration += traced.curve.throughput(num_gpus) * (now_s - job.progressed_at_s)
+            else:
+                stalled_until_s = job.placed_at_s + self._resize_cost.seconds(num_gpus)
+        return CertifiedJob(
+            job_id=job_id,
+            remaining_iterations=num_iterations - iteration,
+            deadline_s=deadline_s,
+            levels=self._levels[job_id],
+            current_num_gpus=num_gpus,
+            stalled_until_s=stalled_until_s,
+        )
+
+
+def state_of(job: Job | None) -> tuple[object, ...]:
+    """All that `CertifiedJobs.at` reads of a job, except the time. None: just admitted."""
+    if job is None:
+        return (0, None, False, 0)
+    return (job.generation, job.started_at_s, job.broken, job.iteration)
+
+
+def _levels(job: TraceJob, resize_cost: ResizeCost) -> tuple[Level, ...]:
+    """Every profiled level that leaves each GPU a sample of the batch."""
+    return tuple(
+        Level(num_gpus, rate, resize_cost.seconds(num_gpus))
+        for num_gpus, rate in job.curve.rate_by_num_gpus.items()
+        if rate > 0 and num_gpus <= job.global_batch_size
+    )
+
 
 _NEVER_S = float("inf")
 
@@ -275,3 +339,77 @@ def _gpus_of(nodes: Map[str, NodeState], leave_s: float, reserve_nodes: int) -> 
         sizes = sorted(num_gpus for until_s, num_gpus in there if until_s > from_s)
         steps.append(GpusFrom(from_s - leave_s, sum(sizes[: max(len(sizes) - reserved, 0)])))
     return tuple(steps)
+
+
+# --- verification by type ------------------------------------------------------------------------------
+# Certificates of a simulation on several GPU types: the part of each type is checked as a pool of its own.
+
+
+class VerificationByType:
+    """Observes a simulation. The numbers are sums over the types; see `TraceVerification`."""
+
+    def __init__(self, workload: Workload, cluster: ClusterShape, resize_cost: ResizeCost) -> None:
+        self._by_type = {
+            gpu_type: TraceVerification(workload.on_type(gpu_type), resize_cost) for gpu_type in cluster.gpu_types
+        }
+
+    @property
+    def certificates_checked(self) -> int:
+        return sum(each.certificates_checked for each in self._by_type.values())
+
+    @property
+    def certificate_failures(self) -> int:
+        return sum(each.certificate_failures for each in self._by_type.values())
+
+    @property
+    def unproven(self) -> int:
+        return sum(each.unproven for each in self._by_type.values())
+
+    @property
+    def failures(self) -> list[str]:
+        return [failure for each in self._by_type.values() for failure in each.failures]
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        """Check the events of each type against the part of the pool that has this type.
+
+        A changed promise is checked against the part after it: then its job is on its new type.
+        """
+        unchecked = list[PlanEvent]()
+        for event in events:
+            unchecked.append(event)
+            if isinstance(event, JobAmended | GpuTypeChanged):
+                self._check(before, unchecked[:-1], now_s)
+                for each in unchecked:
+                    before = apply(before, each, before.sequence + 1)
+                unchecked = []
+                for verification, part, _ in self._parts(before):
+                    verification.changed(part, event, now_s)
+        self._check(before, unchecked, now_s)
+
+    def _check(self, before: PoolState, events: Sequence[PlanEvent], now_s: float) -> None:
+        for verification, part, recorded in self._parts(before):
+            of_type = events if part is before else tuple(_of_type(part, recorded, events))
+            verification.decided(part, of_type, now_s)
+
+    def _parts(self, state: PoolState) -> Iterator[tuple[TraceVerification, PoolState, str]]:
+        by_recorded = parts(state)
+        for name, verification in self._by_type.items():
+            recorded = as_recorded(state, name)
+            yield verification, by_recorded[recorded], recorded
+
+
+def _of_type(part: PoolState, recorded: str, events: Iterable[PlanEvent]) -> Iterator[PlanEvent]:
+    """Admission's decisions on this type, and its part of an allocation."""
+    for event in events:
+        match event:
+            case JobAdmitted(gpu_type=gpu_type) | JobRejected(gpu_type=gpu_type):
+                if gpu_type == recorded:
+                    yield event
+            case AllocationDecided():
+                yield replace(
+                    event,
+                    num_gpus_by_job={job: n for job, n in event.num_gpus_by_job.items() if job in part.live_jobs},
+                    planned={job: share for job, share in event.planned.items() if job in part.live_jobs},
+                )
+            case _:
+                pass

@@ -14,14 +14,8 @@ from numpy.typing import NDArray
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.simulator.workload.raw_trace import (
-    MAX_DURATION_S,
-    TIGHTNESS,
-    Setting,
-    completed_job,
-    settings_at,
-)
 from elasticflow.simulator.workload.throughput_tables import Throughputs
+from elasticflow.simulator.workload.trace import MAX_DURATION_S, TIGHTNESS, Setting, completed_job, settings_at
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 FloatArray = NDArray[np.float64]

@@ -9,7 +9,11 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.gpus_by_type import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.workload.csv_table import BadRow, Row, bad_input
@@ -148,3 +152,35 @@ def bundled_trace(name: str) -> Path:
 
 def _trace_folder() -> Path:
     return Path(str(files("elasticflow.simulator") / "data" / "traces"))
+
+
+# --- A pool with GPUs of several types, as users write it: `4xV100,8xP100,16xK80` ----------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TypedPool:
+    """num_gpus: of each type, in the same order."""
+
+    gpu_types: tuple[str, ...]
+    num_gpus: tuple[int, ...]
+
+    @property
+    def num_gpus_I(self) -> NDArray[np.int64]:
+        return np.array(self.num_gpus)
+
+    @property
+    def num_gpus_by_type(self) -> dict[str, int]:
+        return dict(zip(self.gpu_types, self.num_gpus, strict=True))
+
+    @property
+    def total_gpus(self) -> int:
+        return sum(self.num_gpus)
+
+    def __str__(self) -> str:
+        return ",".join(f"{count}x{name}" for name, count in zip(self.gpu_types, self.num_gpus, strict=True))
+
+
+def typed_pool(text: str) -> TypedPool:
+    """The pool that `text` describes; BadSettings names the part that is wrong."""
+    counts = gpus_by_type(text, "pool")
+    return TypedPool(tuple(counts), tuple(counts.values()))

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.damage.__main__ import Flip, ask, flips
 from benchmarks.damage.questions import Answer, Outcome
 from benchmarks.damage.recorded_pool import CLOCK, POOL, RecordedPool, record
-from elasticflow.client.configure_pool import configure
 from elasticflow.client.ledger import LedgerView
+from elasticflow.client.operator_decisions import configure
 from elasticflow.shared.errors import LedgerBroken
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams

@@ -16,8 +16,8 @@ from elasticflow.sdk.packaging import package
 from elasticflow.services.executor.decisions.local_events_and_actions import ArtifactsUploaded, StoreArtifacts
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
+from elasticflow.services.executor.processes.job_logs import rotate
 from elasticflow.services.executor.processes.launcher import Exited
-from elasticflow.services.executor.processes.log_rotation import rotate
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import DAY_S
@@ -30,10 +30,9 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
-from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups
-from elasticflow.shared.runtime.process.isolation.limits import MAX_OPEN_FILES, MAX_PROCESSES
-from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
-from elasticflow.shared.runtime.process.isolation.system_call_filter import filter_problem
+from elasticflow.shared.runtime.process.isolation.cgroups import MAX_OPEN_FILES, MAX_PROCESSES, WorkerCgroups
+from elasticflow.shared.runtime.process.isolation.isolated_process import python_folders
+from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.executor_process import executor_process

@@ -11,12 +11,11 @@ import msgpack
 import numpy as np
 from nats.aio.msg import Msg
 
-from elasticflow.client.configure_pool import configure
+from elasticflow.client.operator_decisions import configure
 from elasticflow.shared.errors import NotFound
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
+from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import (
     JobFinished,
     JobRejected,

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from elasticflow.client.archive_ledger import archive
-from elasticflow.client.configure_pool import configure
 from elasticflow.client.ledger import ARCHIVES, write_ledger
+from elasticflow.client.operator_decisions import configure
 from elasticflow.sdk.packaging import package
-from elasticflow.shared.messages.envelope.codec import READER_VERSION
+from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.events import EpochBegan, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord, read_export
 from elasticflow.shared.messages.job_spec import JobClass

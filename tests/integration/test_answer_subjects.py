@@ -9,16 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from elasticflow.services.admission.quote_requests import QuoteRequests
-from elasticflow.shared.messages import subjects
+from elasticflow.services.admission.quote import QuoteRequests
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import DeadlineQuoted, QuoteDeadline
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.runtime.bus.contract import Bus, Subscription
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.metrics import Metrics
-from elasticflow.shared.runtime.service.answer_sender import MAX_LOGGED_LENGTH
-from elasticflow.shared.runtime.service.command_queue import ANSWER_TO, CommandQueue
+from elasticflow.shared.runtime.service.command_queue import ANSWER_TO, MAX_LOGGED_LENGTH, CommandQueue
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import spec, submit

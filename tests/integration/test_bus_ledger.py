@@ -14,8 +14,7 @@ from elasticflow.shared.errors import (
     UnknownStream,
     WrongExpectedSequence,
 )
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeLost
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES

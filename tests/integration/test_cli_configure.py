@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.client.configure_pool import configure
+from elasticflow.client.operator_decisions import configure
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope.codec import READER_VERSION
+from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from tests.support.command_line import POOL, CommandLinePool

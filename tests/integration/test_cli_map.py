@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.client.result_window import FIRST_TASKS
+from elasticflow.client.load_results import FIRST_TASKS
 from elasticflow.shared.state.load import LoadPhase
 from tests.support.real_pool import POOL, RunningPool
 from tests.support.shared_pool import stored_results

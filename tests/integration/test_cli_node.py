@@ -108,7 +108,7 @@ def test_without_a_server_or_with_bad_settings_it_says_what_is_wrong(tmp_path: P
 def test_the_files_for_systemd_and_kubernetes_name_this_command_and_settings_that_exist() -> None:
     settings = "".join(
         (ROOT / path).read_text()
-        for path in ("services/executor/settings.py", "shared/runtime/process/settings.py", "elasticflow/cli/node.py")
+        for path in ("services/executor/settings.py", "shared/runtime/process/settings.py", "elasticflow/cli/up.py")
     )
     for path, command in (
         ("deploy/systemd/eflow-node.service", "/bin/eflow node"),

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from elasticflow.client import doctor
-from elasticflow.client.configure_pool import configure
 from elasticflow.client.doctor import Finding
+from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.local.supervisor import kept_token
-from elasticflow.services.monitor.new_histories import NewHistories
-from elasticflow.services.monitor.tenant_views import ViewWriter
+from elasticflow.services.monitor.tenant_views import NewHistories, ViewWriter
 from elasticflow.shared.extras import torch_problem
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats import pool_check
@@ -27,7 +25,7 @@ from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
-from elasticflow.shared.runtime.process.private_file import keep_token
+from elasticflow.shared.runtime.process.files import keep_token
 from elasticflow.shared.state.pool import PoolState
 from tests.support.certificates import make_certificates
 from tests.support.deployed_server import serving

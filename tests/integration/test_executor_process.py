@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from elasticflow.sdk.packaging import Package, package
-from elasticflow.services.executor.processes.reaper import marked_processes
-from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.services.executor.processes.fork_server_client import marked_processes
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats

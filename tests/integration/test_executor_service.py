@@ -17,8 +17,7 @@ from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.service import serve
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import (

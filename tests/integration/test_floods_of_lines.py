@@ -6,9 +6,9 @@ import sys
 import psutil
 import pytest
 
-from elasticflow.services.executor.processes.log_rotation import MAX_LOG_BYTES
+from elasticflow.services.executor.processes.job_logs import MAX_LOG_BYTES
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.runtime.process.file_beginning import BLOCK_BYTES
+from elasticflow.shared.runtime.process.files import BLOCK_BYTES
 from elasticflow.shared.state.job import Phase
 from tests.support.holes import skip_without_holes
 from tests.support.real_pool import POOL, RunningPool, eventually, job

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.runtime.process.private_file import readable_by_others
+from elasticflow.shared.runtime.process.files import readable_by_others
 from elasticflow.shared.state.job import Phase
 from tests.support.executor_process import ROOT
 from tests.support.fault_evidence import assert_sound

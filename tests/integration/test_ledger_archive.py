@@ -16,8 +16,8 @@ import pytest
 
 from elasticflow.client import doctor
 from elasticflow.client.archive_ledger import Archived, archive
-from elasticflow.client.configure_pool import configure
 from elasticflow.client.ledger import ARCHIVES, LedgerView
+from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.errors import ArchiveChanged, ArchiveMissing, ArchivesNeeded, CannotArchive
 from elasticflow.services.admission.policy import POLICY as ADMISSION
@@ -28,8 +28,7 @@ from elasticflow.services.monitor.policy import POLICY as MONITOR
 from elasticflow.services.monitor.tenant_views import TenantViews
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.errors import DeletionDenied, EpochUnusable, LedgerBroken
-from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.export import ExportWriter, records_in
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams

@@ -244,7 +244,7 @@ async def test_a_reader_goes_on_once_the_servers_have_what_it_has_read(
     async def created(connection: Connection, source: Any, subject: str, first: int) -> None:
         await create(connection, source, subject, first - 1)
 
-    monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.ledger_position.leader_info", answered)
+    monkeypatch.setattr("elasticflow.shared.runtime.bus.nats.stream_follower.leader_info", answered)
     monkeypatch.setattr(stream_follower, "_create_consumer", created)
     bus = await connect_nats(nats_server.url, name="test")
     await bus.ensure_pool(POOL)

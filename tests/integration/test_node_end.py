@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.client.drain_node import announce_node_end
+from elasticflow.client.operator_decisions import announce_node_end
 from elasticflow.shared.messages.events import JobAdmitted, NodeDrainStarted, NodeLost, PlanDecided, WorkerCrashed
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Phase

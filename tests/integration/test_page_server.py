@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from elasticflow.web import server
-from elasticflow.web.security import Sessions
-from elasticflow.web.server import application, listening_socket, serve
+from elasticflow.web.server import Sessions, application, listening_socket, serve
 
 HOST = "127.0.0.1"
 

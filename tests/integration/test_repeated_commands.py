@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from elasticflow.services.admission.policy import POLICY
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import CancelRejected
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkItem

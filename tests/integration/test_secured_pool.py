@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.client.client import Client
-from elasticflow.client.configure_pool import configure
+from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.local.supervisor import compile_scheduler
 from elasticflow.shared import machine_code

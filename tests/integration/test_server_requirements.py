@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from elasticflow.client.configure_pool import configure
+from elasticflow.client.operator_decisions import configure
 from elasticflow.shared.errors import BadSettings, ServerTooSmall, TooFewReplicas, UnknownStream
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams

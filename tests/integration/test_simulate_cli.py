@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.__main__ import app
-from elasticflow.simulator.verification import verification_by_type
+from elasticflow.simulator.verification import trace_verification
 from elasticflow.simulator.verification.trace_verification import TraceVerification
 from elasticflow.simulator.workload.workload import bundled_trace
 from tests.support.interrupting import interrupt_at
@@ -160,7 +160,7 @@ class Distrustful(TraceVerification):
 def test_a_wrong_certificate_is_counted_reported_and_sets_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verification_by_type, "TraceVerification", Distrustful)
+    monkeypatch.setattr(trace_verification, "TraceVerification", Distrustful)
     result = simulate("--trace", "small", "--nodes", "2", "--json", policy="selective")
     assert result.exit_code == 1
     shown = json.loads(result.stdout)

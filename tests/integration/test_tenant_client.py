@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.services.admission.quote_requests import QuoteRequests
+from elasticflow.services.admission.quote import QuoteRequests
 from elasticflow.shared.errors import LedgerTruncated, NotFound, NotPermitted
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import DeadlineQuoted

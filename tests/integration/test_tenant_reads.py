@@ -9,9 +9,8 @@ from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.client.tenant_view import STALE_AFTER_S
 from elasticflow.errors import NoViews, OperatorsOnly, UnknownJob, WrongTenant
-from elasticflow.history.load_views import load_views
-from elasticflow.services.monitor.new_histories import NewHistories
-from elasticflow.services.monitor.tenant_views import ViewWriter
+from elasticflow.history.pool_views import load_views
+from elasticflow.services.monitor.tenant_views import NewHistories, ViewWriter
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import NOW_S

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 
 from elasticflow.history.job_history import EventsInWords
 from elasticflow.history.stored_history import StoredHistory
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
-from elasticflow.shared.state.tenant_view import TenantPart, tenant_parts
-from elasticflow.shared.state.view_encoding import AsOf, StoredView, decode_small
+from elasticflow.shared.state.tenant_view import AsOf, StoredView, TenantPart, decode_small, tenant_parts
 from tests.support.command_line import POOL, WAIT_S, CommandLinePool
 
 BUCKET = streams.view_bucket(POOL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.shared.messages.envelope.codec import READER_VERSION
+from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from tests.support.command_line import CommandLinePool
 from tests.support.histories import NOW_S, History

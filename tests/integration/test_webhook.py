@@ -3,8 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from elasticflow.services.monitor.service import serve
-from elasticflow.services.monitor.settings import MonitorSettings
+from elasticflow.services.monitor.service import MonitorSettings, serve
 from elasticflow.services.monitor.webhook import TOLD
 from elasticflow.shared.errors import NotFound
 from elasticflow.shared.runtime.bus import streams

@@ -12,9 +12,8 @@ from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.errors import NoAdmission, NotQuoted
 from elasticflow.services.admission.service import serve
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import DeadlineQuoted, JobRejected
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer

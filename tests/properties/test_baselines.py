@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
 from tests.support.baselines_in_ticks import IN_TICKS

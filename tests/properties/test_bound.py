@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import clairvoyant_bound, feasible_alone, hindsight_schedule
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import Workload

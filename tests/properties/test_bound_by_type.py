@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import bound_program, clairvoyant_bound, hindsight_schedule, price_ascent
 from elasticflow.simulator.bound.feasible_demand import Demand, Grid
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
-from elasticflow.simulator.workload.typed_pool import TypedPool
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import TypedPool, Workload
 from tests.support.example_specs import examples
 from tests.support.resize_schedules import problems
 from tests.support.workload_strategies import COSTS, num_gpus_by_type, typed_workloads, workloads

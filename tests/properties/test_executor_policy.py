@@ -17,9 +17,8 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
-from elasticflow.services.executor.decisions.state import PoolMembership
-from elasticflow.services.executor.decisions.worker_record import WorkerRecord
-from elasticflow.services.placement.shrink_to_survivors import shrunk_to_survivors
+from elasticflow.services.executor.decisions.state import PoolMembership, WorkerRecord
+from elasticflow.services.placement.due_jobs import shrunk_to_survivors
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.timeouts import FailureTimeouts

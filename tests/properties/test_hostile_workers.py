@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId, WorkerReported
-from elasticflow.services.executor.processes.fork_server_client import Exited
-from elasticflow.services.executor.processes.forked_process import ForkedProcess
-from elasticflow.services.executor.processes.process_channel import ProcessChannel
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess, ProcessChannel
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.messages.index_ranges import IndexSet
+from elasticflow.shared.messages.load_spec import IndexSet
 
 RUNS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda run: (run[0], run[0] + run[1])), max_size=20

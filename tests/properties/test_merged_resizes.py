@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import AllocationDecided, PlanDecided
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.simulator.pipeline.cluster import POOL, Arrival, Scenario, VirtualCluster
-from elasticflow.simulator.pipeline.faults import NO_FAULTS
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
+from elasticflow.simulator.pipeline.cluster import NO_FAULTS, POOL, Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.timing.training_time import TrainingTime
 from tests.support.example_specs import examples
 from tests.support.histories import LINEAR, best_effort

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.shared.errors import TooLarge
+from elasticflow.shared.messages import codec
+from elasticflow.shared.messages.codec import MESSAGE_TYPES, UPCASTERS, Undecodable
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES, UPCASTERS, Undecodable
 from elasticflow.shared.messages.events import ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (

@@ -6,14 +6,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.services.placement.allocated_mix import allocated_mix
-from elasticflow.services.placement.due_jobs import MAX_SWITCH_S
+from elasticflow.services.placement.due_jobs import MAX_SWITCH_S, allocated_mix
 from elasticflow.services.placement.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.persistent_map import Map
+from elasticflow.shared.state.gpu_types import placed_mix
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.placed_mix import placed_mix
 from elasticflow.simulator.pipeline.invariants import state_violations
 from tests.support.histories import NOW_S, History, spec
 from tests.support.worker_events import crashed, joined

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, end_s
-from elasticflow.shared.state.node_ends import CapacityDrop
+from elasticflow.shared.state.nodes import CapacityDrop
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,

@@ -20,7 +20,7 @@ from elasticflow.shared.scheduling.padding.hand_out import (
     after_opening,
     hand_out,
 )
-from elasticflow.simulator.padding.fairness import jain_index
+from elasticflow.simulator.padding.load_simulation import jain_index
 from tests.support.example_specs import examples
 
 TYPES = ("A100", "V100")

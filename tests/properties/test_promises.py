@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from elasticflow.history.pool_views import job_view
 from elasticflow.history.usage_report import UsageFold, total_of
-from elasticflow.shared.state.expected_finish import expected_finish_s, margin_s, speed_now
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.promise import LIVE, Promise, promise_of
-from elasticflow.web.expectations import expectations, expected_at, finish_at, margin_at
+from elasticflow.shared.state.promise import LIVE, Promise, expected_finish_s, margin_s, promise_of, speed_now
+from elasticflow.web.page_values import expectations, expected_at, finish_at, margin_at
 from tests.support.history_strategies import histories
 
 TIMES_S = st.sampled_from((0.0, 5.0, 12.0, 30.0, 99.0, 100.0, 101.0, 130.0))

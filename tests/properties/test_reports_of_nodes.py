@@ -8,8 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from elasticflow.shared.frozen_values import fast_replace
-from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.runtime.service.ledger_encoding import ledger_message, subject_of
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import has_workers_on

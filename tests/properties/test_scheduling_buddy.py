@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.placement_curves import MigrationBenefit, PlacementCurves
-from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks
-from elasticflow.shared.scheduling.placement.free_blocks import FreeBlocks
-from elasticflow.shared.scheduling.placement.gpu_positions import LastPositions
-from elasticflow.shared.scheduling.placement.placement import MigrationRules, any_spread, place
+from elasticflow.shared.scheduling.placement.free_blocks import Blocks, FreeBlocks, LastPositions
+from elasticflow.shared.scheduling.placement.placement import (
+    MigrationBenefit,
+    MigrationRules,
+    PlacementCurves,
+    any_spread,
+    place,
+)
 from elasticflow.shared.scheduling.placement.topology import Node, Topology
 from tests.support.placement_strategies import gpu_counts, topologies
 

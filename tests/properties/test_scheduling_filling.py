@@ -11,11 +11,11 @@ from elasticflow.shared.messages.share_schedule import ShareSegment
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     AvailabilityProfile,
+    ScratchMemory,
+    Segments,
     empty_availability_profile,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, gpu_seconds
-from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
-from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchMemory, Segments
+from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, gpu_seconds, minimum_share
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from tests.support.exact_replay import earliest_end_s, exact_end_s, is_on_time

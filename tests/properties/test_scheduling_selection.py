@@ -9,7 +9,7 @@ from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_pricing import FEWEST_SUBMISSIONS, AdmissionPricing
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.demand import Demand
+from elasticflow.shared.state.pool import Demand
 from tests.support.example_specs import examples
 
 NUM_GPUS = 4

@@ -8,13 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from elasticflow.simulator.heterogeneous.active_job import ActiveJob, Policy, Shares
-from elasticflow.simulator.heterogeneous.configurations import configurations
-from elasticflow.simulator.heterogeneous.deadline_program import deadline_policy
-from elasticflow.simulator.heterogeneous.las_program import MEAN_WEIGHT, las_shares
-from elasticflow.simulator.heterogeneous.round_placement import WAITING, place_round
-from elasticflow.simulator.heterogeneous.rounds import simulate_rounds
-from elasticflow.simulator.workload.typed_pool import TypedPool, typed_pool
+from benchmarks.heterogeneous.rounds import (
+    WAITING,
+    ActiveJob,
+    Policy,
+    Shares,
+    configurations,
+    place_round,
+    simulate_rounds,
+)
+from benchmarks.heterogeneous.share_programs import MEAN_WEIGHT, deadline_policy, las_shares
+from elasticflow.simulator.workload.workload import TypedPool, typed_pool
 from tests.support.example_specs import examples
 from tests.support.typed_jobs import active_job, table, typed_job
 

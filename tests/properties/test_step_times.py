@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
-from elasticflow.shared.scheduling.heterogeneous.step_times import StepTimes, predicted_from
+from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes, StepTimes, predicted_from
 
 SECONDS = st.floats(1e-3, 1e3)
 MEASURED = st.dictionaries(st.integers(1, 200), SECONDS, min_size=1, max_size=8)

@@ -10,8 +10,16 @@ from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.tenant_view import PoolPart, TenantPart, pool_part, seen_state, tenant_parts
-from elasticflow.shared.state.view_encoding import StoredView, TenantBodies, body_of_pool
+from elasticflow.shared.state.tenant_view import (
+    PoolPart,
+    StoredView,
+    TenantBodies,
+    TenantPart,
+    body_of_pool,
+    pool_part,
+    seen_state,
+    tenant_parts,
+)
 from tests.support.history_strategies import histories
 
 TENANTS = {"a": "alice", "b": "bob", "load": "alice", "another-load": "bob"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
+from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
     GpusOfType,
     TooLittleMemory,

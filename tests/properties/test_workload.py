@@ -13,9 +13,8 @@ from elasticflow.shared.messages.limits import MAX_ITERATIONS
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.generator import Arrivals, Recipe, generate
-from elasticflow.simulator.workload.raw_trace import MAX_DURATION_S
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
-from elasticflow.simulator.workload.trace import COLUMNS, read_trace, write_trace
+from elasticflow.simulator.workload.trace import COLUMNS, MAX_DURATION_S, read_trace, write_trace
 from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs
 
 TABLES = read_throughputs(bundled_throughputs())

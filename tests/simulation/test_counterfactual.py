@@ -16,8 +16,7 @@ from elasticflow.shared.messages.export import ExportWriter
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.__main__ import app
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, planners, policies_named
-from elasticflow.simulator.pipeline.cluster import VirtualCluster
-from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.cluster import NO_FAULTS, Faults, VirtualCluster
 from elasticflow.simulator.replay.comparison import Comparison, compare
 from elasticflow.simulator.replay.counterfactual import run_on
 from elasticflow.simulator.replay.recorded_ledger import Entry, folded

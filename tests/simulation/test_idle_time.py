@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from elasticflow.shared.scheduling.allocation.idle_gpus import IdleCause
+from elasticflow.shared.scheduling.allocation.allocation import IdleCause
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape

@@ -8,8 +8,7 @@ import pytest
 
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided, PlanDecided
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.pipeline.cluster import VirtualCluster
-from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, NO_FAULTS, Faults, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.rings import few_daily

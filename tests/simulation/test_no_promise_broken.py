@@ -11,8 +11,7 @@ from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
 from elasticflow.shared.scheduling.allocation.allocation import Allocation, allocate
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from tests.support.admission_plans import admit
 from tests.support.rings import few_daily
 

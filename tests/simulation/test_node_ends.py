@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from elasticflow.simulator.trace.node_ends import NodeEnds
+from elasticflow.simulator.trace.failures_and_speed_noise import NodeEnds
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
 from elasticflow.simulator.workload.generator import Recipe, generate

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
+from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages.commands import QuoteDeadline, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from elasticflow.shared.runtime.service.host import Host
-from elasticflow.simulator.pipeline.faults import Faults
+from elasticflow.simulator.pipeline.cluster import Faults
 from elasticflow.simulator.pipeline.nodes import VirtualNode
-from elasticflow.simulator.pipeline.previous_version import is_of_planner, is_of_upgraded
+from elasticflow.simulator.pipeline.simulated_process import is_of_planner, is_of_upgraded
 from tests.support.scenarios import random_scenario
 from tests.support.simulated_runs import SHORT_STORM, UPGRADE, problems, run_to_rest, short_storm
 

@@ -9,8 +9,7 @@ from elasticflow.shared.messages.events import JobProfiled, PlanDecided
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.pipeline.cluster import Arrival, VirtualCluster
-from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, NO_FAULTS, Arrival, Faults, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.scenarios import random_scenario, services

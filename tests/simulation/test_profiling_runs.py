@@ -11,10 +11,9 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
-from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, NO_FAULTS, Arrival, Faults, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.scenarios import random_scenario, services
 

@@ -18,8 +18,15 @@ from elasticflow.shared.messages.events import PlanDecided, PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.pipeline.cluster import START_S, Arrival, Scenario, VirtualCluster
-from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.cluster import (
+    MANY_FAULTS,
+    NO_FAULTS,
+    START_S,
+    Arrival,
+    Faults,
+    Scenario,
+    VirtualCluster,
+)
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.rings import few_daily

@@ -12,8 +12,7 @@ from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.allocation.allocation import allocate
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, end_s
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
 from elasticflow.shared.state.pool import NodeState, PoolState
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures

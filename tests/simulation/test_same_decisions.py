@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlacementDecided, PlanDecided
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
@@ -21,8 +20,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import host
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.policy import LedgerMessage, Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import planners

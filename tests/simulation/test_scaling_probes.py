@@ -9,7 +9,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.scenarios import services
 

@@ -8,7 +8,7 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from tests.support.scenarios import services
 
 PROFILED = {1: 5.0, 2: 9.0, 4: 16.0}

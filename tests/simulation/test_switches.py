@@ -9,16 +9,15 @@ import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
 from elasticflow.simulator.timing.overhead import overhead_model
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.trace.cluster_state import ClusterState
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures
+from elasticflow.simulator.trace.plots import efficiency
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.trace.timeline import efficiency
 from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace

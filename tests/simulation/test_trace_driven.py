@@ -17,8 +17,7 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES, policies_named
@@ -26,12 +25,12 @@ from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.timing.training_time import DONE_WITHIN_S
 from elasticflow.simulator.trace.cluster_state import ClusterState
 from elasticflow.simulator.trace.failures_and_speed_noise import DAY_S, HOUR_S, Failures, SpeedNoise
+from elasticflow.simulator.trace.plots import Pieces, efficiency, held_gpus
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.result_files import write_tables
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.trace.timeline import Pieces, efficiency, held_gpus
 from elasticflow.simulator.verification.trace_verification import TraceVerification
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace

@@ -9,8 +9,7 @@ from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.typed_pool import TypedPool
-from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs, bundled_trace
 from tests.support.rings import few_daily
 
 FAST, SLOW = "V100", "P100"

@@ -13,8 +13,7 @@ from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.typed_pool import TypedPool
-from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs, bundled_trace
 
 NAMED = "H100-80GB-HBM3"
 EQUAL = ClusterShape(num_nodes=4, gpus_per_node=4)

@@ -10,10 +10,9 @@ from elasticflow.shared.messages.events import GpuTypeChanged, JobAtRisk, PlanDe
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.pool import spec_of
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
-from elasticflow.simulator.pipeline.faults import Faults
+from elasticflow.simulator.pipeline.cluster import Arrival, Faults, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.simulation.test_profiles_by_type import CURVE, SPEC
 from tests.support.rings import few_daily

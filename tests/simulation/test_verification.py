@@ -14,8 +14,7 @@ from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, J
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import TooSlowAlone, Unproven
 from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import planners

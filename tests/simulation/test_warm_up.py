@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import elasticflow.shared.scheduling
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
+from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages.commands import AmendJob, QuoteDeadline, ReserveQuote
 from elasticflow.shared.scheduling.compiled.warm_up import warm_up
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulated_pool import ClusterShape

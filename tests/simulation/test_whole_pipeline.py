@@ -17,8 +17,7 @@ import pytest
 from elasticflow.shared.messages.events import JobProgressed, NodeLost, PlanDecided, WorkerCrashed
 from elasticflow.shared.messages.export import ExportWriter
 from elasticflow.shared.state.job import Phase
-from elasticflow.simulator.pipeline.cluster import VirtualCluster
-from elasticflow.simulator.pipeline.faults import NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.cluster import NO_FAULTS, Faults, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import acknowledged_early, broken_promises, violations
 from tests.support import simulated_runs
 from tests.support.rings import NIGHTLY, few_daily

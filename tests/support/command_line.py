@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from elasticflow.cli.app import app
 from elasticflow.services.admission.service import serve
 from elasticflow.shared.errors import NoResponder
-from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.process.clock import SystemClock

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from elasticflow.local.child_process import free_port
+from elasticflow.local.supervisor import free_port
 from elasticflow.shared.runtime.bus.nats.embedded_server import find_server
 from tests.support.real_pool import eventually
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elasticflow.services.executor.processes.reaper import marked_processes, wait_until_gone
+from elasticflow.services.executor.processes.fork_server_client import marked_processes, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.shared.runtime.process.file_beginning import BLOCK_BYTES, NoHoles, free_beginning
+from elasticflow.shared.runtime.process.files import BLOCK_BYTES, NoHoles, free_beginning
 
 
 def skip_without_holes(folder: Path) -> None:

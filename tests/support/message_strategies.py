@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import StringConstraints
 
 from elasticflow.shared.messages import commands, events
-from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
+from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec

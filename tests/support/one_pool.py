@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import PlanDecided, PlanEvent, PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams

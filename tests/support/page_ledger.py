@@ -11,8 +11,7 @@ from elasticflow.client.ledger import LedgerEntry
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
-from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import read_message, subject_of
 from tests.support.histories import NOW_S, History, pool, submit

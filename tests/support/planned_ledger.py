@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.service.ledger_encoding import ledger_message, subject_of
 from elasticflow.shared.state.fold import ledger_fold

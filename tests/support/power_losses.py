@@ -16,7 +16,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from tests.support.scenarios import CURVES, services
 from tests.support.simulated_runs import problems, settle
 

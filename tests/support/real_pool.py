@@ -22,8 +22,7 @@ from elasticflow.local.run_file import RunFile, read_run_file
 from elasticflow.local.supervisor import Supervisor
 from elasticflow.local.up_plan import UpPlan
 from elasticflow.shared.errors import Retry
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeJoined
 from elasticflow.shared.messages.export import read_export
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec

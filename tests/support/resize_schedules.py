@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import Hindsight
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import CertifiedJob, Level, Promise, PromiseCertificate

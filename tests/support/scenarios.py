@@ -12,7 +12,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 
 CURVES: Mapping[str, Mapping[int, float]] = {
     "m0/b256": {1: 10.0, 2: 18.0, 4: 30.0, 8: 40.0, 16: 44.0},

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from elasticflow.web.security import CSRF_HEADER
+from elasticflow.web.server import CSRF_HEADER
 
 PATIENCE_S = 60.0
 

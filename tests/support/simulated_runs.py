@@ -10,8 +10,7 @@ from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S
 from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.pipeline.cluster import START_S, Scenario, VirtualCluster
-from elasticflow.simulator.pipeline.faults import MANY_FAULTS, NO_FAULTS, Faults
+from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, NO_FAULTS, START_S, Faults, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import (
     acknowledged_early,
     decided_on_wrong_clocks,

@@ -5,8 +5,7 @@ import math
 from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 
 
 @st.composite

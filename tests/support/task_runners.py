@@ -7,9 +7,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from elasticflow.services.executor.processes.bundle_outcomes import BundleOutcomes
 from elasticflow.services.executor.processes.launcher import Launcher
-from elasticflow.services.executor.processes.task_runner import TaskRunner
+from elasticflow.services.executor.processes.task_runner import BundleOutcomes, TaskRunner
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone
 
 USER_CODE = str(Path(__file__).parent / "user_code")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticflow.client.training_manager import TrainingManager
+from elasticflow.client.training_load import TrainingManager
 from elasticflow.services.executor.processes.task_runner import TaskRunner
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone, TaskFailed

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticflow.client.client import Client
-from elasticflow.client.configure_pool import configure
+from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.local.child_process import free_port, start_process
+from elasticflow.local.supervisor import free_port, start_process
 from elasticflow.local.up_plan import UpPlan
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.process.http_server import page_is_ok
+from elasticflow.shared.runtime.process.metrics import page_is_ok
 from tests.support.installation import ROOT, SOURCES, install, python
 from tests.support.real_pool import CONFIG, POOL, RunningPool
 

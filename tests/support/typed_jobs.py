@@ -4,10 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from elasticflow.simulator.heterogeneous.active_job import ActiveJob
-from elasticflow.simulator.heterogeneous.configurations import Configurations
-from elasticflow.simulator.heterogeneous.job_arrivals import TypedJob
-from elasticflow.simulator.heterogeneous.throughput_table import ThroughputTable
+from benchmarks.heterogeneous.rounds import ActiveJob, Configurations, ThroughputTable, TypedJob
 
 
 def table(**rates: Mapping[str, Mapping[int, float]]) -> ThroughputTable:

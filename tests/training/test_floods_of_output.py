@@ -3,9 +3,9 @@
 import pytest
 
 from elasticflow.client.worker_logs import LogReader
-from elasticflow.services.executor.processes.log_rotation import MAX_LOG_BYTES
+from elasticflow.services.executor.processes.job_logs import MAX_LOG_BYTES
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Finished
-from elasticflow.shared.runtime.process.file_beginning import BLOCK_BYTES
+from elasticflow.shared.runtime.process.files import BLOCK_BYTES
 from tests.support.holes import skip_without_holes
 from tests.support.task_runners import until
 

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from elasticflow.services.executor.processes import installed_packages
-from elasticflow.services.executor.processes.installed_packages import InstalledPackages
-from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, PreparedFolders, PreparerEnded
+from elasticflow.services.executor.processes import prepared_folders
+from elasticflow.services.executor.processes.prepared_folders import (
+    CannotPrepare,
+    InstalledPackages,
+    PreparedFolders,
+    PreparerEnded,
+)
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.task_runners import Runners, all_of, run
 from tests.support.wheels import from_folder, make_wheel
@@ -108,7 +112,7 @@ async def test_an_installation_that_takes_too_long_is_killed(packages, node):
 
 
 async def test_an_installation_that_fills_the_disk_is_killed(packages, monkeypatch):
-    monkeypatch.setattr(installed_packages, "MAX_INSTALLED_BYTES", -1)
+    monkeypatch.setattr(prepared_folders, "MAX_INSTALLED_BYTES", -1)
     with pytest.raises(CannotPrepare, match="took more than -1 bytes or -1 files: require less"):
         await packages.install("ef_tiny")
     assert packages.left() == []

@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticflow.services.executor.processes.fork_server_client import LaunchFailed
+from elasticflow.services.executor.processes.fork_server_client import LaunchFailed, marked_processes, wait_until_gone
 from elasticflow.services.executor.processes.launcher import Launcher
-from elasticflow.services.executor.processes.reaper import marked_processes, wait_until_gone
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
@@ -23,7 +22,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended
-from elasticflow.shared.runtime.process.boot_clock import boot_s
+from elasticflow.shared.runtime.process.clock import boot_s
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

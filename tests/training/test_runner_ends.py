@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticflow.services.executor.processes import log_rotation, task_runner
-from elasticflow.services.executor.processes.bundle_outcomes import TaskKey
-from elasticflow.services.executor.processes.reaper import wait_until_gone
+from elasticflow.services.executor.processes import job_logs, task_runner
+from elasticflow.services.executor.processes.fork_server_client import wait_until_gone
+from elasticflow.services.executor.processes.task_runner import TaskKey
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
-from elasticflow.shared.runtime.process.file_beginning import BLOCK_BYTES
+from elasticflow.shared.runtime.process.files import BLOCK_BYTES
 from tests.support.holes import skip_without_holes
 from tests.support.task_runners import Runners, all_of, run, until
 
@@ -97,12 +97,12 @@ async def test_preemption_is_idempotent_at_any_time(runners: Runners) -> None:
 
 async def test_endless_output_is_bounded(runners: Runners, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_holes(runners.folder)
-    monkeypatch.setattr(log_rotation, "_POLL_S", 0.02)
+    monkeypatch.setattr(job_logs, "_POLL_S", 0.02)
     runner = await runners.start()
     run(runner, "print without end")
-    await until(lambda: runners.log.exists() and runners.log.stat().st_size > 3 * log_rotation.MAX_LOG_BYTES)
+    await until(lambda: runners.log.exists() and runners.log.stat().st_size > 3 * job_logs.MAX_LOG_BYTES)
     await runner.preempt()
-    max_bytes = log_rotation.MAX_LOG_BYTES + 2 * BLOCK_BYTES
+    max_bytes = job_logs.MAX_LOG_BYTES + 2 * BLOCK_BYTES
     await until(lambda: runners.log.stat().st_blocks * 512 <= max_bytes)  # what came last is freed at the next look
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.services.executor.loads.padding_slot import CPU_NICENESS
-from elasticflow.services.executor.processes.bundle_outcomes import RunnerEnded, TaskKey
-from elasticflow.services.executor.processes.reaper import wait_until_gone
+from elasticflow.services.executor.processes.fork_server_client import wait_until_gone
+from elasticflow.services.executor.processes.task_runner import RunnerEnded, TaskKey
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES, TaskDone, TaskFailed
 from tests.support.task_runners import USER_CODE, WAIT_S, Runners, all_of, run, until

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.engine.sensitive import digest
-from elasticflow.services.executor.processes.bundle_outcomes import RunnerEnded
+from elasticflow.services.executor.processes.task_runner import RunnerEnded
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished, Started
 from examples.digits import Digits

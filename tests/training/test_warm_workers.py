@@ -11,9 +11,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from elasticflow.services.executor.processes import warm_pool
+from elasticflow.services.executor.processes.fork_server_client import marked_processes
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
-from elasticflow.services.executor.processes.reaper import marked_processes
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Finished
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
@@ -75,8 +74,8 @@ async def warm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Warm]:
         warm_workers=NUM_GPUS,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm_pool, "_PAUSE_S", 0.0)
-        patch.setattr(warm_pool, "_FIRST_RETRY_S", 0.0)
+        patch.setattr(launcher, "_PAUSE_S", 0.0)
+        patch.setattr(launcher, "_FIRST_RETRY_S", 0.0)
         await launcher.start()
         yield Warm(launcher, folder, events)
         await launcher.close()

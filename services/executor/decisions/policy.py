@@ -8,18 +8,23 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from elasticflow.services.executor.decisions.artifacts import artifacts
-from elasticflow.services.executor.decisions.crash_survivors import peers_lost, unnoticed_due_s
-from elasticflow.services.executor.decisions.exit_classification import crash_due_s, end_of_job, overdue_at_s
-from elasticflow.services.executor.decisions.local_event_fold import observe
+from elasticflow.services.executor.decisions.crashes import (
+    crash_due_s,
+    end_of_job,
+    overdue_at_s,
+    peers_lost,
+    unnoticed_due_s,
+)
+from elasticflow.services.executor.decisions.local_event_fold import artifacts, observe
 from elasticflow.services.executor.decisions.local_events_and_actions import (
+    NO_PADDING_SLOTS,
     Action,
     BeginShutDown,
     KillWorker,
     ShutDown,
+    UsePaddingSlots,
     WorkerId,
 )
-from elasticflow.services.executor.decisions.padding_slots import padding_slots
 from elasticflow.services.executor.decisions.reconciler import ends, kill_due_s, requested_checkpoint, starts
 from elasticflow.services.executor.decisions.state import (
     NodeSpecification,
@@ -46,7 +51,31 @@ from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.state.fold.workers import is_new_slow_gpu, is_new_warning
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import Policy
-from elasticflow.shared.state.pool import spec_of
+from elasticflow.shared.state.pool import CARRIES_A_JOB, spec_of
+
+# --- Which GPUs of this node may execute tasks of padding loads now, and which loads -------------------
+# A GPU may while it is idle by the ledger and carries no worker here. The executor acts on each difference: a
+# placement that names the GPU takes it from its runner without another message.
+
+
+def padding_slots(state: State) -> UsePaddingSlots:
+    """What padding loads may use. Nothing outside the pool, without contact, or while the executor shuts down."""
+    if state.membership is not PoolMembership.MEMBER or state.cut_off or state.shutting_down:
+        return NO_PADDING_SLOTS
+    node = state.node_specification
+    live = (load for _, load in sorted(state.pool.loads.items()) if load.live)
+    loads = tuple(load for load in live if load.spec.fits(node.gpu_type, node.gpu_memory_bytes))
+    if not loads:
+        return NO_PADDING_SLOTS
+    used = {worker.gpu.gpu_index for worker in state.running}
+    since_s_G = state.pool.idle_since_s.get(state.node_id, ())
+    idle = (gpu for gpu, since_s in enumerate(since_s_G) if since_s < CARRIES_A_JOB and gpu not in used)
+    return UsePaddingSlots(
+        gpus=tuple(idle),
+        loads=loads,
+        weights=state.pool.config.padding_weights,
+    )
+
 
 Output = JobEvent | NodeEvent | Action
 

@@ -5,19 +5,20 @@ Compares what the ledger places here with what runs here. `crash_survivors` deci
 
 from collections.abc import Iterator
 
-from elasticflow.services.executor.decisions.crash_survivors import (
-    is_hopeless,
-    rendezvous_gpus,
-    switch_orders,
-)
+from elasticflow.services.executor.decisions.crashes import is_hopeless, rendezvous_gpus, switch_orders
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     KillWorker,
     SendToWorker,
     StartWorker,
     WorkerId,
 )
-from elasticflow.services.executor.decisions.state import State, can_train, gpu_types_by_rank, is_quarantined
-from elasticflow.services.executor.decisions.worker_record import WorkerRecord
+from elasticflow.services.executor.decisions.state import (
+    State,
+    WorkerRecord,
+    can_train,
+    gpu_types_by_rank,
+    is_quarantined,
+)
 from elasticflow.shared.messages.events import CheckpointFailed, CheckpointWritten
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker

@@ -9,8 +9,7 @@ import itertools
 from dataclasses import replace
 
 from elasticflow.services.executor.decisions.local_events_and_actions import NO_PADDING_SLOTS, UsePaddingSlots
-from elasticflow.services.executor.loads.bundle_queue import BundleQueue, PulledBundle, keep_unsettled
-from elasticflow.services.executor.loads.bundle_settlement import BundleSettlement
+from elasticflow.services.executor.loads.bundle_queue import BundleQueue, BundleSettlement, PulledBundle, keep_unsettled
 from elasticflow.services.executor.loads.padding_slot import RETRY_S, PaddingSlot, RunnerSettings
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.work_queue import WorkItem

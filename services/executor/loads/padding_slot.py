@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from elasticflow.services.executor.loads.bundle_queue import PulledBundle
-from elasticflow.services.executor.loads.bundle_settlement import BundleSettlement
-from elasticflow.services.executor.processes.bundle_outcomes import RunnerEnded
+from elasticflow.services.executor.loads.bundle_queue import BundleSettlement, PulledBundle
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
-from elasticflow.services.executor.processes.forked_process import ForkedProcess
-from elasticflow.services.executor.processes.task_runner import TaskRunner
+from elasticflow.services.executor.processes.fork_server_client import ForkedProcess
+from elasticflow.services.executor.processes.task_runner import RunnerEnded, TaskRunner
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone, TaskFailed

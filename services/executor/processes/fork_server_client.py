@@ -5,15 +5,17 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple, TypeVar, get_args
 
-from elasticflow.services.executor.processes.reaper import wait_until_gone
+import psutil
+
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
-from elasticflow.shared.errors import Retry
+from elasticflow.shared.errors import Retry, Stop
 from elasticflow.shared.messages.worker_protocol.forking import (
     ForkFailed,
     ForkServerReady,
@@ -23,9 +25,76 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     WorkerForked,
     WorkerReaped,
 )
-from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
+from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, ChannelMessage, FrameReader, encode_frame
 from elasticflow.shared.runtime.process.process_termination import kill_process_group
 from elasticflow.shared.runtime.process.run_module import module_command
+
+# --- reaper --------------------------------------------------------------------------------------------
+# Finds and kills worker processes, so that none outlives its executor. Blocking: call it from a thread.
+#
+# Every worker inherits marks in its environment that name its node; they remain when its parents are gone.
+
+_POLL_S = 0.01
+
+
+@dataclass(eq=False)
+class WorkersSurvived(Stop):
+    """SIGKILL does not end these processes, e.g. in a driver's system call: their GPUs are not free."""
+
+    pids: list[int]
+
+    MESSAGE: ClassVar[str] = "processes {pids} do not end on SIGKILL; their GPUs are not free: restart the node"
+
+
+def cpu_s_if_stopped(pid: int) -> float | None:
+    """CPU time of a process that a signal has stopped; None if it is gone or not stopped."""
+    try:
+        process = psutil.Process(pid)
+        return sum(process.cpu_times()[:2]) if process.status() == psutil.STATUS_STOPPED else None
+    except psutil.Error:
+        return None
+
+
+def marked_processes(marks: Mapping[str, str]) -> list[psutil.Process]:
+    """Running processes whose environment holds all of these marks."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.status() != psutil.STATUS_ZOMBIE and marks.items() <= process.environ().items():
+                found.append(process)
+    return found
+
+
+def kill_marked(marks: Mapping[str, str], *, timeout_s: float = 10.0) -> list[int]:
+    """SIGKILL to all marked processes until none runs. Returns their pids; raises WorkersSurvived."""
+    killed: dict[int, None] = {}
+    give_up_s = time.monotonic() + timeout_s
+    while processes := marked_processes(marks):  # repeated: one may have forked in between
+        if time.monotonic() > give_up_s:
+            raise WorkersSurvived([process.pid for process in processes])
+        for process in processes:
+            killed[process.pid] = None
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(_POLL_S)
+    return list(killed)
+
+
+def wait_until_gone(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
+    """Return once none of these processes runs. Raises WorkersSurvived."""
+    give_up_s = time.monotonic() + timeout_s
+    while alive := [pid for pid in pids if _is_alive(pid)]:
+        if time.monotonic() > give_up_s:
+            raise WorkersSurvived(alive)
+        time.sleep(_POLL_S)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
 
 _LOAD_TIMEOUT_S = 120.0  # importing torch from a cold disk
 _END_TIMEOUT_S = 5.0
@@ -192,3 +261,123 @@ class ForkServer:
                 self._exits.pop(pid).set_result(Exited(code=code, signal=signal))
             case _:
                 raise AssertionError(f"unexpected message of the fork server: {type(message).__name__}")
+
+
+# --- The executor's end of the channel to one of its processes -----------------------------------------
+# It reads to the end whatever happens to writes. asyncio's streams drop what they have not yet read when a write
+# finds that the process has ended; its last messages say why it ended.
+
+
+class ProcessChannel:
+    """sock: a connected stream socket, which belongs to this object from now on."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._unsent = bytearray()
+        self._is_writable = True
+
+    def send(self, message: ChannelMessage) -> None:
+        """Does not wait. No effect if the process is gone. Raises ValueError above MAX_FRAME_BYTES."""
+        frame = encode_frame(message)
+        if self._is_writable:
+            waits = bool(self._unsent)
+            self._unsent += frame
+            if not waits:
+                self._flush()
+
+    async def receive(self) -> bytes:
+        """The next bytes; empty at the end of the file."""
+        await asyncio.sleep(0)  # a process that sends without end must not keep the event loop
+        try:
+            return await self._loop.sock_recv(self._socket, 65_536)
+        except ConnectionError:  # the process ended with unread messages
+            return b""
+
+    def close(self) -> None:
+        """Idempotent. Not during `receive`."""
+        self._stop_writing()
+        self._socket.close()
+
+    def _flush(self) -> None:
+        try:
+            num_sent = self._socket.send(self._unsent)
+        except BlockingIOError:
+            num_sent = 0
+        except OSError:  # the process is gone
+            return self._stop_writing()
+        del self._unsent[:num_sent]
+        if self._unsent:
+            return self._loop.add_writer(self._socket, self._flush)
+        self._loop.remove_writer(self._socket)
+        return None
+
+    def _stop_writing(self) -> None:
+        if self._is_writable:
+            self._is_writable = False
+            self._unsent.clear()
+            self._loop.remove_writer(self._socket)
+
+
+# --- A process that the fork server has forked, and the executor's end of its channel ------------------
+
+_LAST_MESSAGES_TIMEOUT_S = 1.0  # for a channel that another process holds open after this one has ended
+
+Message = TypeVar("Message")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ForkedProcess:
+    """The leader of its own process group. Its first message makes it a worker or a runner."""
+
+    pid: int
+    exited: "asyncio.Future[Exited]"
+    channel: ProcessChannel
+
+    def kill(self) -> None:
+        """SIGKILL to the process and its descendants. No effect if they are gone."""
+        if not self.exited.done():
+            kill_process_group(self.pid)
+
+    async def follow(
+        self, frames: FrameReader[Message], on_message: Callable[[Message], None], on_broken: Callable[[str], None]
+    ) -> Exited:
+        """Pass on its messages until it has ended and the last ones are read.
+
+        on_message: may raise BrokenChannel if the message is not allowed now.
+        on_broken: called with the reason if nothing after its last message can be used; the process is then killed.
+        """
+        listening = asyncio.create_task(self._listen(frames, on_message, on_broken))
+        try:
+            exited = await asyncio.shield(self.exited)
+            await asyncio.wait({listening}, timeout=_LAST_MESSAGES_TIMEOUT_S)
+        finally:
+            listening.cancel()
+            await asyncio.wait({listening})
+            self.channel.close()
+        return exited
+
+    async def _listen(
+        self, frames: FrameReader[Message], on_message: Callable[[Message], None], on_broken: Callable[[str], None]
+    ) -> None:
+        try:
+            while data := await self.channel.receive():
+                for message in frames.feed(data):
+                    on_message(message)
+            await asyncio.wait({self.exited}, timeout=_LAST_MESSAGES_TIMEOUT_S)
+            if not self.exited.done():
+                raise BrokenChannel("it has closed its channel, but runs on")
+        except Exception as error:  # what users' code sends ends its own process, and no task of the executor
+            on_broken(str(error) if isinstance(error, BrokenChannel) else f"{type(error).__name__}: {error}")
+            self.kill()
+
+
+async def fork_process(server: ForkServer) -> ForkedProcess:
+    """A new process with its channel. Raises EOFError, OSError."""
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.ExitStack() as on_failure:
+        on_failure.callback(ours.close)
+        pid, exited = await server.fork(theirs)
+        on_failure.pop_all()
+    return ForkedProcess(pid=pid, exited=exited, channel=ProcessChannel(ours))

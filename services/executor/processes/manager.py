@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import hmac
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +21,17 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerReported,
 )
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
-from elasticflow.services.executor.processes.fetched_data import FetchedData
-from elasticflow.services.executor.processes.folder_owners import take_folders
-from elasticflow.services.executor.processes.fork_server_client import Exited
-from elasticflow.services.executor.processes.forked_process import ForkedProcess
-from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
-from elasticflow.services.executor.processes.installed_packages import InstalledPackages
+from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess
+from elasticflow.services.executor.processes.job_logs import last_lines
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
-from elasticflow.services.executor.processes.log_tail import last_lines
-from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, PreparedFolders
-from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.services.executor.processes.prepared_folders import (
+    CannotPrepare,
+    FetchedData,
+    InstalledPackages,
+    PreparedFolders,
+    take_folders,
+)
+from elasticflow.shared.errors import BadSettings, ElasticFlowError
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
@@ -38,7 +41,47 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     StopAtBoundary,
     ToWorker,
 )
-from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable
+from elasticflow.shared.runtime.process.files import private_bytes
+from elasticflow.shared.runtime.process.secret_sealing import VARIABLE, SecretKeys, SecretsUnusable
+
+# --- The secrets of generations, which their workers prove to each other -------------------------------
+# Each executor derives them from a secret of the pool, so they are in no message of the ledger.
+
+_LEAST_BYTES = 16
+_RANDOM = re.compile(rb"[0-9a-f]{64}")  # as `eflow keys` makes it: its digest does not reveal it
+_DIGEST_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSecrets:
+    """pool_secret: known to executors only; empty: workers prove nothing."""
+
+    pool_secret: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def read(cls, file: Path | None) -> "GenerationSecrets":
+        """None: no file. Raises BadSettings."""
+        if file is None:
+            return cls()
+        secret = private_bytes(VARIABLE, file).strip()
+        if len(secret) < _LEAST_BYTES:
+            advice = f"`(umask 077; openssl rand -hex 32 > {file})` makes a secret"
+            raise BadSettings((f"{VARIABLE}={file}: shorter than {_LEAST_BYTES} bytes; {advice}",))
+        return cls(secret)
+
+    def digest(self, pool: str) -> str:
+        """For `NodeJoined`: "none" without a secret, "" of one that may be guessed."""
+        if not self.pool_secret:
+            return "none"
+        if not _RANDOM.fullmatch(self.pool_secret):
+            return ""
+        return hmac.digest(self.pool_secret, f"digest/{pool}".encode(), "sha256").hex()[:_DIGEST_LENGTH]
+
+    def of(self, job_id: str, generation: int) -> str:
+        """64 hexadecimal digits; "" without a secret of the pool."""
+        message = f"rendezvous/{job_id}/{generation}".encode()
+        return hmac.digest(self.pool_secret, message, "sha256").hex() if self.pool_secret else ""
+
 
 _NO_CRASH = (ExitCode.DONE, ExitCode.SUPERSEDED, ExitCode.PEER_LOST)  # of this worker
 

@@ -1,23 +1,37 @@
 """Folders that a child process fills, once per node: packages and data of jobs."""
 
 import asyncio
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Hashable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Container, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from elasticflow.services.executor.processes.forked_process import ForkedProcess
+from elasticflow.services.executor.processes.fork_server_client import ForkedProcess
 from elasticflow.shared.errors import Retry
-from elasticflow.shared.messages.worker_protocol.frames import FrameReader
-from elasticflow.shared.messages.worker_protocol.preparing import (
+from elasticflow.shared.messages.job_environment import local_path
+from elasticflow.shared.messages.worker_protocol.forking import (
     RESULT,
+    FetchData,
     FromPreparer,
+    InstallPackages,
     NotPrepared,
     Prepared,
     ToPreparer,
 )
-from elasticflow.shared.runtime.process.folder_tree import bytes_and_entries_in, delete_folder
+from elasticflow.shared.messages.worker_protocol.frames import FrameReader
+from elasticflow.shared.runtime.process.files import write_durably
+from elasticflow.shared.runtime.process.folder_tree import OWNERS, bytes_and_entries_in, delete_folder, owner_of
 
 _CHECK_EVERY_S = 1.0
 _BYTES_FOR_A_FILE = 16 << 10  # of the bound: file systems have an inode for so many bytes
@@ -167,3 +181,150 @@ def _is_larger(folder: Path, preparation: Preparation) -> bool:
 def max_entries(preparation: Preparation) -> int:
     """Files and folders that the preparation may make."""
     return preparation.max_bytes // _BYTES_FOR_A_FILE
+
+
+# --- Data of jobs: fetched once per node by its URI, or at a path that the node has --------------------
+
+_PART_OF_FREE_DISK = 0.5  # that one fetch may fill: logs and checkpoints of all jobs are on the same disk
+
+
+def data_digest(uri: str) -> str:
+    """The name of the folder with the copy."""
+    return hashlib.sha256(uri.encode()).hexdigest()
+
+
+class FetchedData:
+    """Folders data/<tenant>/<digest of the URI> in data_dir, with one file or folder each.
+
+    Tenants do not share them: what a URI gives depends on who asks. The age of a copy counts from its fetch, so changed
+    data is fetched again some time.
+    """
+
+    def __init__(self, data_dir: Path, folders: PreparedFolders) -> None:
+        self._root, self._folders = data_dir.resolve() / "data", folders
+
+    async def paths(
+        self, tenant: str, data: Mapping[str, str], environment: Mapping[str, str], *, within_s: float
+    ) -> dict[str, str]:
+        """Where the data is, by name; whether a local path exists is known to the worker only.
+
+        environment: variables and secrets of the job, for libraries that ask for credentials. Raises as
+        `PreparedFolders.prepare`.
+        """
+        paths = (self._path(tenant, name, uri, environment, within_s) for name, uri in data.items())
+        return dict(zip(data, await asyncio.gather(*paths), strict=True))
+
+    async def _path(self, tenant: str, name: str, uri: str, environment: Mapping[str, str], within_s: float) -> str:
+        if (path := local_path(uri)) is not None:
+            return path
+        folder = self._root / tenant / data_digest(uri)
+        await asyncio.to_thread(folder.parent.mkdir, parents=True, exist_ok=True)
+        free_bytes = (await asyncio.to_thread(shutil.disk_usage, folder.parent)).free
+        fetch = Preparation(
+            folder=folder,
+            what=f"its data {name} ({uri})",
+            order=lambda unfinished: FetchData(folder=unfinished, uri=uri, environment=environment),
+            max_bytes=int(_PART_OF_FREE_DISK * free_bytes),
+            advice="give the nodes a larger or faster disk, mount the data there and name it as file:///",
+            key=(folder, *sorted(environment.items())),  # other credentials may succeed where these fail
+        )
+        await self._folders.prepare(fetch, within_s=within_s)
+        (copy,) = await asyncio.to_thread(lambda: list(folder.iterdir()))
+        return str(copy)
+
+
+# --- Packages of jobs: installed once per node for each set of requirements ----------------------------
+
+MAX_INSTALLED_BYTES = 16 << 30  # also of what the installer needs meanwhile
+
+
+@cache
+def _python() -> tuple[Any, ...]:
+    """What decides, beside the requirements, which packages they need: the interpreter and what is installed."""
+    installed = sorted({(package.name, package.version) for package in distributions()})
+    return platform.python_version(), platform.machine(), platform.system(), installed
+
+
+def packages_digest(requirements: Sequence[str]) -> str:
+    """The name of the folder with these packages. Blocking at the first call."""
+    return hashlib.sha256(json.dumps([requirements, _python()]).encode()).hexdigest()
+
+
+class InstalledPackages:
+    """Folders packages/<tenant>/<digest> in data_dir. Tenants do not share them: packages run code of their authors."""
+
+    def __init__(self, data_dir: Path, folders: PreparedFolders) -> None:
+        self._root = data_dir.resolve() / "packages"
+        self._folders = folders
+        self._one_at_a_time = defaultdict[str, asyncio.Lock](asyncio.Lock)  # of each tenant
+
+    async def folder(self, tenant: str, requirements: Sequence[str], *, within_s: float) -> str:
+        """The folder with these packages; "" without requirements. Raises as `PreparedFolders.prepare`.
+
+        within_s: with the wait for the tenant's others.
+        """
+        if not requirements:
+            return ""
+        folder = self._root / tenant / await asyncio.to_thread(packages_digest, requirements)
+        installation = Preparation(
+            folder=folder,
+            what="the installation of its requirements",
+            order=lambda unfinished: InstallPackages(folder=unfinished, requirements=tuple(requirements)),
+            max_bytes=MAX_INSTALLED_BYTES,
+            advice="require less, install some of them on the nodes",
+            key=folder,
+        )
+        await self._folders.prepare(installation, within_s=within_s, turns=self._one_at_a_time[tenant])
+        await asyncio.to_thread(os.utime, folder)  # in use, so it is not deleted as old
+        return str(folder)
+
+
+# --- folder owners -------------------------------------------------------------------------------------
+# Makes the folders of a job those of this job alone, and moves those of an earlier job of its id away.
+
+PLACES = ("checkpoints", "logs")
+_LOCK = ".lock"
+
+
+def take_folders(data_dir: Path, job_id: str, identity: str) -> list[Path]:
+    """Make them this job's. Returns where those of another job are now. Blocking; raises OSError.
+
+    Executors that share the data folder take turns.
+    """
+    if owner_of(data_dir, job_id) == identity:
+        return []
+    with _locked(data_dir):
+        owner = owner_of(data_dir, job_id)
+        moved = list(_set_aside(data_dir, job_id, owner)) if owner not in ("", identity) else []
+        if owner != identity:
+            write_durably(data_dir / OWNERS / job_id, identity.encode())
+        return moved
+
+
+def forget_owners(data_dir: Path, live_jobs: Container[str]) -> None:
+    """Delete the records of ended jobs whose folders are gone. Blocking; raises OSError."""
+    if not (data_dir / OWNERS).exists():
+        return
+    with _locked(data_dir):
+        for record in (data_dir / OWNERS).iterdir():
+            if record.name == _LOCK or record.name in live_jobs:
+                continue
+            if not any((data_dir / place / record.name).exists() for place in PLACES):
+                record.unlink()
+
+
+def _set_aside(data_dir: Path, job_id: str, owner: str) -> Iterator[Path]:
+    """Under names that no job can have."""
+    for place in PLACES:
+        folder = data_dir / place / job_id
+        with suppress(FileNotFoundError):
+            yield folder.rename(folder.with_name(f"{job_id}.of-{owner}"))
+
+
+@contextmanager
+def _locked(data_dir: Path) -> Iterator[None]:
+    folder = data_dir / OWNERS
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -7,18 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from elasticflow.shared.messages.events.artifacts import ArtifactsStored
-from elasticflow.shared.messages.events.profiles import ProfilingFailed, ThroughputMeasured
+from annotated_types import Ge
+from pydantic import Strict
+
 from elasticflow.shared.messages.limits import (
     BatchSize,
+    Digest,
     FewItems,
+    FilePath,
     Finite,
     Generation,
+    GpuType,
     Index,
     Iterations,
+    MaybeUri,
     Name,
     NumBytes,
     NumGpus,
+    PositiveDurationS,
+    ProfileKey,
     Rate,
     Sequence,
     Text,
@@ -26,6 +33,106 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+
+# --- artifacts -----------------------------------------------------------------------------------------
+# What a job has produced, stored for its user: its model, and the files that it wrote.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """One file. path: below the artifact folder, or the working folder. digest: SHA-256 of all its bytes."""
+
+    path: FilePath
+    num_bytes: NumBytes
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnstoredFile:
+    """A file that stays on its node. path: on that node, as far as it can be printed."""
+
+    path: Text
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactsStored:
+    """These files of the job can be fetched. From the executor of rank 0.
+
+    due: sequence of the message after which they were due: the job's end, or a requested checkpoint.
+    model: the state dict of the model, as torch.save writes it; None if the job has none, or if it is unstored.
+    uri: of the folder that has them (`artifact_folder.py`); "": the object store. iteration: of the model.
+    files: of its artifact folder. outputs: what it wrote or changed in its working folder.
+    num_unstored: all files that stay on the node; unstored names the first.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    due: Sequence
+    node_id: Token
+    iteration: Iterations = 0
+    model: StoredFile | None = None
+    files: Annotated[tuple[StoredFile, ...], FewItems] = ()
+    outputs: Annotated[tuple[StoredFile, ...], FewItems] = ()
+    unstored: Annotated[tuple[UnstoredFile, ...], FewItems] = ()
+    num_unstored: Annotated[int, Strict(), Ge(0)] = 0
+    uri: MaybeUri = ""
+    at_s: TimeS
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all stored files."""
+        return sum(file.num_bytes for file in self.all_files)
+
+    @property
+    def all_files(self) -> tuple[StoredFile, ...]:
+        model = () if self.model is None else (self.model,)
+        return (*model, *self.files, *self.outputs)
+
+
+# --- What is measured of a job's profile, and that it cannot be measured on a GPU type -----------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingFailed:
+    """The job cannot be measured on GPUs of this type, but other types are left. From the executor or the monitor.
+
+    gpu_type: as recorded. On the last type the event is `JobFailed`, which has the same causes.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    generation: Generation
+    gpu_type: GpuType
+    error: Text
+    node_id: Token | None = None
+    incarnation: Token | None = None
+    progressed_at_s: TimeS | None = None
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputMeasured:
+    """The throughput of a profile on num_gpus. From the executor (in a profiling run) or the monitor (in training).
+
+    dataset_size: samples; known after a profiling run.
+    single_gpu: of a profiling run on one GPU, in a pool with several GPU types.
+    one_virtual_node_s: of one on several GPUs there: the median step with one virtual node on each; None: not measured.
+    """
+
+    VERSION: ClassVar[int] = 1
+    profile_key: ProfileKey
+    num_gpus: NumGpus
+    iterations_per_s: Rate
+    dataset_size: Iterations | None = None
+    single_gpu: SingleGpuStepTimes | None = None
+    one_virtual_node_s: PositiveDurationS | None = None
+    job_id: Token
+    generation: Generation
+    source: Literal["profile", "training"]
+    at_s: TimeS
+    node_id: Token | None = None  # of the executor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

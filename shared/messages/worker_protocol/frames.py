@@ -18,9 +18,8 @@ from typing import Any, Generic, TypeVar, cast, get_args
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter
 
-from elasticflow.shared.messages.worker_protocol.forking import FromForkServer, ToForkServer
+from elasticflow.shared.messages.worker_protocol.forking import FromForkServer, FromPreparer, ToForkServer, ToPreparer
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
-from elasticflow.shared.messages.worker_protocol.preparing import FromPreparer, ToPreparer
 from elasticflow.shared.messages.worker_protocol.task_running import FromRunner, ToRunner
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager

@@ -28,7 +28,7 @@ SLOWEST_PROFILE = 1e-9  # iterations per second; planners divide by the speed
 
 
 class ExitCode(IntEnum):
-    """How a worker ended without a signal. services/executor/decisions/exit_classification.py decides what follows."""
+    """How a worker ended without a signal. services/executor/decisions/crashes.py decides what follows."""
 
     DONE = 0  # finished, stopped or profiled, as requested
     FAILED = 70  # the job cannot continue; `Failed` has the reason

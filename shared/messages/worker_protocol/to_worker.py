@@ -165,7 +165,7 @@ class WriteCheckpoint:
 class LeaseExtended:
     """The executor has contact with the ledger: train until this time, or a later extension.
 
-    Times are of the boot clock (shared/runtime/process/boot_clock.py), which both processes share.
+    Times are of the boot clock (shared/runtime/process/clock.py), which both processes share.
     """
 
     until_s: DurationS

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from elasticflow.shared.errors import MaybeStored, StorageFull, Unavailable
-from elasticflow.shared.messages.envelope.codec import is_repeat
+from elasticflow.shared.messages.codec import is_repeat
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 

@@ -4,9 +4,12 @@ users. A GPU that is partitioned (MIG) counts as its instances.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pynvml
 
 from elasticflow.shared.messages.limits import MAX_GPU_TYPE_LENGTH
 from elasticflow.shared.state.gpu_types import CPU_SLOTS
@@ -66,7 +69,6 @@ def _lines(file: Path) -> list[str]:
 def visible_gpus(environment: Mapping[str, str]) -> tuple[LocalGpu, ...]:
     """GPUs of a process with this environment: where CUDA_VISIBLE_DEVICES is set, those before the first that it names
     and that is not there; else all of the driver's."""
-    from elasticflow.shared.runtime.process.nvml import installed_gpus  # here: only a machine that runs pools has NVML
 
     installed = installed_gpus()
     named = environment.get("CUDA_VISIBLE_DEVICES")
@@ -112,3 +114,57 @@ def _named(name: str, installed: Sequence[LocalGpu]) -> LocalGpu | None:
         if name.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(name):
             return gpu._replace(name=name)
     return None
+
+
+# --- nvml ----------------------------------------------------------------------------------------------
+# The GPUs of this machine as NVIDIA's management library lists them. It makes no CUDA context.
+
+
+def installed_gpus() -> tuple[LocalGpu, ...]:
+    """Empty without a driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _gpus_at(index))
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus_at(index: int) -> Iterator[LocalGpu]:
+    """The GPU, or the instances into which it is partitioned. Raises NVMLError."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    if not _is_partitioned(handle):
+        yield _described(handle, str(index), index, _device_file(handle))
+        return
+    for instance in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with suppress(pynvml.NVMLError):
+            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, instance)
+            yield _described(part, pynvml.nvmlDeviceGetUUID(part), index, _device_file(handle))
+
+
+def _is_partitioned(handle: Any) -> bool:
+    try:
+        enabled, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:  # not supported
+        return False
+    return enabled == pynvml.NVML_DEVICE_MIG_ENABLE
+
+
+def _device_file(handle: Any) -> str:
+    """Its number is not the index: the driver may count in another order."""
+    try:
+        return f"nvidia{pynvml.nvmlDeviceGetMinorNumber(handle)}"
+    except pynvml.NVMLError:
+        return ""
+
+
+def _described(handle: Any, name: str, index: int, device_file: str) -> LocalGpu:
+    memory_bytes = 0
+    with suppress(pynvml.NVMLError):
+        memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    gpu_type = gpu_type_of(pynvml.nvmlDeviceGetName(handle))
+    return LocalGpu(name, gpu_type, memory_bytes, pynvml.nvmlDeviceGetUUID(handle), index, device_file)

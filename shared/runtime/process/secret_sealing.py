@@ -6,7 +6,7 @@ A sealed secret names its tenant within: it is worthless in a job of another ten
 import json
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nacl.exceptions import CryptoError
@@ -14,7 +14,7 @@ from nacl.public import PrivateKey, PublicKey, SealedBox
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_environment import SealedSecret
-from elasticflow.shared.runtime.process.private_file import readable_by_others
+from elasticflow.shared.runtime.process.files import file_named, readable_by_others
 
 
 class SecretsUnusable(Exception):
@@ -86,3 +86,20 @@ class SecretKeys:
         raise SecretsUnusable(
             f"its secret {secret.name} was not sealed by tenant {tenant} for the key of this node: submit the job again"
         )
+
+
+# --- workers secret ------------------------------------------------------------------------------------
+# The file with the secret of a pool by which workers of a job know each other (docs/adr/0070).
+
+VARIABLE, FILE_NAME = "EF_WORKERS_SECRET_FILE", "workers.secret"
+
+
+def workers_secret_file(environment: Mapping[str, str]) -> Path | None:
+    """Of an executor with this environment: the file that is named, or else one beside its key, or else one in its data
+    folder. None: there is none."""
+    if named := file_named(environment, VARIABLE):
+        return named
+    key = file_named(environment, "EF_NATS_CREDS")
+    data_dir = Path(environment.get("EF_DATA_DIR") or ".eflow").absolute()
+    folders = (key.parent, data_dir) if key else (data_dir,)
+    return next((folder / FILE_NAME for folder in folders if (folder / FILE_NAME).exists()), None)

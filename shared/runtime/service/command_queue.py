@@ -6,36 +6,173 @@ position in the queue, so the folded state tells such a repeat from a command th
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from elasticflow.shared.errors import ElasticFlowError, Retry
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.commands import (
-    CancelJob,
-    CancelLoad,
-    Command,
-    SealLoad,
-    SubmitJob,
-    id_of,
-    owned,
-)
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import Envelope, Undecodable
+from elasticflow.shared.messages import codec, subjects
+from elasticflow.shared.messages.codec import Envelope, Undecodable
+from elasticflow.shared.messages.commands import CancelJob, CancelLoad, Command, SealLoad, SubmitJob, id_of, owned
 from elasticflow.shared.messages.events import MessageRejected, QueuePosition
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
+from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.streams import state_bucket
 from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
-from elasticflow.shared.runtime.service.answer_sender import AnswerSender
-from elasticflow.shared.runtime.service.attempts import Attempts
-from elasticflow.shared.runtime.service.command_budgets import CommandBudgets
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
-from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.runtime.service.until_available import until_available
 from elasticflow.shared.state.pool import PoolState
+
+# --- answer sender -------------------------------------------------------------------------------------
+# Answers on subjects that tenants chose: each goes to an inbox or to an answer subject of that tenant, or nowhere.
+
+MAX_WARNINGS = 100  # one for each subject; a flood of subjects must not flood the log
+MAX_LOGGED_LENGTH = 300
+
+
+class AnswerSender:
+    """Sends the answers of one service of one pool."""
+
+    def __init__(self, bus: Bus, pool: str, log: Any) -> None:
+        self._bus, self._pool, self._log = bus, pool, log
+        self._warned_of: set[str] = set()
+
+    async def send(self, tenant: str, subject: str, data: bytes) -> None:
+        """Publish an answer to this tenant. subject: "" if it awaits none. Raises what the bus raises."""
+        if not subject:
+            return
+        if subjects.may_be_answered(tenant, self._pool, subject):
+            await self._bus.publish(subject, data)
+            return
+        shown = subject[:MAX_LOGGED_LENGTH]
+        if shown not in self._warned_of and len(self._warned_of) < MAX_WARNINGS:
+            self._warned_of.add(shown)
+            why = f"no inbox (_INBOX.>) and no subject of {subjects.answer(tenant, self._pool, '*')}"
+            self._log.warning("answer not sent", subject=shown, why=why)
+
+
+# --- attempts ------------------------------------------------------------------------------------------
+# How often replicas began to decide on a command and died: what kills one replica would kill the next one too.
+#
+# The process that counts an attempt may not survive it, so the number is kept on the bus.
+
+_KEPT_S = 86_400
+_MAX_DIGITS = 9
+
+
+class Attempts:
+    """The attempts at the commands of one pool that were not survived. Each call raises Retry without a server."""
+
+    def __init__(self, bus: Bus, pool: str) -> None:
+        self._bus, self._bucket = bus, state_bucket(pool)
+
+    async def begin(self, position: QueuePosition) -> int:
+        """Count one more attempt. Returns the number of earlier ones."""
+        value = await self._bus.get_value(self._bucket, _key(position))
+        num_earlier = _number(value.data) if value is not None else 0
+        await self._write(position, num_earlier + 1)
+        return num_earlier
+
+    async def survived(self, position: QueuePosition) -> None:
+        """This attempt ended, so the command does no harm: no attempt at it counts any more."""
+        await self._write(position, 0)
+
+    async def _write(self, position: QueuePosition, number: int) -> None:
+        await self._bus.put_value(self._bucket, _key(position), b"%d" % number, ttl_s=_KEPT_S)
+
+
+def _number(data: bytes) -> int:
+    """0 if the value is damaged: then a command may have more attempts, but no service ends."""
+    return int(data) if data.isdigit() and len(data) <= _MAX_DIGITS else 0
+
+
+def _key(position: QueuePosition) -> str:
+    return f"attempts.{position.sequence}-{int(position.stored_at_s)}"
+
+
+# --- command budgets -----------------------------------------------------------------------------------
+# How many bytes of commands each tenant may send: the ledger keeps what admission decides on, rejections included.
+#
+# Each replica of admission counts for itself, from its start, in a bucket that empties evenly over a day.
+
+LEAST_BYTES = 1024  # that a command counts: its answer takes space, too
+MAX_TENANTS = 10_000  # whose use is known; of more, the one that sent longest ago counts as unused
+
+
+class CommandBudgets:
+    """bytes_per_day: of each tenant, by its name."""
+
+    def __init__(self, bytes_per_day: Callable[[str], int]) -> None:
+        self._bytes_per_day = bytes_per_day
+        self._used: dict[str, tuple[float, float]] = {}  # bytes, and at what time; who sent last is at the end
+
+    def use(self, tenant: str, num_bytes: int, now_s: float) -> str | None:
+        """Count a command, or say why it is not taken now, and when it would be."""
+        num_bytes, limit = max(num_bytes, LEAST_BYTES), self._bytes_per_day(tenant)
+        before, at_s = self._used.pop(tenant, (0.0, now_s))
+        used = max(before - (now_s - at_s) * limit / DAY_S, 0.0)
+        fits = used + num_bytes <= limit
+        self._used[tenant] = used + num_bytes * fits, now_s
+        if len(self._used) > MAX_TENANTS:
+            del self._used[next(iter(self._used))]
+        if fits:
+            return None
+        limited = f"tenant {tenant} has sent as many bytes of commands as it may in a day ({limit:,})"
+        if num_bytes > limit:
+            return f"{limited}; this one alone has {num_bytes:,}"
+        return f"{limited}; retry in {(used + num_bytes - limit) * DAY_S / limit:.0f} s"
+
+
+# --- Whose turn it is: a tenant with many items must not delay those of the others ---------------------
+
+T = TypeVar("T")
+
+REMEMBERED = 1_000  # rounds: for so long a tenant without items counts as one that may have some
+
+
+class Turns:
+    """Rounds with items of several tenants: each had its last turn in some round, or none."""
+
+    def __init__(self) -> None:
+        self._num_rounds = 0
+        self._last_rounds: dict[str, int] = {}  # by tenant, the last one at the end
+
+    def in_turns(self, items: Sequence[T], tenant_of: Callable[[T], str]) -> list[T]:
+        """One item of each tenant, then a second one of each that has two, and so on.
+
+        Items of one tenant keep their order. The tenant whose turn was longest ago is first; of those without a turn,
+        the one with the first item.
+        """
+        tenants = list(map(tenant_of, items))
+        waiting = dict.fromkeys(tenants)
+        new = (tenant for tenant in waiting if tenant not in self._last_rounds)
+        known = (tenant for tenant in self._last_rounds if tenant in waiting)
+        rank = {tenant: number for number, tenant in enumerate((*new, *known))}
+        num_before = Counter[str]()
+        places: list[tuple[int, int]] = []
+        for tenant in tenants:
+            places.append((num_before[tenant], rank[tenant]))
+            num_before[tenant] += 1
+        return [items[index] for index in sorted(range(len(items)), key=places.__getitem__)]
+
+    def are_shared(self, waiting: Iterable[str]) -> bool:
+        """Whether several tenants have items: waiting ones, or turns a short while ago."""
+        recent = {tenant for tenant, last in self._last_rounds.items() if last > self._num_rounds - REMEMBERED}
+        return len(recent.union(waiting)) > 1
+
+    def had(self, tenants: Iterable[str]) -> None:
+        """These had their turns in one round, in this order."""
+        self._num_rounds += 1
+        for tenant in tenants:
+            self._last_rounds.pop(tenant, None)
+            self._last_rounds[tenant] = self._num_rounds
+        for tenant in list(self._last_rounds)[: max(len(self._last_rounds) - MAX_TENANTS, 0)]:
+            del self._last_rounds[tenant]
+
 
 ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
 MAX_PENDING = 1024  # more than one decision takes, and more than two tenants may have in the queue

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from elasticflow.shared.errors import TooLarge
+from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.events import Event, PlanDecided
+from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.command_queue import Pending
 from elasticflow.shared.runtime.service.ledger_encoding import fitted, split
+from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.policy import Policy, State
+from elasticflow.shared.state.pool import PoolState
 
 MAX_COMMANDS = 256  # in one decision: they share the cost of one plan, and of one lost race
 PATIENT_LOSSES = 4  # in a row: the allocator and placement each answer a decision of admission with one of theirs
@@ -96,3 +101,129 @@ class Decider(Generic[State]):
             )
             decision, message_id = fitted(decision, self._instance, self._policy)
         return DecideResult(taken=taken, decision=decision, message_id=message_id, reported=reported, actions=actions)
+
+
+# --- decision problems ---------------------------------------------------------------------------------
+# Why no planner may decide here, each in a sentence with what to do; None if nothing is wrong.
+#
+# Planners ask before each decision, `eflow doctor` whenever an operator does.
+
+
+def clock_problem(clock_check: ClockCheck, slack_s: float) -> str | None:
+    """slack_s: by how much plans finish before their deadlines."""
+    if not clock_check.is_wrong(slack_s):
+        return None
+    offset_s = clock_check.offset_s
+    return (
+        f"its clock is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} that of NATS, more than "
+        f"deadline_slack_s = {slack_s:g} s: correct the clock of this machine, or of the NATS server"
+    )
+
+
+def version_problem(pool: PoolState) -> str | None:
+    minimum = pool.config.minimum_reader_version
+    if minimum <= READER_VERSION:
+        return None
+    return f"it reads messages up to version {READER_VERSION}, the pool asks for {minimum}: upgrade this service"
+
+
+def plan_problem(pool: PoolState) -> str | None:
+    unreadable = pool.unreadable_plan_sequence
+    if not unreadable:
+        return None
+    return (
+        f"it cannot read message {unreadable} of the plan: upgrade this service if a newer version wrote it; "
+        f"to decide without it, run `eflow configure --skip-plan-up-to {unreadable}`"
+    )
+
+
+def chain_problem(chain: LedgerChain, pool: PoolState) -> str | None:
+    found = chain.last_break
+    if found is None or found.decision <= pool.config.skip_plan_up_to:
+        return None
+    return (
+        f"the ledger was changed: {found.in_words()}; compare it with a backup. To decide on what is there, "
+        f"run `eflow configure --skip-plan-up-to {found.decision}`"
+    )
+
+
+# --- decision guard ------------------------------------------------------------------------------------
+# What keeps a planner from deciding: a plan that it cannot read, a changed ledger, a wrong clock, a decision that no
+# message can hold.
+#
+# The planner goes on folding, and decides again by itself once the cause is gone. Meanwhile it says why: in its log,
+# on its health page (`unwell`) and as a metric.
+
+FIRST_WAIT_S = 1.0  # between two attempts of a planner that must not decide
+LONGEST_WAIT_S = 8.0
+
+READER_VERSION_REASON, PLAN_REASON, CHAIN_REASON = "reader_version", "unreadable_plan", "changed_ledger"
+CLOCK_REASON, SIZE_REASON = "clock", "decision_size"
+
+
+class DecisionGuard:
+    """The reasons for which one planner takes no decisions."""
+
+    def __init__(self, clock_check: ClockCheck, log: Any, metrics: Metrics) -> None:
+        self._clock_check = clock_check
+        self._log, self._metrics = log, metrics
+        self._problems: dict[str, str] = {}
+        self._wait_s = FIRST_WAIT_S
+
+    @property
+    def problem(self) -> str | None:
+        """Why the planner takes no decisions, in a sentence; None if it may."""
+        return "takes no decisions: " + "; ".join(self._problems.values()) if self._problems else None
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether this replica may decide. A decision that is too large is so for every replica."""
+        return not self._problems.keys() - {SIZE_REASON}
+
+    def next_wait_s(self) -> float:
+        """Until the next attempt; each is longer than the one before."""
+        wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
+        return wait_s
+
+    async def may_decide(self, folded: Callable[[], PoolState], chain: LedgerChain) -> bool:
+        """Whether this planner knows the time, and reads all of the plan that is folded by then, unchanged.
+
+        Raises Retry.
+        """
+        await self._check_clock(folded().config.deadline_slack_s)
+        self._check_plan(folded(), chain)  # without another wait before the decision: the state changes meanwhile
+        return self.is_fit  # only an attempt shows whether a decision has become smaller
+
+    async def _check_clock(self, slack_s: float) -> None:
+        await self._clock_check.refresh(slack_s)
+        self._metrics.clock_offset.set(self._clock_check.offset_s)
+        self._note(CLOCK_REASON, clock_problem(self._clock_check, slack_s))
+
+    def _check_plan(self, pool: PoolState, chain: LedgerChain) -> None:
+        self._note(READER_VERSION_REASON, version_problem(pool))
+        self._note(PLAN_REASON, plan_problem(pool))
+        self._note(CHAIN_REASON, chain_problem(chain, pool))
+
+    def too_large(self, error: TooLarge) -> None:
+        """The decision was not stored."""
+        advice = "check max_payload of NATS, or reduce the jobs of the pool"
+        self._note(SIZE_REASON, f"its decision is too large: {error}; {advice}")
+
+    def fits(self) -> None:
+        """The decision is stored, or there was none."""
+        self._note(SIZE_REASON, None)
+
+    def _note(self, reason: str, problem: str | None) -> None:
+        known = self._problems.get(reason)
+        if problem is None:
+            self._problems.pop(reason, None)
+        else:
+            self._problems[reason] = problem
+        if (problem is None) != (known is None):
+            self._metrics.blocked.set(reason, problem is not None)
+            if problem is None:
+                self._log.info("decides again", reason=reason)
+            else:
+                self._log.error("takes no decisions", reason=reason, problem=problem)
+        if not self._problems:
+            self._wait_s = FIRST_WAIT_S

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from elasticflow.shared.errors import ReaderTooOld, Retry, TooLarge
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock
@@ -21,8 +21,7 @@ from elasticflow.shared.runtime.process.logs import BackoffLogger
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.command_queue import CommandQueue, Pending
-from elasticflow.shared.runtime.service.decider import Decider, DecideResult
-from elasticflow.shared.runtime.service.decision_guard import DecisionGuard
+from elasticflow.shared.runtime.service.decider import Decider, DecideResult, DecisionGuard
 from elasticflow.shared.runtime.service.ledger_appender import LedgerAppender
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection

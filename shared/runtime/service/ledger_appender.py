@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any, Generic
 
 from elasticflow.shared.errors import MaybeStored, WrongExpectedSequence
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.event_summary import summary
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, cast, get_args
 
 from elasticflow.shared.errors import TooLarge
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import (
     EpochBegan,
     Event,

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import id_of
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import Event
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.command_queue import Pending
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
+from elasticflow.shared.state.idempotent_replies import recipient
 from elasticflow.shared.state.policy import Policy, Reply
-from elasticflow.shared.state.reply_recipient import recipient
 from elasticflow.shared.state.tenant_view import without_other_jobs
 
 

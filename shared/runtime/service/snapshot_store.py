@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticflow.shared.errors import DamagedObject, ElasticFlowError, EpochUnusable, NotFound, UnknownStream
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages import codec, subjects
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.events import EpochBegan, SnapshotSaved
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus

@@ -10,13 +10,18 @@ Source: ElasticFlow, Algorithm 1, in continuous time and with every resize charg
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from elasticflow.shared.scheduling.admission.proposal import Proposal
+from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
+    AvailabilityProfile,
+    Schedules,
+    ScratchArrays,
+    ScratchMemory,
     copy_into,
     empty_availability_profile,
     empty_schedules,
@@ -32,11 +37,34 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     scatter_schedules,
 )
 from elasticflow.shared.scheduling.availability.plan_repair import extend_where_possible, late_jobs_first, repair_plan
-from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, ScratchMemory
 from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Integers
-from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
+from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, flat_schedules, schedule_of
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.node_ends import CapacityDrop
+from elasticflow.shared.state.nodes import CapacityDrop
+
+# --- The changes that one more promise would make to a plan --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """How one more job can be promised: the rows whose schedules change (its own last), and what stays free."""
+
+    job: SchedulableJob
+    rows: Integers
+    found: Schedules  # of these rows, in their order
+    availability: AvailabilityProfile
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the new job."""
+        return schedule_of(self.found, len(self.rows) - 1)
+
+    def moved(self, job_ids: Sequence[str]) -> dict[str, ShareSchedule]:
+        """The changed schedules of other jobs, by job, flat as in events. job_ids: of all rows of the plan."""
+        others: list[int] = self.rows[:-1].tolist()
+        schedules = flat_schedules(self.found, range(len(others)))
+        return {job_ids[row]: schedule for row, schedule in zip(others, schedules, strict=True)}
+
 
 REPAIR_FILLINGS = 1_024  # before jobs count as late
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})

@@ -7,25 +7,197 @@ same plan always has the same answer.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.filling_trials import FillingTrials, Outcomes
-from elasticflow.shared.scheduling.admission.proposal import Proposal
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
 from elasticflow.shared.scheduling.availability.availability_profile import (
+    change,
     copy_into,
     empty_availability_profile,
 )
+from elasticflow.shared.scheduling.availability.earliest_completion import earliest_ends_s
 from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     fill_one_more,
     gather_schedules,
+    overloaded,
     rows_that_differ,
     total_gpu_seconds,
 )
 from elasticflow.shared.scheduling.compiled.compile import Integers
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
+
+# --- filling trials ------------------------------------------------------------------------------------
+# Trials for one arriving job: at some deadline and with some work, can all promised jobs be filled anew with it?
+#
+# Filling in some orders is not exact: a trial with an easier job may fail where a harder one succeeds. So the trials
+# lie on fixed lattices of deadlines and of amounts of work, and each bisection starts from the same question for
+# every job. A success with more work counts for less work, and a success at a deadline counts for all later ones.
+# Therefore more time or less work never turn a success into a failure.
+
+_POINTS_PER_DOUBLING = 256
+_NUM_POINTS = 16_384
+_FIRST_WINDOW_S = 2.0**-10
+_ABOUT = 8  # points, when a precise answer is not worth its trials
+
+
+class Trial(NamedTuple):
+    """The arriving job with this work is in time at this deadline, and so are all promised jobs."""
+
+    iterations: float
+    deadline_s: float
+    num_gpus: int  # that were enough
+
+
+Outcomes = dict[tuple[int, int], Trial | None]
+"""By work and deadline on the lattices: the trial that succeeded, or None."""
+
+
+class FillingTrials:
+    """The trials for the candidate in one row of a plan. The work and the deadline in its row are those asked for.
+
+    order_on: an order of the promised jobs to begin with, by the number of GPUs. max_fillings: of one trial; 0:
+    none is made. known: outcomes for jobs that differ in work and deadline only; kept up to date.
+    """
+
+    def __init__(
+        self, plan: AdmissionPlan, row: int, order_on: Callable[[int], Integers], max_fillings: int, known: Outcomes
+    ) -> None:
+        self._plan, self._row, self._order_on, self._max_fillings = plan, row, order_on, max_fillings
+        jobs = plan.table.jobs
+        self._iterations, self._deadline_s = float(jobs.remaining_J[row]), float(jobs.deadline_J[row])
+        self._least_work = max(_index_of(self._iterations, math.ceil), 0)
+        self._known = known
+
+    @property
+    def as_asked(self) -> Trial:
+        """With the work and the deadline asked for, on all GPUs."""
+        return Trial(self._iterations, self._deadline_s, self._plan.num_gpus)
+
+    @cached_property
+    def _ends_s(self) -> tuple[float, float]:
+        """The earliest ends with the work asked for: alone, and without moving another job."""
+        return earliest_ends_s(self._plan, self._row, math.inf)
+
+    def sufficient(self) -> Trial | None:
+        """A trial that succeeds with no less work and by no later deadline than asked for."""
+        if not self._ends_s[0] <= self._deadline_s < math.inf:
+            return None
+        latest = self._latest_deadline()
+        first, trial = self._first_in_time(lambda low, high: low >= latest or high <= latest)
+        return trial if first <= latest else None
+
+    def earliest_deadline_s(self) -> float:
+        """The earliest deadline at which `sufficient` finds a trial, or the job fits without one; inf: none."""
+        return min(self._ends_s[1], self._deadline_at_s(self._first_in_time(_never)[0]))
+
+    def most_iterations(self) -> float:
+        """About the most work of a trial that succeeds by the last deadline on the lattice; 0: none."""
+        latest = self._latest_deadline()
+        if not 0 <= latest < _NUM_POINTS:
+            return 0.0
+        most = _bisected(lambda work: self._can_do(work, latest), lambda low, high: high - low <= _ABOUT)[0]
+        return _number_at(most) if most >= 0 else 0.0
+
+    def fill(self, trial: Trial) -> bool:
+        """Fill all jobs anew; on success the plan's scratch memory holds the schedules."""
+        plan, row = self._plan, self._row
+        jobs = plan.table.jobs
+        jobs.remaining_J[row], jobs.deadline_J[row] = trial.iterations, trial.deadline_s
+        position = plan.position(row)
+        fits = not overloaded(jobs, plan.order, row, position, plan.now_s, plan.num_gpus) and plan.fill_anew(
+            np.insert(self._order_on(trial.num_gpus), position, row), self._max_fillings, trial.num_gpus
+        )
+        jobs.remaining_J[row], jobs.deadline_J[row] = self._iterations, self._deadline_s
+        if fits:
+            change(plan.scratch_availability, plan.now_s, math.inf, plan.num_gpus - trial.num_gpus)
+        return fits
+
+    def _latest_deadline(self) -> int:
+        return _index_of((self._deadline_s - self._plan.now_s) / _FIRST_WINDOW_S, math.floor)
+
+    def _deadline_at_s(self, index: int) -> float:
+        return self._plan.now_s + _FIRST_WINDOW_S * _number_at(index) if index < _NUM_POINTS else math.inf
+
+    def _first_in_time(self, is_decided: Callable[[int, int], bool]) -> tuple[int, Trial | None]:
+        """The first deadline at which all promises hold, no more precise than the question needs, and its trial.
+
+        A success counts for the later deadlines of this bisection, a failure for the earlier ones. Without fillings no
+        deadline is in time.
+        """
+        if not self._max_fillings:
+            return _NUM_POINTS, None
+        least, (alone_s, around_s) = self._least_work, self._ends_s
+        done, too_much, trial = -1, _NUM_POINTS, None
+
+        def is_late(index: int) -> bool:
+            nonlocal done, too_much, trial
+            by_s = self._deadline_at_s(index)
+            if not alone_s <= by_s < around_s:
+                return by_s < around_s
+            most, more = _bisected(
+                lambda work: work <= done or (work < too_much and self._can_do(work, index)),
+                lambda low, high: low >= least or high <= least,
+            )
+            if most < least:
+                done = max(done, most)
+                return True
+            too_much, trial = min(too_much, more), self._known[most, index]
+            return False
+
+        return _bisected(is_late, is_decided)[1], trial
+
+    def _can_do(self, work: int, index: int) -> bool:
+        """Whether this point of both lattices is in time."""
+        if (work, index) not in self._known:
+            self._known[work, index] = self._succeeding(work, index)
+        return self._known[work, index] is not None
+
+    def _succeeding(self, work: int, index: int) -> Trial | None:
+        iterations, by_s = _number_at(work), self._deadline_at_s(index)
+        self._plan.table.jobs.remaining_J[self._row] = iterations
+        alone_s, around_s = earliest_ends_s(self._plan, self._row, by_s)
+        self._plan.table.jobs.remaining_J[self._row] = self._iterations
+        if not alone_s <= by_s < around_s:
+            return Trial(iterations, by_s, self._plan.num_gpus) if by_s >= around_s else None
+        trials = (Trial(iterations, by_s, num_gpus) for num_gpus in self._usable_gpus())
+        return next((trial for trial in trials if self.fill(trial)), None)
+
+    def _usable_gpus(self) -> list[int]:
+        """As many GPUs as the schedules hold at most, then powers of two beyond that: a larger pool offers at least the
+        same trials.
+        """
+        first, last = self._plan.num_needed, self._plan.num_gpus
+        powers = (2**power for power in range(first.bit_length(), last.bit_length()))
+        return [num_gpus for num_gpus in (first, *powers) if 0 < num_gpus <= last] if self._max_fillings else []
+
+
+def _never(low: int, high: int) -> bool:
+    return False
+
+
+def _number_at(index: int) -> float:
+    return 2.0 ** (index / _POINTS_PER_DOUBLING)
+
+
+def _index_of(number: float, rounded: Callable[[float], int]) -> int:
+    if not 0.0 < number < math.inf:
+        return _NUM_POINTS if number > 0.0 else -1
+    return min(max(rounded(_POINTS_PER_DOUBLING * math.log2(number)), -1), _NUM_POINTS)
+
+
+def _bisected(is_below: Callable[[int], bool], is_decided: Callable[[int, int], bool]) -> tuple[int, int]:
+    """Two successive points of a lattice, the last one below and the first one not below; wider if that decides."""
+    low, high = -1, _NUM_POINTS
+    while high - low > 1 and not is_decided(low, high):
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low, high
+
 
 MANY_JOBS = 512  # no trial is made beside more
 MAX_JOBS_TO_REPLAN = 256  # promised jobs that are filled anew although the arriving job fits around them

@@ -5,22 +5,204 @@ Source: ElasticFlow, Algorithm 2, in continuous time: a step up must also pay fo
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
 from types import MappingProxyType
 
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.allocation.marginal_return import (
-    allocate_by_marginal_return,
-    bring_changes_forward,
-    keep_unsaved_work,
-    start_waiting_jobs,
+from elasticflow.shared.scheduling.availability.availability_profile import (
+    MAX_SEGMENTS,
+    AvailabilityProfile,
+    Schedules,
+    ScratchArrays,
+    Segments,
+    change,
+    copy_into,
+    fewest_free,
+    release,
+    reserve,
 )
-from elasticflow.shared.scheduling.availability.availability_profile import Schedules, change
-from elasticflow.shared.scheduling.availability.fill_many_jobs import fill_or_report_late
-from elasticflow.shared.scheduling.compiled.compile import Floats, Integers
+from elasticflow.shared.scheduling.availability.fill_many_jobs import fill_or_report_late, write_segments
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, gpu_seconds
+from elasticflow.shared.scheduling.compiled.compile import Flags, Floats, Integers, compiled
+from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState, spec_of
+
+# --- marginal return -----------------------------------------------------------------------------------
+# Marginal return: GPUs that no promise holds now go to waiting jobs, then to the steps up that save the most GPU-
+# seconds.
+#
+# Compiled loops over arrays. changed_J: set for each row whose schedule changes. Axes: J = jobs; K = some jobs in
+# order. Source: ElasticFlow, Algorithm 2.
+
+
+@compiled
+def keep_unsaved_work(
+    availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, jobs_K: Integers, work: ScratchArrays
+) -> None:
+    """Leave jobs that would start over on their GPUs, where that ends them sooner than any change."""
+    now_s = availability.start_B[0]
+    for job in jobs_K:
+        held = jobs.held_J[job]
+        if not jobs.starts_over_J[job] or jobs.unsaved_J[job] <= 0.0 or not 0 < held <= availability.free_B[0]:
+            continue
+        for level in range(jobs.num_levels_J[job]):
+            if jobs.levels_JL[job, level] == held:
+                count = fill(availability, jobs, job, level, np.inf, work.found, work.memory)
+                if count > 0 and work.found.start_M[0] <= now_s and work.found.num_gpus_M[0] == held:
+                    write_segments(schedules, job, work.found, count)
+                    reserve(availability, schedules, job)
+
+
+@compiled
+def start_waiting_jobs(
+    availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, jobs_K: Integers, work: ScratchArrays
+) -> None:
+    """Give each job in turn its smallest level, if that is free for long enough to be useful."""
+    now_s = availability.start_B[0]
+    for job in jobs_K:
+        if availability.free_B[0] <= 0:
+            return
+        count = fill(availability, jobs, job, 0, np.inf, work.found, work.memory)
+        if count > 0 and work.found.start_M[0] <= now_s:
+            write_segments(schedules, job, work.found, count)
+            reserve(availability, schedules, job)
+
+
+@compiled
+def bring_changes_forward(
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs_K: Integers,
+    changed_J: Flags,
+    within_s: float,
+) -> None:
+    """Apply changes now that are planned within `within_s`, where the GPUs are already free.
+
+    Jobs end slightly before their planned end; the next job need not wait for it. No job ends later.
+    """
+    now_s = availability.start_B[0]
+    for job in jobs_K:
+        starts, num_gpus = schedules.start_JM[job], schedules.num_gpus_JM[job]
+        count = schedules.count_J[job]
+        if count == 0:
+            continue
+        next_one = 0 if starts[0] > now_s else 1
+        if next_one == count or starts[next_one] > now_s + within_s:
+            continue
+        held = num_gpus[0] if next_one == 1 else 0
+        if num_gpus[next_one] < held:
+            continue  # fewer GPUs sooner would end later
+        begins_s = starts[next_one]
+        if next_one == 1 and schedules.end_JM[job, 0] < begins_s:
+            continue
+        if fewest_free(availability, now_s, begins_s) < num_gpus[next_one] - held:
+            continue
+        change(availability, now_s, begins_s, held - num_gpus[next_one])
+        changed_J[job] = True
+        starts[next_one] = now_s
+        if next_one == 1:
+            for segment in range(1, count):
+                starts[segment - 1], num_gpus[segment - 1] = starts[segment], num_gpus[segment]
+                schedules.end_JM[job, segment - 1] = schedules.end_JM[job, segment]
+            schedules.count_J[job] = count - 1
+
+
+@compiled
+def allocate_by_marginal_return(
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs: Jobs,
+    jobs_K: Integers,
+    changed_J: Flags,
+    hysteresis_s: float,
+    work: ScratchArrays,
+) -> None:
+    """Distribute the GPUs that are free now, one step at a time, to the job with the greatest marginal return.
+
+    A step that another one made stale is valued again before it is taken. Source: ElasticFlow, Algorithm 2.
+    """
+    num_jobs = len(jobs_K)
+    gains: Floats = np.empty(num_jobs, np.float64)
+    if availability.free_B[0] <= 0:
+        return
+    for index in range(num_jobs):
+        gains[index], _ = next_paying_step(availability, schedules, jobs, jobs_K[index], hysteresis_s, work.best, work)
+    while availability.free_B[0] > 0 and num_jobs > 0:
+        index = int(np.argmax(gains))
+        if gains[index] == -np.inf:
+            return
+        job = int(jobs_K[index])
+        promised_gain = float(gains[index])
+        gains[index], count = next_paying_step(availability, schedules, jobs, job, hysteresis_s, work.best, work)
+        if count >= 0 and gains[index] >= promised_gain:
+            release(availability, schedules, job)
+            write_segments(schedules, job, work.best, count)
+            changed_J[job] = True
+            reserve(availability, schedules, job)
+            gains[index], _ = next_paying_step(availability, schedules, jobs, job, hysteresis_s, work.best, work)
+
+
+@compiled
+def next_paying_step(
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs: Jobs,
+    job: int,
+    hysteresis_s: float,
+    out: Segments,
+    work: ScratchArrays,
+) -> tuple[float, int]:
+    """The next step up that pays: GPU-seconds saved for each added GPU, and its segments; (-inf, -1) if none."""
+    now_s = availability.start_B[0]
+    count = schedules.count_J[job]
+    last = jobs.num_levels_J[job] - 1
+    if count == 0:
+        return -np.inf, -1
+    share = schedules.num_gpus_JM[job, 0] if schedules.start_JM[job, 0] <= now_s else 0
+    if share >= jobs.levels_JL[job, last]:
+        return -np.inf, -1
+    if availability.size[0] + 4 * MAX_SEGMENTS > availability.start_B.shape[0]:  # no capacity to reserve the result
+        return -np.inf, -1
+    level = 0
+    while jobs.levels_JL[job, level] <= share:
+        level += 1
+    if jobs.levels_JL[job, level] - share > availability.free_B[0]:
+        return -np.inf, -1
+    highest, old_gpu_seconds = 0, 0.0
+    for segment in range(count):
+        held = schedules.num_gpus_JM[job, segment]
+        highest = max(highest, held)
+        old_gpu_seconds += held * (schedules.end_JM[job, segment] - schedules.start_JM[job, segment])
+    old_end_s = schedules.end_JM[job, count - 1]
+    without_it = work.availability
+    copy_into(without_it, availability)
+    release(without_it, schedules, job)
+    unmoved = -1
+    for candidate in range(level, last + 1):
+        if jobs.levels_JL[job, candidate] == jobs.held_J[job] and jobs.held_J[job] <= without_it.free_B[0]:
+            unmoved = candidate  # the unchanged share is compared before any resize
+    for attempt in range(-1, last + 1 - level):
+        candidate = unmoved if attempt < 0 else level + attempt
+        if candidate < 0:
+            continue
+        if jobs.levels_JL[job, candidate] > without_it.free_B[0]:
+            break
+        cap = candidate
+        while jobs.levels_JL[job, cap] < highest:
+            cap += 1
+        by_s = old_end_s if attempt < 0 else old_end_s - hysteresis_s
+        found = fill(without_it, jobs, job, cap, by_s, out, work.memory)
+        if found > 0 and out.start_M[0] <= now_s and out.num_gpus_M[0] > share:
+            gain = (old_gpu_seconds - gpu_seconds(out, found)) / (out.num_gpus_M[0] - share)
+            return gain, found
+    return -np.inf, -1
+
 
 IMMINENT_S = 0.05
 _NO_ROWS: Mapping[int, float] = MappingProxyType({})
@@ -97,3 +279,72 @@ def allocate(
 
 def _without_schedule(schedules: Schedules, rows: Integers) -> Integers:
     return rows[schedules.count_J[rows] == 0]
+
+
+# --- idle gpus -----------------------------------------------------------------------------------------
+# Why GPUs are idle: one cause for each of them, by the newest allocation and the scaling curves.
+
+
+class IdleCause(StrEnum):
+    """The first that applies, in this order.
+
+    between_placements: allocated to a job, which is not placed there yet.
+    no_demand: no job is live. flat_curve: no job gains enough from more GPUs.
+    power_of_two: the next useful number of GPUs of every job exceeds those that are idle.
+    reserve: kept for failures; without the reserve a job could use them.
+    """
+
+    BETWEEN_PLACEMENTS = "between_placements"
+    NO_DEMAND = "no_demand"
+    FLAT_CURVE = "flat_curve"
+    POWER_OF_TWO = "power_of_two"
+    RESERVE = "reserve"
+
+
+def idle_gpus(state: PoolState) -> Mapping[IdleCause, int]:
+    """The number of idle GPUs by cause; causes without any are left out. GPUs of nodes about to leave do not count."""
+    counted = (since_s_G for node_id, since_s_G in state.idle_since_s.items() if node_id not in state.draining)
+    idle = sum(since_s < CARRIES_A_JOB for since_s_G in counted for since_s in since_s_G)
+    allocated = sum(max(job.num_gpus - len(job.own_gpus), 0) for job in state.live_jobs.values()) if idle else 0
+    between = min(idle, allocated)
+    found = {IdleCause.BETWEEN_PLACEMENTS: between, **_of_unallocated(state, idle - between)}
+    return {cause: count for cause, count in found.items() if count}
+
+
+def _of_unallocated(state: PoolState, idle: int) -> Mapping[IdleCause, int]:
+    if not idle:
+        return {}
+    if not state.live_jobs:
+        return {IdleCause.NO_DEMAND: idle}
+    reserve = min(state.num_gpus - promisable_gpus(state)[0], idle)
+    least = min(_missing_to_the_next_level(state), default=inf)
+    if least == inf or least <= idle - reserve:
+        return {IdleCause.FLAT_CURVE: idle}
+    kept = reserve if least <= idle else 0
+    return {IdleCause.RESERVE: kept, IdleCause.POWER_OF_TWO: idle - kept}
+
+
+def _missing_to_the_next_level(state: PoolState) -> Iterator[int]:
+    """Of each live job that would gain from more GPUs: how many it lacks."""
+    for job in state.live_jobs.values():
+        level = _next_level(state, job)
+        if level is not None:
+            yield level - job.num_gpus
+
+
+def _next_level(state: PoolState, job: Job) -> int | None:
+    """The fewest GPUs on which a job would be faster than on its share, even beyond the pool; None if there are none.
+
+    Beyond the measured numbers of GPUs, twice as many are taken for faster unless a probe has shown otherwise.
+    """
+    spec, allowed = spec_of(job), spec_of(job).gpu_range
+    measured = state.curves.get(spec.profile_key)
+    if job.phase is Phase.PROFILING or measured is None or not measured.iterations_per_s:
+        return None if job.num_gpus else allowed.least
+    rates = measured.iterations_per_s
+    best = max((rate for level, rate in rates.items() if level <= job.num_gpus), default=0.0)
+    faster = [level for level, rate in rates.items() if level > job.num_gpus and rate > best]
+    if not faster and measured.probed_to < inf:
+        faster = [2 * max(rates)]
+    usable = [level for level in faster if level <= spec.global_batch_size and allowed.allows(level)]
+    return min(usable, default=None)

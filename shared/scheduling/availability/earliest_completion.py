@@ -12,9 +12,9 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import write_segm
 from elasticflow.shared.scheduling.availability.fill_one_job import (
     earliest_end_s,
     fill,
+    minimum_share,
     most_iterations,
 )
-from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
 from elasticflow.shared.scheduling.availability.plan_repair import trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, end_s, schedule_of
 

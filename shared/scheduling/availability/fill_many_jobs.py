@@ -8,14 +8,14 @@ import numpy as np
 from elasticflow.shared.scheduling.availability.availability_profile import (
     AvailabilityProfile,
     Schedules,
+    ScratchArrays,
+    Segments,
     copy_into,
     copy_schedule,
     reserve,
     sweep,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill
-from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
-from elasticflow.shared.scheduling.availability.scratch_arrays import ScratchArrays, Segments
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, minimum_share
 from elasticflow.shared.scheduling.compiled.compile import Flags, Integers, compiled
 
 GOLDEN_RATIO = 0.6180339887498949  # its multiples are spread evenly between 0 and 1: variety without chance

@@ -33,7 +33,7 @@ from elasticflow.shared.scheduling.availability.earliest_completion import (
 )
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, copy_rows, empty_jobs
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.demand import Demand
+from elasticflow.shared.state.pool import Demand
 
 
 def warm_up() -> None:

@@ -4,16 +4,18 @@ A type without step times of its own is predicted from a measured one, by the ra
 the batch that were not measured on a type are predicted from the type with the most measurements.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
-from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
-from elasticflow.shared.scheduling.heterogeneous.step_times import StepTimes, predicted_from
+from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes, StepTimes, predicted_from
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import GpusOfType
-from elasticflow.shared.state.gpu_types import possible_types, spec_on, type_name
+from elasticflow.shared.state.fold.owned_profiles import readable_curves
+from elasticflow.shared.state.gpu_types import possible_types, spec_on, type_name, type_of_profile
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState
 
@@ -155,3 +157,40 @@ def _num_virtual_nodes(measured: MeasuredCurve) -> int:
 def _samples(count: int, num_virtual_nodes: int, global_batch_size: int) -> int:
     """Of so many virtual nodes; they differ by one sample at most, and the larger ones count."""
     return -(-count * global_batch_size // num_virtual_nodes)
+
+
+# --- unmeasured types ----------------------------------------------------------------------------------
+# Step times on a GPU type on which no speed of a job is known, by the speeds of other profiles. Pure.
+#
+# They are shown to users. No promise, allocation or split uses them. Profiles of other owners do not count.
+
+
+def unmeasured_step_times(
+    state: PoolState, owner: str, times: JobStepTimes, recorded: str
+) -> tuple[str, StepTimes] | None:
+    """The measured type that they are predicted from, as recorded, and the times; None if no profile is known on both.
+
+    Of several measured types, the one with the most profiles on both counts.
+    """
+    found = {
+        base: ratios
+        for base, steps in times.by_type.items()
+        if any(point.measured for point in steps.points_P) and (ratios := _speed_ratios(state, owner, recorded, base))
+    }
+    if not found:
+        return None
+    base = max(found, key=lambda each: len(found[each]))
+    ratio = math.exp(fmean(map(math.log, found[base])))
+    return base, predicted_from(times.by_type[base], type_name(state, recorded), ratio)
+
+
+def _speed_ratios(state: PoolState, owner: str, recorded: str, base: str) -> list[float]:
+    """How many times as fast as on the base one GPU of this type is, by profile."""
+    known = {
+        (type_of_profile(key), key.removesuffix(f"@{type_of_profile(key)}")): curve.iterations_per_s.get(1)
+        for key, curve in readable_curves(state, owner).items()
+        if not key.endswith("]")  # a part of another curve
+    }
+    profiles = sorted(profile for gpu_type, profile in known if gpu_type == recorded)
+    rates = ((known[recorded, profile], known.get((base, profile))) for profile in profiles)
+    return [rate / base_rate for rate, base_rate in rates if rate and base_rate]

@@ -12,10 +12,9 @@ from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
     TooLittleMemory,
     split_virtual_nodes,
 )
-from elasticflow.shared.state.gpu_types import have_same_arithmetic, spec_on, submitted_spec, type_name
+from elasticflow.shared.state.gpu_types import have_same_arithmetic, placed_mix, spec_on, submitted_spec, type_name
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.measured_curve import MeasuredMix
-from elasticflow.shared.state.placed_mix import placed_mix
 from elasticflow.shared.state.pool import PoolState, spec_of
 
 Counts = Mapping[str, tuple[int, ...]]

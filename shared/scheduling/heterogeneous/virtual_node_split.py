@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
+from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes
 
 DEFAULT_LEAST_GAIN = 0.05
 _FREE = CommunicationTimes()

@@ -20,8 +20,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
 )
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
 from elasticflow.shared.scheduling.compiled.compile import Floats, Integers, compiled
-from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
 
 Schedule = tuple[ShareSegment, ...]
 """The GPUs one job holds over time: disjoint segments in order; the job ends with the last of them."""

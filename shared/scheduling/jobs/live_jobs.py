@@ -26,8 +26,7 @@ from elasticflow.shared.scheduling.jobs.job_table import (
     write_levels,
     write_schedules,
 )
-from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
     held_num_gpus,

@@ -13,7 +13,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.job import Job
-from elasticflow.shared.state.node_ends import PromisableGpus, ending_nodes, moves_of, promisable_of
+from elasticflow.shared.state.nodes import PromisableGpus, ending_nodes, moves_of, promisable_of
 from elasticflow.shared.state.pool import PoolState, QuoteReservation
 
 

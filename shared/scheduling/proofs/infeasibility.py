@@ -18,10 +18,10 @@ from elasticflow.shared.messages.rejection import (
     TooSlowAlone,
     Unproven,
 )
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import Demands, Floats, Request, demands
-from elasticflow.shared.state.node_ends import CapacityDrop
+from elasticflow.shared.state.nodes import CapacityDrop
 
 MARGIN = 1e-8  # relative: ten times the tolerance of a floating-point checker
 MAX_VARIABLES = 2_000  # of the linear program

@@ -13,9 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve, lower_hull, slope
-from elasticflow.shared.state.node_ends import CapacityDrop
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve, lower_hull, slope
+from elasticflow.shared.state.nodes import CapacityDrop
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -3,15 +3,19 @@
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
-from elasticflow.shared.state.fold.job_changes import with_replanned, without_share
+from elasticflow.shared.state.fold.job_changes import (
+    with_demand,
+    with_rejected_demand,
+    with_replanned,
+    with_usage,
+    without_share,
+)
 from elasticflow.shared.state.fold.jobs import all_stopping, ended, scheduling_event, with_job
 from elasticflow.shared.state.fold.profiles import configured_curves, with_profile
 from elasticflow.shared.state.fold.profiling_runs import with_another_attempt
-from elasticflow.shared.state.fold.usage_and_demand import with_demand, with_rejected_demand, with_usage
 from elasticflow.shared.state.gpu_types import spec_on
 from elasticflow.shared.state.job import Job, Phase, identity_of
-from elasticflow.shared.state.pool import PoolState, QuoteReservation
-from elasticflow.shared.state.usage import Usage
+from elasticflow.shared.state.pool import PoolState, QuoteReservation, Usage
 
 
 def configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:

@@ -4,13 +4,44 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticflow.shared.frozen_values import fast_replace
+from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import JobFailed, JobFinished, ProfilingFailed
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.fold.artifacts import with_artifacts_due
-from elasticflow.shared.state.fold.profiles import with_speed
+from elasticflow.shared.state.fold.profiles import with_curve, with_speed
+from elasticflow.shared.state.gpu_types import placed_mix
 from elasticflow.shared.state.job import Job, Phase, PreviousGeneration, StoppingWorkers, nodes_of
+from elasticflow.shared.state.measured_curve import MeasuredMix
 from elasticflow.shared.state.pool import PoolState, spec_of
+
+# --- The fold of what jobs have produced: which node must store it, and what is stored -----------------
+
+
+def with_artifacts_due(job: Job, node_id: str, sequence: int) -> Job:
+    """The executor of this node must store the job's model and files. No effect without a node."""
+    if not node_id:
+        return job
+    return fast_replace(job, artifacts=replace(job.artifacts, due=sequence, node_id=node_id))
+
+
+def artifacts_stored(state: PoolState, event: events.ArtifactsStored, sequence: int) -> PoolState:
+    """Only the node that must store them may say so, and once."""
+    job = state.job(event.job_id)
+    if job is None or (event.due, event.node_id) != (job.artifacts.due, job.artifacts.node_id):
+        return state
+    artifacts = replace(
+        job.artifacts,
+        due=0,
+        node_id="",
+        sequence=sequence,
+        model_iteration=event.iteration if event.model is not None else None,
+        num_bytes=event.num_bytes,
+    )
+    job = fast_replace(job, artifacts=artifacts)
+    if job.live:
+        return fast_replace(state, live_jobs=state.live_jobs.set(job.job_id, job))
+    return fast_replace(state, ended_jobs=state.ended_jobs.set(job.job_id, job))
+
 
 # How much the state keeps of ended jobs (decision record 0010). The ledger and the jobs' logs keep everything.
 MAX_ENDED_JOBS = 10_000
@@ -174,3 +205,42 @@ def state_holders(state: PoolState, job: Job) -> PreviousGeneration | None:
     if not trains or not can_be_joined:
         return None
     return PreviousGeneration(generation=job.generation, gpus=job.gpus, num_added_gpus=job.num_added_gpus)
+
+
+# --- The fold of the speeds of jobs that GPUs of other types joined ------------------------------------
+
+MAX_MIXES = 16  # of a profile on a type
+SPEED_CHANGE = 0.1  # a speed that is so much off the known one corrects it
+CORRECT_EVERY_S = 10.0  # the same mix
+
+
+def with_measured_mix(state: PoolState, job: Job, event: events.JobProgressed) -> PoolState:
+    """Keep the speed of the mix with the profile: a new one as it is, a known one half-way to the new speed."""
+    key, measured = spec_of(job).measured_key, event.iterations_per_s
+    curve = state.curves.get(key)
+    if curve is None or not measured or not job.virtual_nodes_by_rank or not _is_settled(job, event):
+        return state
+    mix = placed_mix(state, job)
+    known = next((each for each in curve.mixes if each.virtual_nodes == mix), None)
+    if known is not None:
+        is_close = abs(measured - known.iterations_per_s) <= SPEED_CHANGE * known.iterations_per_s
+        if is_close or event.at_s - known.at_s < CORRECT_EVERY_S:
+            return state
+        measured = (measured + known.iterations_per_s) / 2
+    newest = MeasuredMix(virtual_nodes=mix, iterations_per_s=measured, at_s=event.at_s)
+    others = tuple(each for each in curve.mixes if each is not known)
+    return with_curve(state, key, replace(curve, mixes=(*others, newest)[-MAX_MIXES:]))
+
+
+def _is_settled(job: Job, event: events.JobProgressed) -> bool:
+    """Whether the job trains with GPUs of other types, and its speed counts."""
+    return bool(job.num_added_gpus and job.own_gpus) and job.has_settled(event.at_s)
+
+
+def with_slower_mix(state: PoolState, job: Job, event: events.JobProgressed, sequence: int) -> PoolState:
+    """Mark a job that GPUs of other types slow down, by its curve on its own GPUs; the allocator takes them away."""
+    curve = state.curves.get(spec_of(job).profile_key)
+    alone = curve.iterations_per_s.get(len(job.own_gpus)) if curve is not None else None
+    if not alone or event.iterations_per_s is None or not _is_settled(job, event) or event.iterations_per_s >= alone:
+        return state
+    return scheduling_event(with_job(state, fast_replace(job, slower_when_mixed=True)), sequence)

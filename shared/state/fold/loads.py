@@ -5,7 +5,7 @@ from dataclasses import replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import LoadEvent
-from elasticflow.shared.messages.index_ranges import IndexSet
+from elasticflow.shared.messages.load_spec import IndexSet
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.pool import PoolState
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event
-from elasticflow.shared.state.fold.artifacts import with_artifacts_due
 from elasticflow.shared.state.fold.jobs import (
     checkpointed,
     is_intact,
     scheduling_event,
+    with_artifacts_due,
     with_job,
     with_lost_workers,
     with_waiting_workers,

@@ -10,7 +10,7 @@ from training_functions import Points
 
 from elasticflow import Scalar
 from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
+from elasticflow.services.executor.worker.elastic.device_transport import DeviceIdentity
 from elasticflow.services.executor.worker.steps import step_agreement
 
 

@@ -17,7 +17,7 @@ from benchmarks.heterogeneous.published_traces import measure_published_traces
 from benchmarks.heterogeneous.published_traces import rows as trace_rows
 from benchmarks.heterogeneous.solver import measure_solver, rows
 from benchmarks.regressions.pages import RESULTS
-from elasticflow.simulator.workload.typed_pool import typed_pool
+from elasticflow.simulator.workload.workload import typed_pool
 
 NIGHTLY = pytest.mark.nightly("it runs a benchmark of a quarter of a minute; the recorded results have the same checks")
 

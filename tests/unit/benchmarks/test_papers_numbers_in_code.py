@@ -11,7 +11,7 @@ from benchmarks.padding.preempted import rows
 from benchmarks.papers.claims import Claim
 from benchmarks.papers.claims_file import read_claims
 from benchmarks.papers.published_values import published_value
-from elasticflow.simulator.timing.mixed_types import MEASURED_MIX_EFFICIENCY
+from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 
 REPOSITORY = Path(__file__).parents[3]
 CLAIMS = [claim for figure in read_claims().figures for claim in figure.claims if claim.value is not None]

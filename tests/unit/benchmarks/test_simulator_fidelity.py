@@ -16,7 +16,7 @@ from benchmarks.simulator_fidelity.workload import (
     calibration_arrivals,
     nominal_rates,
 )
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.recorded_times import recorded_times
 from tests.support.control_ledger import JOB, ledger
 

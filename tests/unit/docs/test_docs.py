@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import elasticflow
-from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
+from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from tests.support import training_patterns
 
 ROOT = Path(__file__).parents[3]

@@ -13,18 +13,18 @@ import pytest
 from benchmarks.pipeline.cluster import CURVES
 from benchmarks.pipeline.workload import submissions
 from elasticflow.services.admission import policy
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import GenerationStarted, JobAdmitted, NodeJoined, PlanDecided, PoolConfigured
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.scheduling.admission import admission_plan, admission_pricing, filling_trials
+from elasticflow.shared.scheduling.admission import admission_plan, admission_pricing, admission_search
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state import ledger_chain
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
-from elasticflow.simulator.pipeline.timing_model import TimingModel
+from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE, read_throughputs
@@ -52,7 +52,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, calls)
 
     count(admission_plan, "fill_anew", lambda result: {"fillings": result[1]})
-    count(filling_trials.FillingTrials, "fill", lambda _: {"trials": 1})
+    count(admission_search.FillingTrials, "fill", lambda _: {"trials": 1})
     count(admission_pricing, "displaced_promises", lambda _: {"prices": 1})
     count(codec, "encode", lambda _: {"encodings": 1})
     count(ledger_chain.LedgerChain, "add", lambda _: {"folds": 1})

@@ -6,17 +6,16 @@ from typing import Any
 import pytest
 
 from elasticflow.history.event_text import event_text
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.admission.policy import decide
+from elasticflow.services.admission.quote import quote
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ProfileJob, QuoteDeadline
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.jobs.scheduler_view import profile_known
-from elasticflow.shared.state.failure_on_type import failure_on_type
-from elasticflow.shared.state.gpu_types import possible_types
+from elasticflow.shared.state.gpu_types import failure_on_type, possible_types
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import spec_of
 from tests.support.histories import NOW_S, History, spec, submit

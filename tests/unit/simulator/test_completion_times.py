@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.jobs.resize_cost import FREE
-from elasticflow.simulator.trace.completion_times import completion_numbers
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.trace.simulated_run import completion_numbers
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 from tests.support.trace_jobs import job

@@ -10,10 +10,9 @@ import pytest
 from elasticflow.shared.errors import MaybeStored, NotFound, StorageFull, Unavailable
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.faults import Faults
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink
+from elasticflow.shared.runtime.bus.memory.link import DelayedLink, Faults
 from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
-from elasticflow.simulator.pipeline.stepped_clock import SteppedClock
+from elasticflow.simulator.pipeline.simulated_process import SteppedClock
 from tests.support.shared_pool import PLAN, POOL
 
 LONG_S = 100.0

@@ -20,11 +20,15 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol
 import structlog
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.files import Unreadable, read_state, readable_state, write_state
-from elasticflow.services.executor.worker.checkpoint.part_files import PartFiles
+from elasticflow.services.executor.worker.checkpoint.files import (
+    PartFiles,
+    Unreadable,
+    read_state,
+    readable_state,
+    write_state,
+)
 from elasticflow.shared.errors import Stop
-from elasticflow.shared.runtime.process.durable_file import rename_durably
-from elasticflow.shared.runtime.process.regular_file import open_regular_file
+from elasticflow.shared.runtime.process.files import open_regular_file, rename_durably
 
 log = structlog.get_logger()
 

@@ -27,7 +27,7 @@ from elasticflow.services.executor.worker.data.streams import (
     StreamPlace,
     StreamPosition,
 )
-from elasticflow.services.executor.worker.elastic.plain_values import decode_value, encode_value
+from elasticflow.services.executor.worker.elastic.compatibility_digest import decode_value, encode_value
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 

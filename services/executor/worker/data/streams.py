@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from elasticflow.services.executor.worker.data.sample_order import Part, part_of
-from elasticflow.services.executor.worker.elastic.plain_values import decode_value, encode_value
+from elasticflow.services.executor.worker.elastic.compatibility_digest import decode_value, encode_value
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 

@@ -6,6 +6,7 @@ worse, continue. The comparison finds a node with another release of torch or an
 
 import hashlib
 import inspect
+import io
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import structlog
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.elastic.nested_tensors import TensorPlaceholder
 from elasticflow.services.executor.worker.process.compiled_models import is_compiled
 from elasticflow.services.executor.worker.process.gpu_problems import driver_version
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
@@ -102,3 +104,24 @@ def _source_of(function: TrainingFunction) -> str:
 
 def _hash(*values: Any) -> str:
     return "#" + hashlib.sha256(repr(values).encode()).hexdigest()[:12]
+
+
+# --- plain values --------------------------------------------------------------------------------------
+# Values that workers send each other, as bytes whose reader runs no code from them: those that a checkpoint may hold.
+#
+# A worker's peers are not proven to be its peers: gloo authenticates no connection.
+
+# For the whole process: permission for a time would end that of another thread.
+torch.serialization.add_safe_globals([TensorPlaceholder])
+
+
+def encode_value(value: Any) -> bytes:
+    """Numbers, texts, tensors, torch's types, and dicts, lists and tuples of them, with placeholders for tensors."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def decode_value(content: bytes) -> Any:
+    """Raises pickle.UnpicklingError for any other value."""
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -4,10 +4,12 @@ A process holds several groups at a time, since a worker switches generations wh
 one for the whole process, so these groups are not registered with torch. They only move bytes, except `all_reduce`.
 Losses of peers are in peer_loss.py.
 """
+
 # pyright: reportPrivateImportUsage=false
 # (torch.distributed documents its stores, but does not export them by the letter)
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,15 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elasticflow.services.executor.worker.elastic.device_identity import decoded, encoded, identity_of
-from elasticflow.services.executor.worker.elastic.device_transport import device_transport
-from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
-from elasticflow.services.executor.worker.elastic.peer_loss import (
-    PeerLost,
-    ThreadAbandoned,
-    raising_peer_lost,
+from elasticflow.services.executor.worker.elastic.compatibility_digest import decode_value, encode_value
+from elasticflow.services.executor.worker.elastic.device_transport import (
+    decoded,
+    device_transport,
+    encoded,
+    identity_of,
 )
-from elasticflow.services.executor.worker.elastic.plain_values import decode_value, encode_value
+from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
+from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, ThreadAbandoned, raising_peer_lost
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
 from elasticflow.services.executor.worker.elastic.transport import Transfer, Transport
 
@@ -245,3 +247,22 @@ class Group:
         if on_device:
             self._unchecked.set()
         return self._on_device if on_device else self._host
+
+
+# --- release -------------------------------------------------------------------------------------------
+# Groups and reader processes that are no longer needed are released in a thread: closing them takes time.
+
+_DELAY_S = 1.0  # until the training thread holds no reference: the last holder waits for the closing
+
+
+def release_later(*things: object) -> None:
+    """Drop references in a background thread."""
+    threading.Thread(target=_release, args=(list(things),), name="release", daemon=True).start()
+
+
+def _release(things: list[object]) -> None:
+    time.sleep(_DELAY_S)
+    for thing in things:
+        if isinstance(thing, Group):  # a traceback may still refer to it
+            thing.release()
+    things.clear()

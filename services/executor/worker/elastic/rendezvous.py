@@ -21,17 +21,15 @@ from elasticflow.services.executor.worker.elastic.compatibility_digest import (
     CompatibilityDigest,
     require_compatible,
 )
-from elasticflow.services.executor.worker.elastic.data_interface import bind_to_host
-from elasticflow.services.executor.worker.elastic.generation_secret import derived
-from elasticflow.services.executor.worker.elastic.groups import Group
+from elasticflow.services.executor.worker.elastic.groups import Group, release_later
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.elastic.release import release_later
 from elasticflow.services.executor.worker.elastic.rendezvous_store import (
     RendezvousAborted,
     RendezvousStore,
     connect_store,
     listening_store,
 )
+from elasticflow.services.executor.worker.elastic.tcp_connections import bind_to_host, derived
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening

@@ -16,11 +16,12 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from elasticflow.services.executor.worker.elastic.generation_secret import opened, sealed
 from elasticflow.services.executor.worker.elastic.tcp_connections import (
     Connection,
     connections_to,
     limit_reply_time,
+    opened,
+    sealed,
     shut_down,
 )
 

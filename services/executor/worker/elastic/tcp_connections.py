@@ -5,6 +5,7 @@ duplicate of the descriptor, after a check that it is still the same socket.
 """
 
 import ctypes
+import hmac
 import os
 import socket
 import stat
@@ -12,6 +13,9 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+
+import psutil
+import structlog
 
 _SO_ATTACH_FILTER = 26  # Linux
 _DROP_ALL = struct.pack("@HBBI", 0x06, 0, 0, 0)  # a socket filter: return 0 bytes of each segment
@@ -116,3 +120,81 @@ def _copied(connection: Connection) -> Iterator[socket.socket]:
         raise OSError(f"descriptor {connection.descriptor} belongs to another socket now")
     with socket.socket(fileno=number) as copy:
         yield copy
+
+
+# --- generation secret ---------------------------------------------------------------------------------
+# What workers of a generation prove to each other with its secret. Without a secret, nothing is proved.
+#
+# The secret travels from an executor to its workers only (docs/adr/0070).
+
+_SEAL_BYTES = 32
+NONCE_BYTES = 32
+
+
+class NotAuthentic(RuntimeError):
+    """A value in the store, or a peer, does not know the secret of the generation."""
+
+
+def derived(secret: str, purpose: str) -> str:
+    """The secret of a part of a rendezvous, so that no value of one part serves in another."""
+    return secret and _digest(secret, b"part", purpose.encode()).hex()
+
+
+def sealed(secret: str, key: str, value: bytes) -> bytes:
+    """The value of a key in the store, which anyone who reaches its port may write."""
+    return value if not secret else _digest(secret, b"value", key.encode(), value) + value
+
+
+def opened(secret: str, key: str, value: bytes) -> bytes:
+    """Raises NotAuthentic."""
+    if not secret:
+        return value
+    seal, content = value[:_SEAL_BYTES], value[_SEAL_BYTES:]
+    if not hmac.compare_digest(seal, _digest(secret, b"value", key.encode(), content)):
+        raise NotAuthentic(f"{key}: not written with the secret of this generation; has each executor the same one?")
+    return content
+
+
+def proof(secret: str, prover: int, verifier: int, nonce: bytes) -> bytes:
+    """That rank `prover` knows the secret, for the rank that chose the nonce."""
+    return _digest(secret, b"proof", f"{prover}/{verifier}".encode(), nonce)
+
+
+def _digest(secret: str, *parts: bytes) -> bytes:
+    message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return hmac.digest(bytes.fromhex(secret), message, "sha256")
+
+
+# --- The network interface by which gloo and NCCL move tensors between nodes ---------------------------
+# EF_DATA_INTERFACE of the executor names it, or NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME do. By default it is the
+# one of the advertised host, by which the bus is reached, too.
+
+log = structlog.get_logger()
+
+CHECK_NETWORK = (
+    "unless a worker was lost: set EF_DATA_INTERFACE of each executor to an interface by which nodes reach each other, "
+    "and open all TCP ports on it between nodes"
+)
+
+
+def bind_to_host(advertise_host: str) -> None:
+    """Let gloo and NCCL use the advertised network: a host's own name may resolve to its loopback.
+
+    A setting in the executor's environment takes precedence. NCCL matches prefixes of names, unless "=" precedes.
+    """
+    address = socket.gethostbyname(advertise_host)
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(known.address == address for known in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+
+
+def warn_unconnected(library: str, reason: str, advice: str = CHECK_NETWORK) -> None:
+    """After an attempt to connect all workers. library: "gloo" or "nccl"."""
+    log.warning(
+        "workers_not_connected",
+        library=library,
+        interface=os.environ.get(f"{library.upper()}_SOCKET_IFNAME", "").lstrip("="),
+        reason=reason.partition("\n")[0],
+        advice=advice,
+    )

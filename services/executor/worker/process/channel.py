@@ -37,7 +37,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     WriteLog,
 )
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
-from elasticflow.shared.runtime.process.boot_clock import boot_s
+from elasticflow.shared.runtime.process.clock import boot_s
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
 

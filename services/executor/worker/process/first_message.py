@@ -4,12 +4,12 @@ import contextlib
 import socket
 from typing import NoReturn, get_args
 
-from elasticflow.services.executor.worker.fetching.fetch_data import fetch_data
-from elasticflow.services.executor.worker.packages.install_packages import install_packages
+from elasticflow.services.executor.worker.preparation.fetch_data import fetch_data
+from elasticflow.services.executor.worker.preparation.install_packages import install_packages
 from elasticflow.services.executor.worker.process.run_worker import run_worker
 from elasticflow.services.executor.worker.tasks.run_tasks import run_tasks
+from elasticflow.shared.messages.worker_protocol.forking import FetchData, InstallPackages, ToPreparer
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
-from elasticflow.shared.messages.worker_protocol.preparing import FetchData, InstallPackages, ToPreparer
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders

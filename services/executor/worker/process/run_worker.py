@@ -1,13 +1,17 @@
 """A worker process from the fork to its exit code: channel, warm-up, training, report of an error."""
 
+import contextlib
+import ctypes
 import gc
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,9 +29,7 @@ from elasticflow.services.executor.worker.process.device import (
     warm_up,
 )
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
-from elasticflow.services.executor.worker.process.job_environment import enter_environment, without_own_secrets
-from elasticflow.services.executor.worker.process.process_title import set_process_title
-from elasticflow.services.executor.worker.process.traceback_text import folded
+from elasticflow.services.executor.worker.process.users_code import enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.steps import training_loop
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.tasks.memory_limit import job_memory_advice, limit_memory
@@ -35,6 +37,84 @@ from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Fa
 from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_VARIABLE
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
+
+# --- process title -------------------------------------------------------------------------------------
+# The title of a worker in `ps` and `top`: the name of its job, in place of the command of the fork server.
+
+_PR_SET_NAME = 15
+_ARG_START, _ARG_END = 48 - 3, 49 - 3  # fields of /proc/self/stat, counted behind the name of the process
+
+
+def set_process_title(title: str, name: str) -> None:
+    """title: shown by `ps -f`, cut to the length of the command line before. name: shown by `top`, 15 bytes of it.
+
+    Linux only; else, and where the kernel hides the addresses, no effect.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+        if 0 < start < end:
+            room = end - start
+            ctypes.memmove(start, title.encode()[: room - 1].ljust(room, b"\0"), room)
+
+
+# --- traceback text ------------------------------------------------------------------------------------
+# Tracebacks as their readers want them: frames of the engine above and between those of users' code are folded.
+
+_PACKAGE = Path(str(sys.modules["elasticflow"].__file__)).parent
+_SERVICES = Path(__file__).parents[3]
+_ENGINE_FOLDERS = (
+    *(f"{folder}{os.sep}" for folder in (_PACKAGE, _SERVICES, _SERVICES.parent / "shared")),
+    "<frozen runpy>",  # which starts scripts
+)
+_FRAME = re.compile(r'( *)File "(.*)", line \d+')
+
+
+def folded(text: str) -> str:
+    """The text of a traceback, in which several frames of the engine in a row are one line."""
+    return "".join(_folded(text.splitlines(keepends=True)))
+
+
+def _folded(lines: list[str]) -> Iterator[str]:
+    for indent, entries in groupby(_entries(lines), key=_engine_indent):
+        group = list(entries)
+        if indent is None or len(group) < 2:
+            yield from (line for entry in group for line in entry)
+        else:
+            yield f"{indent}… {len(group)} frames of elasticflow (eflow explain --traceback shows them)\n"
+
+
+def _entries(lines: list[str]) -> Iterator[list[str]]:
+    """Each frame with its source lines; each other line alone."""
+    entry: list[str] = []
+    for line in lines:
+        belongs = bool(entry) and line.startswith(_indent(entry[0]) + "  ") and not _FRAME.match(line)
+        if belongs:
+            entry.append(line)
+            continue
+        if entry:
+            yield entry
+            entry = []
+        if _FRAME.match(line):
+            entry = [line]
+        else:
+            yield [line]
+    if entry:
+        yield entry
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" "))]
+
+
+def _engine_indent(entry: list[str]) -> str | None:
+    """Of a frame of the engine; None for anything else."""
+    frame = _FRAME.match(entry[0])
+    return frame[1] if frame is not None and frame[2].startswith(_ENGINE_FOLDERS) else None
+
 
 _MAX_TEXT = 16_000  # characters of an error or traceback that are sent; the log has all of it
 _MAX_NOTES = 2_000  # after those of the error

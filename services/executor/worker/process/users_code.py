@@ -1,12 +1,20 @@
 """What is the user's code: modules that are none of Python, of an installed library or of this project, their
-functions, and their objects."""
+functions, and their objects.
+"""
 
+import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.shared.messages.job_environment import DATA_VARIABLE, without_secrets
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 
 def is_users_module(name: str) -> bool:
@@ -35,3 +43,43 @@ def items_of(value: Any, most: int) -> Iterable[tuple[str, Any]]:
             return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
         case _:
             return []
+
+
+# --- job environment -----------------------------------------------------------------------------------
+# The environment of a job in its worker: variables, secrets, data, and the folders that it imports from.
+
+_secret_values: list[str] = []  # of this process, which serves one job
+
+
+def enter_environment(assignment: Assignment) -> Assignment:
+    """Set the job's variables, and import from its packages before those of the node. Returns the assignment without
+    its secrets. Called before users' code is imported. Raises TrainingFailed if data is not there.
+    """
+    os.environ.update(assignment.spec.environment)
+    os.environ.update(assignment.secrets)
+    for name, path in assignment.data_paths.items():
+        if not os.access(path, os.R_OK):
+            raise TrainingFailed(
+                f"its data {name}: {path} is not there on this node, or its jobs may not read it; mount it on all "
+                "nodes, and name its folder in their EF_DATA_FOLDERS if they isolate jobs"
+            )
+        os.environ[f"{DATA_VARIABLE}{name}"] = path
+    _secret_values.extend(assignment.secrets.values())
+    if assignment.packages_path:
+        sys.path.insert(0, assignment.packages_path)
+    return replace(assignment, secrets={}) if assignment.secrets else assignment
+
+
+def enter_code(assignment: Assignment) -> Assignment:
+    """Import from the job's code before all else. Returns the assignment with the folder of the training function's
+    module as code_path."""
+    folder = assignment.spec.import_folder
+    if not folder:
+        return assignment
+    sys.path.insert(0, assignment.code_path)  # of a workdir: what lies at its top
+    return replace(assignment, code_path=str(Path(assignment.code_path) / folder))
+
+
+def without_own_secrets(text: str) -> str:
+    """The text of an error, which the ledger keeps, without values of the job's secrets."""
+    return without_secrets(text, _secret_values)

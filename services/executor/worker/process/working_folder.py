@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from elasticflow.services.executor.worker.process.job_environment import enter_code
+from elasticflow.services.executor.worker.process.users_code import enter_code
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.worker_protocol.job_files import (
     ARTIFACT_FOLDER,

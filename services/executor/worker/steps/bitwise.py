@@ -6,7 +6,8 @@ finish the sum, and all calls continue with the gradient of the global batch, as
 runs once, when all calls have requested it, all with the same gradient.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from itertools import repeat
 from typing import Any
@@ -19,30 +20,66 @@ from elasticflow.services.executor.worker.process.compiled_models import CUDA_GR
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.process.device_numbers import Number
-from elasticflow.services.executor.worker.steps.additional_state import (
-    AdditionalState,
-    Snapshot,
-    further_optimizers,
-)
-from elasticflow.services.executor.worker.steps.backward_pass import (
-    dense_gradient,
-    each_written_to,
-    weighted_roots,
-)
+from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, Snapshot, further_optimizers
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients, parameters_of
 from elasticflow.services.executor.worker.steps.gradient_digest import StepDigest, gradient_digest
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, SharedGradients
-from elasticflow.services.executor.worker.steps.parameter_changes import ParameterChanges
 from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
-from elasticflow.services.executor.worker.steps.shared_sum import Tensors
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
+from elasticflow.services.executor.worker.steps.tree_reduce import SharedSum, Tensors, TensorSum
+from elasticflow.services.executor.worker.steps.undeclared_state import ParameterChanges
 from elasticflow.services.executor.worker.steps.user_code_checks import require_of_one_call
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import MakeScheduler
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 from elasticflow.services.executor.worker.steps.whole_batch import WholeBatch
 from elasticflow.shared.training_interface import offering
+
+# --- backward pass -------------------------------------------------------------------------------------
+# A backward pass of one micro-batch within the sum over all: how it begins, and what becomes of its gradients.
+
+
+@contextmanager
+def each_written_to(shared_sum: SharedSum | None, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within a backward pass: write each gradient to the sum once it is there, and send what is complete."""
+
+    def write(position: int, parameter: torch.Tensor) -> None:
+        if shared_sum is not None and parameter.grad is not None and parameter.grad.layout is torch.strided:
+            with torch.no_grad():
+                shared_sum.write(position, parameter.grad)
+            shared_sum.send_written()
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(write, position))
+        for position, parameter in enumerate(parameters if shared_sum is not None else ())
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def dense_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    if parameter.grad is None:
+        return None
+    if parameter.grad.layout is not torch.strided:
+        raise TrainingFailed(
+            "the model has sparse gradients, which the bitwise mode does not support: make them dense, or set "
+            'reproducible = "fast"'
+        )
+    return parameter.grad.detach()
+
+
+def weighted_roots(tensors: Any, grad_tensors: Any, weight: float) -> Any:
+    """Initial gradients of the backward pass, so that a mean over a part is weighted by its size."""
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or [None] * len(roots))
+    return [
+        torch.full_like(root, weight) if grad is None and root.numel() == 1 else grad if grad is None else grad * weight
+        for root, grad in zip(roots, given, strict=True)
+    ]
+
 
 _BACKWARD = "backward()"
 _STEP = "optimizer.step()"

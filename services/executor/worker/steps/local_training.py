@@ -16,12 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from elasticflow.services.executor.worker.checkpoint.model_file import write_model
+from elasticflow.services.executor.worker.checkpoint.files import write_model
 from elasticflow.services.executor.worker.process.device import MemoryExceeded
-from elasticflow.services.executor.worker.process.job_environment import enter_environment
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.process.users_code import enter_environment
 from elasticflow.services.executor.worker.process.working_folder import name_artifact_folder
-from elasticflow.services.executor.worker.steps.metric_feed import MetricFeed
+from elasticflow.services.executor.worker.steps.step_metrics import MetricFeed
 from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, training_function_of
 from elasticflow.services.executor.worker.steps.worker_setup import set_up, worker_engine

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import structlog
 import torch
 
+from elasticflow.services.executor.worker.checkpoint.files import PartFiles, part_names
 from elasticflow.services.executor.worker.checkpoint.parameter_slices import overlap, state_of
-from elasticflow.services.executor.worker.checkpoint.part_files import PartFiles, part_names
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Complete
 from elasticflow.services.executor.worker.elastic.state_transfer import broadcast_state
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer

@@ -22,8 +22,8 @@ from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState, optimizer_settings
 from elasticflow.services.executor.worker.steps.gradient_digest import COMPARE_TENSORS_EVERY
-from elasticflow.services.executor.worker.steps.summation_tree import tree_sum
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.steps.tree_exchange import tree_sum
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
 _HEAD = 10  # numbers of a worker before those of its virtual nodes

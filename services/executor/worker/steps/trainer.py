@@ -1,22 +1,102 @@
 """The training of one worker: its steps, its evaluations, and its way from generation to generation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from elasticflow.services.executor.worker.checkpoint.sharded import ShardedCheckpoints
-from elasticflow.services.executor.worker.checkpoint.store import Checkpoints
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
+from elasticflow.services.executor.worker.elastic.groups import release_later
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.elastic.release import release_later
 from elasticflow.services.executor.worker.elastic.rendezvous import RendezvousResult, RendezvousSpecification
 from elasticflow.services.executor.worker.elastic.state_transfer import StateTransfer, transfer_state
-from elasticflow.services.executor.worker.steps.evaluation import Evaluation
+from elasticflow.services.executor.worker.process.device import allowing_other_kernels
+from elasticflow.services.executor.worker.steps.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.steps.redistribution import PartLost, redistribute
-from elasticflow.services.executor.worker.steps.step_agreement import (
-    GenerationMembers,
-)
+from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.step_metrics import StepMetrics
-from elasticflow.services.executor.worker.steps.stragglers import StragglerDetector
-from elasticflow.services.executor.worker.steps.training_step import TrainingSteps
+from elasticflow.services.executor.worker.steps.training_function import TrainingFunction, in_users_code
+from elasticflow.services.executor.worker.steps.training_step import StragglerDetector, TrainingSteps
+
+# --- sharded -------------------------------------------------------------------------------------------
+# A checkpoint of a job whose workers hold parts of the optimizer's state: all write at once, rank 0 completes it.
+
+
+class ShardedCheckpoints:
+    """Of one worker. within_s: for the parts of its peers, on rank 0."""
+
+    def __init__(self, store: CheckpointStore, rank: int, num_workers: int, *, within_s: float) -> None:
+        self._store = store
+        self._rank, self._num_workers = rank, num_workers
+        self._within_s = within_s
+
+    def save(self, iteration: int, state: Mapping[str, Any]) -> Written | None:
+        """Raises Superseded, or OSError if the disk is full or the part of a peer is missing."""
+        self._store.parts.write(iteration, self._rank, state["optimizer"])
+        if self._rank > 0:
+            return None
+        parts = self._store.parts.await_all(iteration, self._num_workers, within_s=self._within_s)
+        shared = {**state, "optimizer": {"parts": [path.name for path in parts]}}
+        file, num_bytes = self._store.save(iteration, shared)
+        return Written(file, num_bytes + sum(path.stat().st_size for path in parts))
+
+
+# --- evaluation ----------------------------------------------------------------------------------------
+# The user's evaluation of the model: by rank 0 for all workers, or each virtual node's part by the worker that has
+# it.
+#
+# Each pass of the model counts as progress, because an evaluation may take longer than a job may stand still.
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Of one job's model. seed: of the job. progressed: tells that the job is not stalled."""
+
+    function: TrainingFunction
+    model: nn.Module
+    seed: int
+    progressed: Callable[[], None]
+
+    def together(self, iteration: int, members: GenerationMembers, metrics: Mapping[str, float]) -> dict[str, float]:
+        """A collective: rank 0's metrics and those of the evaluation, the same on all workers."""
+        if self.function.evaluates_in_parts:
+            return {**metrics, **self._in_parts(iteration, members)}
+        mine = {**metrics, **(self.here(iteration) if members.rank == 0 else {})}
+        members.await_all()
+        return members.from_rank_0(mine)
+
+    def here(self, iteration: int) -> dict[str, float]:
+        """In this process, without its peers."""
+        with self._in_evaluation_mode(iteration):
+            return _numbers(self.function.evaluate(self.model))
+
+    def _in_parts(self, iteration: int, members: GenerationMembers) -> dict[str, float]:
+        num_parts = members.virtual_nodes.count
+        with self._in_evaluation_mode(iteration):
+            rows = [_numbers(self.function.evaluate_part(self.model, part, num_parts)) for part in members.block]
+        members.await_all()
+        sums = members.sums(rows)
+        with in_users_code(f"in metrics_of_sums after iteration {iteration}"):
+            return _numbers(self.function.metrics_of_sums(sums))
+
+    @contextmanager
+    def _in_evaluation_mode(self, iteration: int) -> Iterator[None]:
+        self.model.eval()
+        seed_generators(seed_of(self.seed, Phase.EVALUATE, iteration=iteration))
+        passes = self.model.register_forward_hook(lambda *_: self.progressed())
+        try:
+            where = in_users_code(f"in evaluate after iteration {iteration}")
+            with where, allowing_other_kernels(), torch.no_grad():
+                yield
+        finally:
+            passes.remove()
+
+
+def _numbers(measured: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in measured.items()}
 
 
 @dataclass(kw_only=True)

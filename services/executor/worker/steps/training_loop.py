@@ -24,14 +24,16 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.process.working_folder import in_job_folder
 from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
-from elasticflow.services.executor.worker.scripts.own_rendezvous import use_own_rendezvous
-from elasticflow.services.executor.worker.scripts.script_environment import SINGLE_PROCESS_ENVIRONMENT
-from elasticflow.services.executor.worker.steps.metric_feed import MetricFeed
+from elasticflow.services.executor.worker.scripts.script_environment import (
+    SINGLE_PROCESS_ENVIRONMENT,
+    use_own_rendezvous,
+)
 from elasticflow.services.executor.worker.steps.repeatability_check import (
     needs_repeatability_check,
     run_first_step_twice,
 )
 from elasticflow.services.executor.worker.steps.speed_measurement import measure_speed
+from elasticflow.services.executor.worker.steps.step_metrics import MetricFeed
 from elasticflow.services.executor.worker.steps.trainer import Trainer
 from elasticflow.services.executor.worker.steps.worker_setup import MakeEngine, set_up, worker_engine
 from elasticflow.shared.messages.job_spec import TORCHRUN

@@ -23,7 +23,7 @@ from elasticflow.services.executor.worker.process.device import (
 from elasticflow.services.executor.worker.steps import user_code_checks
 from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling
-from elasticflow.services.executor.worker.steps.job_objects import make_job_objects
+from elasticflow.services.executor.worker.steps.job_state import make_job_objects
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import (
     TrainingFailed,
@@ -32,9 +32,8 @@ from elasticflow.services.executor.worker.steps.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
-from elasticflow.services.executor.worker.training_tasks.contribution_message import contribution_message
 from elasticflow.services.executor.worker.training_tasks.task_steps import Contribution, VirtualNodeSteps, tensors_of
-from elasticflow.services.executor.worker.training_tasks.tensor_connection import TensorConnection
+from elasticflow.services.executor.worker.training_tasks.tensor_connection import TensorConnection, contribution_message
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.training_tasks import GradientTask
 

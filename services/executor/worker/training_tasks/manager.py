@@ -18,10 +18,10 @@ from elasticflow.services.executor.worker.elastic.compatibility_digest import co
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, prepare_thread
-from elasticflow.services.executor.worker.process.job_environment import enter_code
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.process.users_code import enter_code
 from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
-from elasticflow.services.executor.worker.steps.job_objects import JobObjects
+from elasticflow.services.executor.worker.steps.job_state import JobObjects
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.training_loop import RunInNewThread, train

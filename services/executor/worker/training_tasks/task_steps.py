@@ -16,9 +16,9 @@ import torch
 from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
 from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, buffers_of
-from elasticflow.services.executor.worker.steps.shared_sum import Tensors
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
+from elasticflow.services.executor.worker.steps.tree_reduce import Tensors
 from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
 
 Metrics = Mapping[str, float]

@@ -3,12 +3,14 @@
 Many `MemoryBus` may share one broker, as processes share a server: closing one is the death of that process.
 """
 
+import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -17,6 +19,8 @@ from elasticflow.shared.errors import (
     BadSettings,
     BusClosed,
     DamagedObject,
+    LedgerBroken,
+    LedgerTruncated,
     MaybeStored,
     NoResponder,
     NotFound,
@@ -32,6 +36,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import (
     ACK_WAIT_S,
     DEFAULT_TIMEOUT_S,
+    MAX_BATCH,
     REVISION_HEADER,
     TASK_ACK_WAIT_S,
     Batches,
@@ -41,10 +46,7 @@ from elasticflow.shared.runtime.bus.contract import (
     Value,
 )
 from elasticflow.shared.runtime.bus.memory.broker import Listener, MemoryBroker
-from elasticflow.shared.runtime.bus.memory.faults import Faults, FaultSource
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, Link
-from elasticflow.shared.runtime.bus.memory.stream_follower import follow_stream
-from elasticflow.shared.runtime.bus.memory.subscription import MemorySubscription
+from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, Faults, FaultSource, Link
 from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkQueue
 from elasticflow.shared.runtime.bus.stream_configs import (
     MAX_PAYLOAD_BYTES,
@@ -54,6 +56,63 @@ from elasticflow.shared.runtime.bus.stream_configs import (
 )
 from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
+
+# --- Reading a stream of the bus in memory -------------------------------------------------------------
+
+
+async def follow_stream(
+    broker: MemoryBroker,
+    stream_name: str,
+    selection: str,
+    after_sequence: int,
+    clock: Clock,
+    link: Link,
+    check_open: Callable[[], None],
+) -> Batches:
+    """See `Bus.follow`, which reads all subjects of a ledger, and `Bus.results`, which reads a selection."""
+    stream = broker.stream(stream_name)
+    if stream_name.startswith(streams.LEDGER_PREFIX):
+        if after_sequence > stream.last_sequence:
+            raise LedgerTruncated(streams.pool_of(selection), after_sequence, stream.last_sequence)
+        if after_sequence + 1 < stream.first_sequence:
+            raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.first_sequence)
+    last = after_sequence
+    while True:
+        await asyncio.sleep(0)  # as over a network, other tasks run meanwhile
+        check_open()
+        batch = tuple(islice(stream.matching(selection, last), MAX_BATCH))
+        last = batch[-1].sequence if len(batch) == MAX_BATCH else max(last, stream.last_sequence)
+        if batch:
+            await link.delivery()
+            yield batch
+        else:
+            await stream.bell.wait(clock)
+
+
+# --- A subscription of the bus in memory ---------------------------------------------------------------
+
+
+class MemorySubscription:
+    """See `bus.Subscription`. ignore: the client takes no more messages for this listener."""
+
+    def __init__(self, listener: Listener, clock: Clock, ignore: Callable[[Listener], None]) -> None:
+        self._listener = listener
+        self._clock = clock
+        self._ignore = ignore
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._listener.messages:
+            if self._listener.closed:
+                raise StopAsyncIteration
+            await self._listener.bell.wait(self._clock)
+        return self._listener.take()
+
+    async def close(self) -> None:
+        self._ignore(self._listener)
+
 
 T = TypeVar("T")
 

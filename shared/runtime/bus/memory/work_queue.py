@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elasticflow.shared.runtime.bus.memory.faults import FaultSource
-from elasticflow.shared.runtime.bus.memory.link import Link
-from elasticflow.shared.runtime.bus.memory.stored_stream import Consumer
+from elasticflow.shared.runtime.bus.memory.broker import Consumer
+from elasticflow.shared.runtime.bus.memory.link import FaultSource, Link
 from elasticflow.shared.runtime.bus.work_queue import WorkItem
 from elasticflow.shared.runtime.process.clock import Clock
 

@@ -28,10 +28,9 @@ from elasticflow.shared.runtime.bus.nats import (
     direct_reader,
     jetstream_api,
     object_store,
-    old_objects,
-    padding_streams,
     pool_check,
     stream_follower,
+    work_queue,
 )
 from elasticflow.shared.runtime.bus.nats.connection import Connection, OnState
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox
@@ -172,7 +171,7 @@ class NatsBus(Bus):
         return await NatsWorkQueue.open(self._connection, streams.submit_stream(pool), consumer_name, ack_wait_s)
 
     async def tasks(self, pool: str, load_id: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
-        return await padding_streams.open_tasks(self._connection, pool, load_id, ack_wait_s)
+        return await work_queue.open_tasks(self._connection, pool, load_id, ack_wait_s)
 
     def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
         return stream_follower.follow_results(self._connection, pool, load_id, after_sequence)
@@ -181,10 +180,10 @@ class NatsBus(Bus):
         return stream_follower.follow_result_subjects(self._connection, pool, after_sequence)
 
     async def delete_results(self, pool: str, load_id: str, *, up_to: int) -> None:
-        await padding_streams.delete_results(self._connection, pool, load_id, up_to)
+        await work_queue.delete_results(self._connection, pool, load_id, up_to)
 
     async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
-        await padding_streams.delete_load(self._connection, pool, load_id, with_results=with_results)
+        await work_queue.delete_load(self._connection, pool, load_id, with_results=with_results)
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         await self._connection.publish(subject, data, reply=reply)
@@ -214,7 +213,7 @@ class NatsBus(Bus):
         return await object_store.get(self._connection, bucket, name, max_bytes)
 
     async def delete_old_objects(self, bucket: str, *, before_s: float, is_needed: Callable[[str], bool]) -> int:
-        return await old_objects.delete(self._connection, bucket, before_s, is_needed)
+        return await object_store.delete(self._connection, bucket, before_s, is_needed)
 
     async def get_value(self, bucket: str, key: str) -> Value | None:
         read = jetstream_api.message_in_replica if streams.is_read_by_subject(bucket) else jetstream_api.last_message

@@ -8,6 +8,7 @@ long given up; readers are woken on reconnection; cancellations are not swallowe
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -20,14 +21,44 @@ from elasticflow.shared.errors import (
     BadSettings,
     BusClosed,
     NoResponder,
+    NotPermitted,
     RequestTimeout,
     TooLarge,
     Unavailable,
 )
 from elasticflow.shared.runtime.bus.nats.client import check_url, connect_client, masked
-from elasticflow.shared.runtime.bus.nats.refusals import Refusals
 from elasticflow.shared.runtime.bus.nats.replies import Answers, ConnectionBroke, ReplyInbox, status_of
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
+
+# --- refusals ------------------------------------------------------------------------------------------
+# What the server does not permit to a connection. It says so in an error that belongs to no request.
+
+# Of the server's error; nats-py makes all letters small.
+_REFUSED = re.compile(r'(?P<verb>publish|subscription) to "(?P<subject>[^"]+)"')
+
+
+class Refusals:
+    """url: without secrets."""
+
+    def __init__(self, url: str, answers: Answers) -> None:
+        self._url, self._answers = url, answers
+        self._subscriptions = set[str]()
+
+    def note(self, error: str) -> None:
+        """Requests to the subject fail at once, without their timeout."""
+        refused = _REFUSED.search(error)
+        if refused is None:
+            return
+        if refused["verb"] == "publish":
+            self._answers.refuse(refused["subject"], lambda subject: NotPermitted(self._url, subject))
+        else:
+            self._subscriptions.add(refused["subject"])
+
+    def check_subscription(self, subject: str) -> None:
+        """After a flush: raises NotPermitted if the server has refused the subscription."""
+        if subject.lower() in self._subscriptions:
+            raise NotPermitted(self._url, subject)
+
 
 Result = TypeVar("Result")
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"

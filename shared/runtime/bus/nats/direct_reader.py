@@ -20,8 +20,8 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
 from elasticflow.shared.runtime.bus.nats import jetstream_api, stream_follower
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.ledger_position import LedgerPosition
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox, status_of
+from elasticflow.shared.runtime.bus.nats.stream_follower import LedgerPosition
 
 _POLL_S = 0.5  # without news; a message on the ledger's subjects wakes the reader before
 _FIRST_WAIT_S = 0.002  # such a message arrives before it is stored

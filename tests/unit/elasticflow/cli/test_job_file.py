@@ -8,8 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
-from elasticflow.cli.job_file import JobFile, Option, read_job_file
-from elasticflow.cli.job_file_command import options_of
+from elasticflow.cli.job_file import JobFile, Option, options_of, read_job_file
 from elasticflow.cli.option_values import parse_setting, parse_sweep, setting_word, sweep_word
 from elasticflow.errors import BadJobFile
 from elasticflow.shared.runtime.process.terminal import console

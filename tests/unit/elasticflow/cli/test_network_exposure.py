@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.cli import network_exposure, ui
-from elasticflow.cli.network_exposure import exposure_warning
+from elasticflow.cli import ui
+from elasticflow.cli.ui import exposure_warning
 from elasticflow.web import server
 from tests.support.page_ledger import page_history, write_export
 
@@ -17,7 +17,7 @@ EVERYWHERE = "0.0.0.0"
 def container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file that a container has; absent."""
     file = tmp_path / "containerenv"
-    monkeypatch.setattr(network_exposure, "CONTAINER_FILES", (str(file),))
+    monkeypatch.setattr(ui, "CONTAINER_FILES", (str(file),))
     return file
 
 

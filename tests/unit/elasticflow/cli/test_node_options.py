@@ -7,9 +7,9 @@ import pytest
 import typer
 from rich.console import Console
 
-from elasticflow.cli.jobs_and_nodes import nodes_table
+from elasticflow.cli.listings import nodes_table
 from elasticflow.cli.option_values import end_of
-from elasticflow.history.event_cause import cause_in_words
+from elasticflow.history.job_history import cause_in_words
 from elasticflow.history.pool_views import node_views
 from elasticflow.shared.messages import events
 from tests.support.histories import NOW_S, pool

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from elasticflow.cli.progress import progress_bar, with_progress
+from elasticflow.cli.terminal_output import progress_bar, with_progress
 
 
 class Terminal(io.StringIO):

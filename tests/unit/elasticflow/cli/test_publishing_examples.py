@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
@@ -21,7 +22,6 @@ from elasticflow.shared.messages.commands import (
     SetGpuLimits,
     SubmitJob,
 )
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import JobRejected
 
 PAGE = (Path(__file__).parents[4] / "docs" / "how-to" / "publish-messages.md").read_text()

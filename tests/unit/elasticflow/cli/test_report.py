@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
-from elasticflow.cli.prices import prices_of
+from elasticflow.cli.report import prices_of
 from tests.support.histories import NOW_S
 from tests.support.page_ledger import page_history, write_export
 

@@ -11,8 +11,8 @@ import typer
 
 from elasticflow.cli.map_function import InputLines
 from elasticflow.cli.option_values import size_of
-from elasticflow.cli.result_output import ResultOutput
-from elasticflow.client.result_values import pickled_value_of
+from elasticflow.cli.results import ResultOutput
+from elasticflow.client.load_results import pickled_value_of
 from elasticflow.errors import BadInputLine, NotLoadable, NotPrintable, TaskError
 from elasticflow.sdk.submission import load_function
 from elasticflow.shared.messages.padding_tasks import TaskResult

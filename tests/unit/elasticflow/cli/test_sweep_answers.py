@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from elasticflow.cli import sweep
-from elasticflow.cli.sweep import ended_within, submit_sweep
-from elasticflow.cli.sweep_output import Answer, Member, all_good, answers_as_json, show_answers
+from elasticflow.cli.sweep import Answer, Member, all_good, answers_as_json, ended_within, show_answers, submit_sweep
 from elasticflow.errors import NotEnded, Undecided
 from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.client.archives import archive_name, archived_records
+from elasticflow.client.ledger import archive_name, archived_records
 from elasticflow.errors import ArchiveChanged, ArchiveMissing
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord

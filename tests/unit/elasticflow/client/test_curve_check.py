@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.client.curve_check import curve_problems
+from elasticflow.client.doctor import curve_problems
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.pool import PoolState
 

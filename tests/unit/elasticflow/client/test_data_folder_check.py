@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.client.data_folder_check import data_folder_problems
-from elasticflow.shared.runtime.process.data_folder import FILE_NAME, data_folder_name
+from elasticflow.client.doctor import data_folder_problems
+from elasticflow.services.executor.node_record import FILE_NAME, data_folder_name
 from tests.support.histories import History
 from tests.support.worker_events import joined
 

@@ -14,8 +14,7 @@ from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.errors import LoadInUse, LoadNotOpened, LoadWasCancelled, Undecided
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.shared.errors import ElasticFlowError, Unavailable
-from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.events import LoadSealed, SealRejected
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import ResultBatch, TaskResult, encode_results

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from elasticflow.client.replies import CausedEvent, follow_replies
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import AmendRejected, JobAmended
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 

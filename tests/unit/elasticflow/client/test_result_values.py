@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.client.result_values import delete_result_files, value_of
+from elasticflow.client.load_results import delete_result_files, value_of
 from elasticflow.errors import ResultFileUnusable, TaskError
 from elasticflow.shared.messages.padding_tasks import TaskResult
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from elasticflow.client.workers_check import workers_problems
+from elasticflow.client.doctor import workers_problems
 from elasticflow.shared.messages.events import NodeLost
 from tests.support.histories import NOW_S, History
 from tests.support.worker_events import joined

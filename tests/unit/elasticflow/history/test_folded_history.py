@@ -1,7 +1,7 @@
 """The generations of a profiling run are one line of a history."""
 
-from elasticflow.history.folded_history import folded
 from elasticflow.history.job_history import HistoryEntry
+from elasticflow.history.stored_history import folded
 
 STEP = ("AllocationDecided", "PlacementDecided", "GenerationStarted", "ThroughputMeasured", "WorkersStopped")
 

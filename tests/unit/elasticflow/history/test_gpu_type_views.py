@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
-from elasticflow.cli.jobs_and_nodes import nodes_table, unenforced_lines
+from elasticflow.cli.listings import nodes_table, unenforced_lines
 from elasticflow.cli.watch import change_line, picture
-from elasticflow.history.event_cause import cause_in_words
 from elasticflow.history.event_text import event_text, placed_in_words
+from elasticflow.history.job_history import cause_in_words
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import job_views, node_views
 from elasticflow.history.profile_views import profile_view

@@ -6,12 +6,10 @@ import pytest
 from rich.console import RenderableType
 from rich.text import Text
 
-from elasticflow.cli.jobs_and_nodes import nodes_table
-from elasticflow.cli.loads import loads_table, starving_lines
+from elasticflow.cli.listings import loads_table, nodes_table, starving_lines
 from elasticflow.cli.watch import load_changes, picture
 from elasticflow.history.job_history import job_history
-from elasticflow.history.load_views import load_views
-from elasticflow.history.pool_views import node_views
+from elasticflow.history.pool_views import load_views, node_views
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.process.terminal import console

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from elasticflow.cli.jobs_and_nodes import lost_word, nodes_table, risk_lines, silence_lines
+from elasticflow.cli.listings import lost_word, nodes_table, risk_lines, silence_lines
 from elasticflow.cli.watch import changes
 from elasticflow.history.event_text import event_text
 from elasticflow.history.formatting import shortened

@@ -20,7 +20,7 @@ from elasticflow.history.stored_history import (
     kept_bytes,
 )
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.codec import Undecodable
 from tests.support.histories import NOW_S
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from elasticflow.cli.profile_output import show_types
-from elasticflow.history.type_views import SplitView, TypesView, types_view
+from elasticflow.cli.profile import show_types
+from elasticflow.history.profile_views import SplitView, TypesView, types_view
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig

@@ -14,8 +14,8 @@ import pytest
 from elasticflow import ElasticJob, Scalar
 from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.sdk.job import Condition, InvalidJob
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.job_spec import JobClass, MetricCondition
 from elasticflow.shared.messages.limits import MAX_TIME_S
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import elasticflow
-from elasticflow.sdk.job_data import uri_of
+from elasticflow.sdk.job_fields import uri_of
 from tests.unit.elasticflow.sdk.test_job import Small
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from elasticflow.history.pool_views import job_views
-from elasticflow.sdk.notebook_results import JobViews, Quote
+from elasticflow.sdk.synchronous import JobViews, Quote
 from elasticflow.shared.messages.events import DeadlineQuoted, JobCancelled, JobFailed, JobRejected
 from elasticflow.shared.messages.limits import local_time
 from tests.support.histories import NOW_S

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elasticflow import LoadNotOpened, LoadWasCancelled, PackagingFailed, PaddingExecutor, TaskError
-from elasticflow.client.result_values import value_of
+from elasticflow.client.load_results import value_of
 from elasticflow.sdk import padding_executor
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
@@ -91,7 +91,7 @@ def test_futures_have_the_results(loads):
         assert list(pool.map(operator.mul, range(5), range(5), timeout=TIMEOUT_S, chunksize=2)) == [0, 1, 4, 9, 16]
     assert loads.ended.is_set(), "the load is sealed"
     (spec,) = loads.specs
-    assert (spec.task_function, spec.code_digest) == ("elasticflow.sdk.padding_calls:call", "")
+    assert (spec.task_function, spec.code_digest) == ("elasticflow.sdk.padding_code:call", "")
     assert (spec.task_s, spec.max_attempts) == (2.0, 5)
 
 

@@ -10,7 +10,7 @@ import pytest
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.errors import LoadNotOpened
-from elasticflow.sdk.padding_results import LoadResults
+from elasticflow.sdk.padding import LoadResults
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
 

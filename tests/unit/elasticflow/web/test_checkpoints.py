@@ -4,9 +4,8 @@ import pytest
 
 from benchmarks.page.ledgers import large_history
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web import checkpoints
-from elasticflow.web.checkpoints import CHECKPOINT_EVERY, MAX_CHECKPOINTS, Checkpoints
-from elasticflow.web.pool_history import PoolHistory
+from elasticflow.web import pool_history
+from elasticflow.web.pool_history import CHECKPOINT_EVERY, MAX_CHECKPOINTS, Checkpoints, PoolHistory
 from tests.support.histories import NOW_S
 from tests.support.page_ledger import recorded
 
@@ -26,7 +25,7 @@ def states() -> list[PoolState]:
 def test_a_kept_state_is_the_folded_one(
     states: list[PoolState], most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_MOST_BYTES", most_bytes)
+    monkeypatch.setattr(pool_history, "_MOST_BYTES", most_bytes)
     kept = Checkpoints()
     for state in states[1:]:
         kept.offer(state)

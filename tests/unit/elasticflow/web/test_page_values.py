@@ -10,10 +10,19 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.expectations import expected_at, sentence_at
-from elasticflow.web.page_values import MAX_JOBS, Known, feed_row, job_detail, past_update, pool_update, tenant_rows
+from elasticflow.web.page_values import (
+    MAX_JOBS,
+    Known,
+    expected_at,
+    feed_row,
+    job_detail,
+    past_update,
+    pool_update,
+    sentence_at,
+    tenant_rows,
+)
 from elasticflow.web.pool_history import FeedEntry, PoolHistory
-from elasticflow.web.streams import encoded
+from elasticflow.web.reading import encoded
 from tests.support.histories import NOW_S, gpus, pool
 from tests.support.page_ledger import HOSTILE, page_history, recorded
 from tests.support.two_types import two_types

@@ -7,10 +7,9 @@ import pytest
 from elasticflow.history.job_history import job_history
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web import checkpoints, past_states
-from elasticflow.web import reports as reports_module
-from elasticflow.web.pool_history import PoolHistory
-from elasticflow.web.reports import Report, Reports
+from elasticflow.web import pool_history, sources
+from elasticflow.web import pool_history as reports_module
+from elasticflow.web.pool_history import PoolHistory, Report, Reports
 from elasticflow.web.sources import RecordedSource
 from tests.support.histories import NOW_S, History
 from tests.support.page_ledger import page_history, recorded
@@ -91,11 +90,11 @@ def test_only_what_a_later_message_concerns_has_changed() -> None:
 
 @pytest.mark.parametrize(("every", "most"), [(1, 64), (1, 3), (5, 2), (128, 64)])
 def test_a_past_state_is_the_one_that_was_folded(monkeypatch: pytest.MonkeyPatch, every: int, most: int) -> None:
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_EVERY", every)
-    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", most)
-    monkeypatch.setattr(past_states, "_MAX_STATES", most)
-    monkeypatch.setattr(past_states, "_KEEP_EVERY", every)
-    monkeypatch.setattr(past_states, "_MAX_ENTRIES", 2 * every)
+    monkeypatch.setattr(pool_history, "CHECKPOINT_EVERY", every)
+    monkeypatch.setattr(pool_history, "MAX_CHECKPOINTS", most)
+    monkeypatch.setattr(sources, "_MAX_STATES", most)
+    monkeypatch.setattr(sources, "_KEEP_EVERY", every)
+    monkeypatch.setattr(sources, "_MAX_ENTRIES", 2 * every)
     source = RecordedSource("ledger", recorded(LEDGER))
 
     async def compare() -> None:

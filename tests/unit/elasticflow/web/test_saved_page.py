@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from elasticflow.web.expectations import sentence_at
-from elasticflow.web.page_values import past_update
+from elasticflow.web.page_values import past_update, sentence_at
 from elasticflow.web.pool_history import PoolHistory
-from elasticflow.web.saved_lanes import MAX_LANES
-from elasticflow.web.saved_page import saved_page
+from elasticflow.web.saved_page import MAX_LANES, saved_page
 from tests.support.histories import NOW_S, History
 from tests.support.page_ledger import HOSTILE, page_history, recorded
 

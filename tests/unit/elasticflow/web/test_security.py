@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse
 
-from elasticflow.web.security import CSRF_HEADER, Guard, Sessions
+from elasticflow.web.server import CSRF_HEADER, Guard, Sessions
 
 PORT = 8420
 HOST = f"127.0.0.1:{PORT}"

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
+from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import (
     AmendJob,

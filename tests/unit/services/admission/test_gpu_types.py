@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.services.admission.commands.decide_on_types import cost_on_type
-from elasticflow.services.admission.commands.submission import submission_of
 from elasticflow.services.admission.policy import POLICY, decide
 from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.services.admission.submission import submission_of
+from elasticflow.services.admission.submit import cost_on_type
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import (
     ProfileJob,
@@ -15,8 +15,8 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.persistent_map import Map
-from elasticflow.shared.state.demand import Demand
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
+from elasticflow.shared.state.pool import Demand
 from tests.support.histories import NOW_S, History, best_effort, pool, spec, submit
 from tests.support.two_types import BOTH, answer, due_in, reserve, two_types, type_of
 from tests.support.worker_events import joined

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.admission.commands.loads import MAX_LIVE_LOADS
+from elasticflow.services.admission.loads import MAX_LIVE_LOADS
 from elasticflow.services.admission.policy import POLICY, replies
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelLoad, Command, OpenLoad, SealLoad

@@ -6,8 +6,8 @@ from typing import Any, Never
 
 import pytest
 
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY, wake_at_s
+from elasticflow.services.admission.quote import quote
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.shared.messages import events
@@ -15,7 +15,7 @@ from elasticflow.shared.messages.commands import CancelJob, QuoteDeadline
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.scheduling.admission.filling_trials import FillingTrials
+from elasticflow.shared.scheduling.admission.admission_search import FillingTrials
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase
 from tests.support.histories import LINEAR, NOW_S, History, pool, spec, submit

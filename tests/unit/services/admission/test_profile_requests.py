@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from elasticflow.history.profile_views import profile_view
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.admission.policy import wake_at_s
+from elasticflow.services.admission.quote import quote
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events

@@ -1,6 +1,6 @@
 from elasticflow.services.admission.quota_rules import quota_rejection
 from elasticflow.shared.messages.pool_config import DAY_S, GpuHourBudget, TenantQuota
-from elasticflow.shared.state.usage import Usage
+from elasticflow.shared.state.pool import Usage
 
 USED = (
     Usage(at_s=0.0, gpu_seconds=3600.0),

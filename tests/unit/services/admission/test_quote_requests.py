@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from elasticflow.services.admission import quote_requests
-from elasticflow.services.admission.quote_requests import MAX_AT_ONCE, QUOTES_PER_S, QuoteRequests
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.services.admission import quote
+from elasticflow.services.admission.quote import MAX_AT_ONCE, QUOTES_PER_S, QuoteRequests
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import DeadlineQuoted, MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import MAX_INBOX, MAX_INBOX_BYTES
@@ -85,7 +84,7 @@ async def test_the_quotes_of_one_tenant_do_not_keep_another_waiting() -> None:
 
 
 async def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quote_requests, "MAX_REFUSALS_PER_S", 3)
+    monkeypatch.setattr(quote, "MAX_REFUSALS_PER_S", 3)
     asked = Asked()
     async with asked.answering():
         await asked.ask("flood", 10 * MAX_AT_ONCE)
@@ -102,7 +101,7 @@ async def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not(monkey
 
 
 async def test_requests_that_wait_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quote_requests, "MAX_WAITING_BYTES", 25)
+    monkeypatch.setattr(quote, "MAX_WAITING_BYTES", 25)
     asked = Asked()
     async with asked.answering():
         for tenant in ("a", "b", "c"):
@@ -115,7 +114,7 @@ async def test_requests_that_wait_have_a_bound_in_bytes(monkeypatch: pytest.Monk
 
 
 async def test_made_up_tenants_cost_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quote_requests, "MAX_TENANTS", 10)
+    monkeypatch.setattr(quote, "MAX_TENANTS", 10)
     asked = Asked()
     async with asked.answering():
         pass

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY
+from elasticflow.services.admission.quote import quote
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import QuoteDeadline, SubmitJob
@@ -16,7 +16,7 @@ from elasticflow.shared.messages.rejection import Overpriced
 from elasticflow.shared.scheduling.admission.admission_pricing import FEWEST_SUBMISSIONS
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.demand import Demand
+from elasticflow.shared.state.pool import Demand
 from tests.support.histories import LINEAR, NOW_S, History, pool, submit
 
 CONCAVE = {1: 1.0, 2: 1.6, 4: 2.4, 8: 3.0}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from elasticflow.services.admission.commands.submit import submit as submitted
-from elasticflow.services.admission.sessions_by_type import SessionsByType
+from elasticflow.services.admission.session import SessionsByType
+from elasticflow.services.admission.submit import submit as submitted
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.gpu_types import part_of_type
 from tests.support.histories import NOW_S, pool, submit

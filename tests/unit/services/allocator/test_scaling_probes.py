@@ -8,7 +8,7 @@ import pytest
 
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
-from elasticflow.services.allocator.scaling_probes import PROBE_S, next_probe
+from elasticflow.services.allocator.profiling import PROBE_S, next_probe
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass

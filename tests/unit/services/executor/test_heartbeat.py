@@ -9,15 +9,14 @@ import pytest
 from elasticflow.services.executor.decisions.local_events_and_actions import ContactLost, ContactRestored, NodeClaimed
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.shared.errors import WrongExpectedSequence
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import NodeReported
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_METRICS_BYTES
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Progressed
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.runtime.bus.contract import Value
-from elasticflow.shared.runtime.process.boot_clock import boot_s
-from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.runtime.process.clock import SystemClock, boot_s
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.state.pool import PoolState
 from tests.support.executor_node import ExecutorNode

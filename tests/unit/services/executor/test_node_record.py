@@ -7,7 +7,7 @@ import pytest
 
 from elasticflow.services.executor.node_record import NodeRecord
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import node_bucket

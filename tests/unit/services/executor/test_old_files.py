@@ -12,8 +12,7 @@ import pytest
 
 from elasticflow.services.executor import old_files
 from elasticflow.services.executor.old_files import OldFiles
-from elasticflow.services.executor.processes.fetched_data import data_digest
-from elasticflow.services.executor.processes.installed_packages import packages_digest
+from elasticflow.services.executor.processes.prepared_folders import data_digest, packages_digest
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
 from elasticflow.shared.persistent_map import Map

@@ -7,9 +7,9 @@ import pytest
 
 from elasticflow.services.executor.settings import ExecutorSettings, network_interfaces, num_cores, num_sockets
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.runtime.process import nvml
+from elasticflow.shared.runtime.process import local_hardware
 from elasticflow.shared.runtime.process.local_hardware import LocalGpu
-from elasticflow.shared.runtime.process.reachable_host import reachable_host
+from elasticflow.shared.runtime.process.nats_access import reachable_host
 
 LOCAL = "nats://token@127.0.0.1:4222"
 
@@ -91,14 +91,14 @@ def test_a_gpu_that_the_machine_does_not_have_is_named(
     monkeypatch: pytest.MonkeyPatch, named: str, unknown: str
 ) -> None:
     installed = tuple(LocalGpu(str(index), "H100", 80, f"GPU-{index}", index) for index in range(2))
-    monkeypatch.setattr(nvml, "installed_gpus", lambda: installed)
+    monkeypatch.setattr(local_hardware, "installed_gpus", lambda: installed)
     environment = {"CUDA_VISIBLE_DEVICES": named}
     if not unknown:
         assert ExecutorSettings.from_environment(LOCAL, environment).num_gpus > 0
         return
     with pytest.raises(BadSettings, match=f"={named}: there is no GPU {unknown} here; name some of 0, 1: see"):
         ExecutorSettings.from_environment(LOCAL, environment)
-    monkeypatch.setattr(nvml, "installed_gpus", tuple)
+    monkeypatch.setattr(local_hardware, "installed_gpus", tuple)
     assert ExecutorSettings.from_environment(LOCAL, environment).device == "cpu", "a machine without a driver"
 
 

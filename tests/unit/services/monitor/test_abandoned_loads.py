@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.monitor.abandoned_loads import ABANDONED_S, AbandonedLoads
+from elasticflow.services.monitor.load_results import ABANDONED_S, AbandonedLoads
 from elasticflow.shared.errors import Unavailable
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import CancelLoad
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.bus.load_lease import renew_load_lease
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus

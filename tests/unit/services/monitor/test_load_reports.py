@@ -3,8 +3,7 @@
 from elasticflow.services.monitor.model import ResultsCounted
 from elasticflow.services.monitor.policy import POLICY
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.index_ranges import Ranges
-from elasticflow.shared.messages.load_spec import LoadSpec
+from elasticflow.shared.messages.load_spec import LoadSpec, Ranges
 from tests.support.histories import NOW_S, pool
 
 OPENED = events.LoadOpened(

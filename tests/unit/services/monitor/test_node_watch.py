@@ -10,8 +10,7 @@ import pytest
 from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced
 from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.shared.errors import Unavailable
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import node_bucket

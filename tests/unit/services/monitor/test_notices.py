@@ -1,6 +1,6 @@
 """What the webhook tells of jobs: ends, risks and broken promises, each once for its time."""
 
-from elasticflow.services.monitor.notices import Notice, notices
+from elasticflow.services.monitor.webhook import Notice, notices
 from elasticflow.shared.messages import events
 from tests.support.histories import NOW_S, History, pool, spec
 

@@ -3,9 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from elasticflow.services.monitor.old_objects import OldObjects
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.services.monitor.service import OldObjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import EpochBegan, JobAdmitted, SnapshotSaved
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.runtime.bus import streams

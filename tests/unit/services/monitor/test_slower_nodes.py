@@ -3,7 +3,7 @@
 import structlog
 from structlog.testing import capture_logs
 
-from elasticflow.services.monitor.slower_nodes import SlowerNodes
+from elasticflow.services.monitor.node_watch import SlowerNodes
 from tests.support.worker_events import joined
 from tests.unit.shared.state.test_node_speeds import pool_with
 

@@ -7,16 +7,27 @@ import pytest
 
 from elasticflow.history.job_history import EventsInWords
 from elasticflow.history.stored_history import StoredHistory
-from elasticflow.services.monitor.new_histories import REPORTS_WAIT_S, NewHistories
-from elasticflow.services.monitor.tenant_views import AS_OF_EVERY_S, TENANT_EVERY_S, ViewWriter
+from elasticflow.services.monitor.tenant_views import (
+    AS_OF_EVERY_S,
+    REPORTS_WAIT_S,
+    TENANT_EVERY_S,
+    NewHistories,
+    ViewWriter,
+)
 from elasticflow.shared.errors import Unavailable, WrongExpectedSequence
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.tenant_view import TenantPart, tenant_parts
-from elasticflow.shared.state.view_encoding import AsOf, StoredView, WriterPosition, decode_small
+from elasticflow.shared.state.tenant_view import (
+    AsOf,
+    StoredView,
+    TenantPart,
+    WriterPosition,
+    decode_small,
+    tenant_parts,
+)
 from tests.support.histories import NOW_S, History
 from tests.unit.shared.state.test_tenant_view import shared_pool
 

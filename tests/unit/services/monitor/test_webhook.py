@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticflow.services.monitor import webhook
-from elasticflow.services.monitor.settings import MonitorSettings
+from elasticflow.services.monitor.service import MonitorSettings
 from elasticflow.services.monitor.webhook import TOLD, Webhook
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.bus import streams

@@ -1,6 +1,6 @@
 """A generation that placement decides divides its job's virtual nodes evenly."""
 
-from elasticflow.services.placement.new_generation import new_generation
+from elasticflow.services.placement.due_jobs import new_generation
 from elasticflow.services.placement.policy import POLICY
 from elasticflow.shared.messages.events import AllocationDecided, PlacedJob
 from tests.support.histories import NOW_S, gpus, pool

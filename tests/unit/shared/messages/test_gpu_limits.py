@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.services.admission.commands.quote import quote
 from elasticflow.services.admission.policy import POLICY as ADMISSION
+from elasticflow.services.admission.quote import quote
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.monitor import policy as monitor
 from elasticflow.services.placement.policy import POLICY as PLACEMENT

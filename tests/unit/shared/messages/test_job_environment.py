@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.shared.messages.codec import decode, encode, validate
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope.codec import decode, encode, validate
 from elasticflow.shared.messages.job_environment import (
     DATA_NAMES_OF_OURS,
     MAX_VARIABLES,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.log_chunk import (
     CHUNK_LENGTH,
     NUM_SLOTS,

@@ -5,8 +5,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages import codec
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided, PlanDecided
 from tests.support.histories import NOW_S, gpus
 

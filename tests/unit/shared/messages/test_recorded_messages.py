@@ -10,8 +10,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import MESSAGE_TYPES
+from elasticflow.shared.messages import codec
+from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from tests.support.recorded_bytes import contains
 
 FOLDER = Path(__file__).parent / "recorded_messages"

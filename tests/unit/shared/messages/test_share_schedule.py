@@ -3,8 +3,8 @@
 import msgpack
 import pytest
 
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages import codec
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.share_schedule import ShareSegment, segments
 from tests.support.histories import NOW_S
 

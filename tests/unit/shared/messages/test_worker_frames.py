@@ -7,15 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.job_spec import JobSpec, MetricCondition
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 from elasticflow.shared.messages.worker_protocol.forking import (
+    FetchData,
     ForkFailed,
     ForkServerReady,
     ForkWorker,
+    InstallPackages,
+    NotPrepared,
+    Prepared,
     WorkerForked,
     WorkerReaped,
 )
@@ -37,12 +41,6 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     RendezvousListening,
     Started,
     Switched,
-)
-from elasticflow.shared.messages.worker_protocol.preparing import (
-    FetchData,
-    InstallPackages,
-    NotPrepared,
-    Prepared,
 )
 from elasticflow.shared.messages.worker_protocol.task_running import (
     RunBundle,

@@ -13,18 +13,15 @@ from elasticflow.shared.scheduling.admission.admission_search import AdmissionSe
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     AvailabilityProfile,
-    empty_availability_profile,
-)
-from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
-from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill
-from elasticflow.shared.scheduling.availability.minimum_share import minimum_share
-from elasticflow.shared.scheduling.availability.plan_repair import drop_past, trim_to_remaining_work
-from elasticflow.shared.scheduling.availability.scratch_arrays import (
     ScratchMemory,
     Segments,
+    empty_availability_profile,
     empty_segments,
     new_scratch,
 )
+from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, minimum_share
+from elasticflow.shared.scheduling.availability.plan_repair import drop_past, trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import (
     JobTable,
     SchedulableJob,
@@ -32,8 +29,7 @@ from elasticflow.shared.scheduling.jobs.job_table import (
     end_s,
     gpu_seconds,
 )
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from tests.support.admission_plans import admit, fits_around, utilization
 from tests.support.exact_replay import exact_end_s
 

@@ -10,7 +10,7 @@ from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_pricing import FEWEST_SUBMISSIONS, AdmissionPricing, Submitted
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.demand import Demand
+from elasticflow.shared.state.pool import Demand
 
 DAY_S, NUM_GPUS = 86_400.0, 8
 LINEAR = ScalingCurve((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))

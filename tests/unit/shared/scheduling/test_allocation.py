@@ -8,12 +8,10 @@ import pytest
 
 from elasticflow.shared.messages.share_schedule import ShareSegment
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.allocation.allocation import IMMINENT_S, Allocation, allocate
-from elasticflow.shared.scheduling.allocation.marginal_return import bring_changes_forward
+from elasticflow.shared.scheduling.allocation.allocation import IMMINENT_S, Allocation, allocate, bring_changes_forward
 from elasticflow.shared.scheduling.availability.availability_profile import empty_availability_profile, sweep
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, end_s
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 
 LINEAR = ScalingCurve((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))
 CONCAVE = ScalingCurve((1, 2, 4, 8), (1.0, 1.5, 2.0, 2.2))

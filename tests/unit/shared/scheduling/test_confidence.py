@@ -8,8 +8,7 @@ import pytest
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.scheduling.jobs.confidence import confidence_factor
-from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
+from elasticflow.shared.scheduling.jobs.scheduler_view import confidence_factor, known_curve
 from elasticflow.shared.state.job import NO_SPEEDS, SETTLED_S, Job, SpeedStatistics
 from tests.support import histories
 from tests.support.histories import NOW_S, History, gpus, spec

@@ -3,7 +3,7 @@
 import pytest
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.scheduling.allocation.idle_gpus import IdleCause, idle_gpus
+from elasticflow.shared.scheduling.allocation.allocation import IdleCause, idle_gpus
 from tests.support.histories import NOW_S, History, pool, spec
 from tests.support.worker_events import admitted, placed, profile_requested
 

@@ -10,8 +10,7 @@ from elasticflow.shared.messages.rejection import (
     TooSlowAlone,
     Unproven,
 )
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
 from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import demands

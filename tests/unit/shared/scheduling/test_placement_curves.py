@@ -2,13 +2,13 @@
 
 import pytest
 
-from elasticflow.shared.scheduling.jobs.placement_curves import (
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.placement.placement import (
     UNMEASURED_SAVING,
     MigrationBenefit,
     PlacementCurves,
     placement_curves,
 )
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.placement.topology import CLUSTER, NODE, RACK, SOCKET
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 

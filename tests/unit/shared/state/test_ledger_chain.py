@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import read_message

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.state.node_ends import (
+from elasticflow.shared.state.nodes import (
     CapacityDrop,
     PromisableGpus,
     ending_nodes,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from elasticflow.cli.jobs_and_nodes import slower_lines
+from elasticflow.cli.listings import slower_lines
 from elasticflow.history.pool_views import node_views
 from elasticflow.shared.messages import events
-from elasticflow.shared.state.node_speeds import slower_nodes
+from elasticflow.shared.state.nodes import slower_nodes
 from tests.support.histories import NOW_S, History
 from tests.support.worker_events import admitted, joined, placed
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from elasticflow.shared.messages.envelope.codec import Undecodable
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec, MetricCondition
 from elasticflow.shared.messages.pool_config import TenantQuota

@@ -8,26 +8,24 @@ import pytest
 
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope.codec import Undecodable
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.state import view_encoding
+from elasticflow.shared.state import tenant_view
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.tenant_view import (
-    PoolPart,
-    TenantPart,
-    pool_part,
-    tenant_parts,
-    without_other_jobs,
-)
-from elasticflow.shared.state.view_encoding import (
     AsOf,
+    PoolPart,
     StoredView,
     TenantBodies,
+    TenantPart,
     WriterPosition,
     body_of_pool,
     decode_small,
     encode_small,
+    pool_part,
+    tenant_parts,
+    without_other_jobs,
 )
 from tests.support.histories import LINEAR, NOW_S, History, gpus, pool, spec
 
@@ -105,7 +103,7 @@ def test_of_too_many_ended_jobs_the_newest_are_kept(monkeypatch: pytest.MonkeyPa
         )
         for index, name in enumerate(("old", "newer", "newest"))
     }
-    monkeypatch.setattr(view_encoding, "MAX_ENDED_BYTES", 4_500)
+    monkeypatch.setattr(tenant_view, "MAX_ENDED_BYTES", 4_500)
     body = TenantBodies().body(TenantPart(ended_jobs=ended))
     assert set(StoredView(sequence=1, body=body).part(TenantPart).ended_jobs) == {"newer", "newest"}
 
@@ -119,7 +117,7 @@ def test_fields_of_a_newer_monitor_are_ignored() -> None:
 
 
 def test_an_older_monitor_may_lack_fields() -> None:
-    body = view_encoding.zlib.compress(packed({"live_jobs": {}, "added": 1}))
+    body = tenant_view.zlib.compress(packed({"live_jobs": {}, "added": 1}))
     assert StoredView(sequence=1, body=body).part(TenantPart) == TenantPart()
 
 
@@ -132,12 +130,12 @@ def test_other_bytes_are_no_view(data: bytes) -> None:
 def test_a_view_of_another_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     data = StoredView(sequence=1, body=body_of_pool(pool_part(shared_pool().state))).encode()
     assert isinstance(StoredView.decode(data).part(PoolPart), PoolPart)
-    monkeypatch.setattr(view_encoding, "VIEW_VERSION", 2)
+    monkeypatch.setattr(tenant_view, "VIEW_VERSION", 2)
     with pytest.raises(Undecodable, match="upgrade"):
         StoredView.decode(data)
 
 
-@pytest.mark.parametrize("body", [b"", b"not compressed", view_encoding.zlib.compress(packed({"nodes": 3}))])
+@pytest.mark.parametrize("body", [b"", b"not compressed", tenant_view.zlib.compress(packed({"nodes": 3}))])
 def test_a_damaged_body_is_refused(body: bytes) -> None:
     with pytest.raises(Undecodable):
         StoredView(sequence=1, body=body).part(PoolPart)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Wait
 from elasticflow.simulator.baselines.edf import (
     EarliestDeadlineFirst,

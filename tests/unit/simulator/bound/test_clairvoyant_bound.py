@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.bound import bound_program, clairvoyant_bound, feasible_alone, price_ascent
 from elasticflow.simulator.bound.feasible_demand import Demand, Grid
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE

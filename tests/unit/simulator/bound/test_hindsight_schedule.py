@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.bound import hindsight_schedule
-from elasticflow.simulator.bound.cheapest_schedule import MAX_SEGMENTS, cheapest_schedule
+from elasticflow.simulator.bound.hindsight_schedule import MAX_SEGMENTS, cheapest_schedule
 from elasticflow.simulator.verification.certificates import Held
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import Workload

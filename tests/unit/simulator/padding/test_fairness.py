@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.simulator.padding.fairness import FairnessMeter, jain_index
+from elasticflow.simulator.padding.load_simulation import FairnessMeter, jain_index
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import ThroughputMeasured
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.replay.counterfactual import run_on
-from elasticflow.simulator.replay.modelled_training import placed_rate
+from elasticflow.simulator.replay.counterfactual import placed_rate, run_on
 from elasticflow.simulator.replay.recorded_ledger import Entry
 from elasticflow.simulator.replay.retaken_decisions import other_decisions
 from elasticflow.simulator.replay.state_tables import as_object

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.commands import Command, OpenLoad, SubmitJob
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import Event, NodeJoined, PlanDecided
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord, read_export
 from elasticflow.shared.messages.load_spec import LoadSpec

@@ -9,7 +9,7 @@ from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
     split_virtual_nodes,
 )
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.timing.mixed_types import mix_throughput, single_gpu_steps, throughput_in_mix
+from elasticflow.simulator.timing.training_time import mix_throughput, single_gpu_steps, throughput_in_mix
 
 BATCH = 128
 

@@ -15,7 +15,7 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.resize_cost import FREE, ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.simulator.timing.recorded_times import fitted_to, recorded_times
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.trace.simulated_pool import spec_of

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import Progress, TrainingTime, step_s, true_rate
 
 COST = ResizeCost((1, 4), (5.0, 9.0))

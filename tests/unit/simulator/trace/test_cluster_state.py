@@ -4,8 +4,7 @@ import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.trace.cluster_state import ClusterState
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob

@@ -10,12 +10,10 @@ from elasticflow.services.admission.policy import decide
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import AmendJob
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.scheduling.jobs.resize_cost import ResizeCost
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.trace.simulated_pool import ClusterShape
-from elasticflow.simulator.verification.verification_by_type import VerificationByType
-from elasticflow.simulator.workload.typed_pool import typed_pool
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.verification.trace_verification import VerificationByType
+from elasticflow.simulator.workload.workload import TraceJob, Workload, typed_pool
 from tests.support.histories import LINEAR, NOW_S, History, submit
 from tests.support.two_types import SLOWER, due_in, two_types
 from tests.support.worker_events import joined, lost

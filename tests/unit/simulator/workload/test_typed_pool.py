@@ -1,7 +1,7 @@
 import pytest
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.workload.typed_pool import TypedPool, typed_pool
+from elasticflow.simulator.workload.workload import TypedPool, typed_pool
 
 
 def test_a_pool_keeps_the_order_of_its_types() -> None:

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.services.executor.loads.bundle_queue import PulledBundle
-from elasticflow.services.executor.loads.bundle_settlement import BundleSettlement
+from elasticflow.services.executor.loads.bundle_queue import BundleSettlement, PulledBundle
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import (

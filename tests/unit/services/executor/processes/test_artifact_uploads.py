@@ -11,10 +11,9 @@ import pytest
 from elasticflow.client.artifacts import StoredArtifacts, _copy
 from elasticflow.errors import ArtifactGone, ArtifactNotReadable
 from elasticflow.services.executor.decisions.local_events_and_actions import ArtifactsUploaded, StoreArtifacts
-from elasticflow.services.executor.processes import artifact_uploads, job_files
-from elasticflow.services.executor.processes.artifact_uploads import MAX_NAMED, ArtifactUploads
-from elasticflow.services.executor.processes.folder_owners import take_folders
-from elasticflow.services.executor.processes.job_files import open_below
+from elasticflow.services.executor.processes import artifact_uploads
+from elasticflow.services.executor.processes.artifact_uploads import MAX_NAMED, ArtifactUploads, open_below
+from elasticflow.services.executor.processes.prepared_folders import take_folders
 from elasticflow.services.executor.worker.process.working_folder import copy_inputs
 from elasticflow.shared.errors import DamagedObject, StorageFull, Unavailable
 from elasticflow.shared.messages.events import ArtifactsStored, StoredFile
@@ -155,7 +154,7 @@ async def test_a_model_file_that_no_worker_of_ours_names_is_no_model(tmp_path: P
 async def test_of_a_folder_with_very_many_files_only_some_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_files, "MAX_ENTRIES", 5)
+    monkeypatch.setattr(artifact_uploads, "MAX_ENTRIES", 5)
     folder = folder_of(tmp_path) / "artifacts"
     for number in range(20):
         (folder / f"{number:04d}").touch()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from elasticflow.services.executor.processes.bundle_outcomes import BundleOutcomes, RunnerEnded
 from elasticflow.services.executor.processes.fork_server_client import Exited
+from elasticflow.services.executor.processes.task_runner import BundleOutcomes, RunnerEnded
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
 
 ENDED = RunnerEnded(cause="preempted", exited=Exited(code=None, signal=9))

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from elasticflow.services.executor.processes.folder_owners import PLACES, forget_owners, take_folders
-from elasticflow.shared.runtime.process.job_folders import are_folders_of
+from elasticflow.services.executor.processes.prepared_folders import PLACES, forget_owners, take_folders
+from elasticflow.shared.runtime.process.folder_tree import are_folders_of
 
 
 def folders(data_dir: Path, job_id: str = "a") -> list[Path]:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.executor.processes.fork_server_client import Exited
-from elasticflow.services.executor.processes.forked_process import ForkedProcess
-from elasticflow.services.executor.processes.frame_rate import FRAMES_PER_S, MAX_AT_ONCE, FrameRate
-from elasticflow.services.executor.processes.launcher import Launcher, WorkerHandle
-from elasticflow.services.executor.processes.process_channel import ProcessChannel
+from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess, ProcessChannel
+from elasticflow.services.executor.processes.launcher import (
+    FRAMES_PER_S,
+    MAX_AT_ONCE,
+    FrameRate,
+    Launcher,
+    WorkerHandle,
+)
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment

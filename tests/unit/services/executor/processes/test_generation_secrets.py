@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
+from elasticflow.services.executor.processes.manager import GenerationSecrets
 from elasticflow.shared.errors import BadSettings
 
 

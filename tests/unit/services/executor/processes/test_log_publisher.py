@@ -7,19 +7,24 @@ from typing import Any
 
 import pytest
 
-from elasticflow.client.stored_logs import StoredLogs
+from elasticflow.client.worker_logs import StoredLogs
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId
-from elasticflow.services.executor.processes.folder_owners import take_folders
-from elasticflow.services.executor.processes.log_publisher import QUIET_TURNS, TURNS_AFTER_END, LogPublisher
-from elasticflow.services.executor.processes.log_rotation import MAX_LOG_BYTES, rotate
-from elasticflow.services.executor.processes.new_lines import MAX_BACKLOG_BYTES
+from elasticflow.services.executor.processes.job_logs import (
+    MAX_BACKLOG_BYTES,
+    MAX_LOG_BYTES,
+    QUIET_TURNS,
+    TURNS_AFTER_END,
+    LogPublisher,
+    rotate,
+)
+from elasticflow.services.executor.processes.prepared_folders import take_folders
 from elasticflow.shared.errors import MaybeStored, NotPermitted, StorageFull, Unavailable
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.log_chunk import NUM_SLOTS
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.process.file_beginning import BLOCK_BYTES
+from elasticflow.shared.runtime.process.files import BLOCK_BYTES
 from elasticflow.shared.state.job import Job
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import NOW_S, gpus, pool, spec

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from elasticflow.client.worker_logs import LogReader
-from elasticflow.services.executor.processes import log_rotation, new_lines
-from elasticflow.services.executor.processes.log_rotation import rotate, shorten_oldest
-from elasticflow.shared.runtime.process.file_beginning import BLOCK_BYTES, NoHoles
+from elasticflow.services.executor.processes import job_logs
+from elasticflow.services.executor.processes.job_logs import rotate, shorten_oldest
+from elasticflow.shared.runtime.process.files import BLOCK_BYTES, NoHoles
 from tests.support.holes import skip_without_holes
 
 MAX_BYTES = 4 * BLOCK_BYTES
@@ -27,7 +27,7 @@ def without_holes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(file: int, up_to: int) -> None:
         raise NoHoles(errno.EOPNOTSUPP, "no holes")
 
-    monkeypatch.setattr(log_rotation, "free_beginning", refused)
+    monkeypatch.setattr(job_logs, "free_beginning", refused)
 
 
 def disk_bytes(file: Path) -> int:
@@ -70,7 +70,7 @@ def test_a_reader_loses_and_repeats_no_line_while_the_file_grows_and_is_rotated(
     with writer:
         assert writer.stdin is not None
         while len(read) < num_lines and (writer.poll() is None or log.stat().st_size > offset):
-            for line in new_lines.new_lines(log, offset, max_bytes=100_000, max_lines=2_000, to_the_end=False):
+            for line in job_logs.new_lines(log, offset, max_bytes=100_000, max_lines=2_000, to_the_end=False):
                 read.append(int(line.text))
                 offset = line.up_to
             rotate(log, max_bytes=16 * BLOCK_BYTES)
@@ -86,7 +86,7 @@ def test_lines_that_are_gone_before_they_were_read_are_left_out_with_a_note(tmp_
     log = tmp_path / "g1-r0.log"
     log.write_text("".join(f"{number:07d}\n" for number in range(MAX_BYTES)))
     rotate(log, max_bytes=MAX_BYTES)
-    note, first, *_ = new_lines.new_lines(log, 8, max_bytes=8 * MAX_BYTES, max_lines=9, to_the_end=False)
+    note, first, *_ = job_logs.new_lines(log, 8, max_bytes=8 * MAX_BYTES, max_lines=9, to_the_end=False)
     assert "more than 1 lines left out" in note.text
     assert int(first.text) * 8 == note.up_to
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.services.executor.processes.log_tail import MAX_BYTES, last_lines
+from elasticflow.services.executor.processes.job_logs import MAX_TAIL_BYTES, last_lines
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
 
 
@@ -34,15 +34,15 @@ def test_lines_and_bytes_are_bounded(tmp_path: Path) -> None:
     many = "".join(f"line {number}\n" for number in range(1_000))
     shown = last_lines(written(tmp_path, many.encode())).splitlines()
     assert shown == [f"line {number}" for number in range(1_000 - MAX_LAST_LINES, 1_000)]
-    long = last_lines(written(tmp_path, b"x" * 3 * MAX_BYTES))
-    assert len(long) == MAX_BYTES
-    cut = last_lines(written(tmp_path, b"x" * MAX_BYTES + b"\nwhole\nlast\n"))
+    long = last_lines(written(tmp_path, b"x" * 3 * MAX_TAIL_BYTES))
+    assert len(long) == MAX_TAIL_BYTES
+    cut = last_lines(written(tmp_path, b"x" * MAX_TAIL_BYTES + b"\nwhole\nlast\n"))
     assert cut == "whole\nlast"
 
 
 def test_a_secret_of_which_only_the_end_is_shown_is_not_shown(tmp_path: Path) -> None:
     secret = "s" * 1_000
-    log = written(tmp_path, b"one\n" + secret.encode() + b"x" * (MAX_BYTES - 500))
+    log = written(tmp_path, b"one\n" + secret.encode() + b"x" * (MAX_TAIL_BYTES - 500))
     assert "s" not in last_lines(log, [secret])
 
 

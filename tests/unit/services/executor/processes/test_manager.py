@@ -15,12 +15,9 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
-from elasticflow.services.executor.processes.fetched_data import FetchedData
-from elasticflow.services.executor.processes.generation_secrets import GenerationSecrets
-from elasticflow.services.executor.processes.installed_packages import InstalledPackages
 from elasticflow.services.executor.processes.launcher import OnEvent
-from elasticflow.services.executor.processes.manager import WorkerManager
-from elasticflow.services.executor.processes.prepared_folders import CannotPrepare
+from elasticflow.services.executor.processes.manager import GenerationSecrets, WorkerManager
+from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, FetchedData, InstalledPackages
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch, StopAtBoundary

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.services.executor.processes.new_lines import MAX_BACKLOG_BYTES, MAX_LINE_BYTES, new_lines
+from elasticflow.services.executor.processes.job_logs import MAX_BACKLOG_BYTES, MAX_LINE_BYTES, new_lines
 from elasticflow.shared.messages.log_chunk import LogLine
 from tests.support.holes import skip_without_holes
 

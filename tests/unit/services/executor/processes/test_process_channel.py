@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticflow.services.executor.processes.process_channel import ProcessChannel
+from elasticflow.services.executor.processes.fork_server_client import ProcessChannel
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.task_running import RunBundle, RunnerReady
 

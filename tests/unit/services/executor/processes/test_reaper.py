@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticflow.services.executor.processes.reaper import cpu_s_if_stopped
+from elasticflow.services.executor.processes.fork_server_client import cpu_s_if_stopped
 
 TIMEOUT_S = 30.0
 

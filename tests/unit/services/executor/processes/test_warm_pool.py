@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.executor.processes import warm_pool
+from elasticflow.services.executor.processes import launcher
 from elasticflow.services.executor.processes.launcher import Launcher
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
@@ -39,7 +39,7 @@ class Node:
     """A launcher with two slots whose processes are fakes."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(warm_pool, "_PAUSE_S", 0.0)
+        monkeypatch.setattr(launcher, "_PAUSE_S", 0.0)
         self.processes: list[Process] = []
         monkeypatch.setattr(Launcher, "fork", self._fork)
         self.launcher = Launcher(

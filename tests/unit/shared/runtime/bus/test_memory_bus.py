@@ -9,11 +9,10 @@ import pytest
 from elasticflow.shared.errors import MaybeStored, RequestTimeout
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.subjects import tasks
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
+from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker, matches
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.faults import Faults
-from elasticflow.shared.runtime.bus.memory.stored_stream import matches
-from elasticflow.shared.runtime.service.leader_lease import Lease
+from elasticflow.shared.runtime.bus.memory.link import Faults
+from elasticflow.shared.runtime.service.replica import Lease
 from tests.support.virtual_clock import VirtualClock
 
 FACT = "ef.ledger.p.job.j"

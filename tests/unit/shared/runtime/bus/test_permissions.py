@@ -2,7 +2,7 @@
 
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.stored_stream import matches
+from elasticflow.shared.runtime.bus.memory.broker import matches
 from elasticflow.shared.runtime.bus.nats.permissions import Role, permissions
 
 POOL, JOB = "p", "a"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticflow.shared.runtime.process.certificate_times import ends_of_validity
+from elasticflow.client.doctor import ends_of_validity
 from tests.support.certificates import make_certificates
 
 

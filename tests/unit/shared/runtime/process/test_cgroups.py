@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.runtime.process.isolation import cgroups
-from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups, enter_group, open_cgroups
-from elasticflow.shared.runtime.process.isolation.limits import MAX_OPEN_FILES, MAX_PROCESSES
+from elasticflow.shared.runtime.process.isolation.cgroups import (
+    MAX_OPEN_FILES,
+    MAX_PROCESSES,
+    WorkerCgroups,
+    enter_group,
+    open_cgroups,
+)
 from tests.support.real_pool import eventually
 
 FORKS_AWAY = """
@@ -153,7 +158,7 @@ async def test_no_descendant_of_a_worker_leaves_its_group_or_outlives_it(real_gr
 
 def test_a_worker_opens_so_many_files_at_most() -> None:
     code = (
-        "import resource; from elasticflow.shared.runtime.process.isolation.limits import limit_worker;"
+        "import resource; from elasticflow.shared.runtime.process.isolation.cgroups import limit_worker;"
         "limit_worker(counts_processes=False); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

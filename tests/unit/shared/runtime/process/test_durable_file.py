@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.shared.runtime.process.durable_file import rename_durably, write_durably
+from elasticflow.shared.runtime.process.files import rename_durably, write_durably
 
 
 def test_content_and_then_the_new_name_are_synced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.codec import decode, encode, validate
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.envelope.codec import decode, encode, validate
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable, kept_key, seal
 from tests.support.histories import spec

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.services.executor.processes import worker_isolation
-from elasticflow.shared.runtime.process.isolation import system_call_filter
-from elasticflow.shared.runtime.process.isolation.system_call_filter import filter_problem, filter_system_calls
+from elasticflow.shared.runtime.process.isolation import system_calls
+from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem, filter_system_calls
 
 PROGRAM = """
 import ctypes, errno, multiprocessing, os, subprocess, sys, threading
@@ -54,7 +54,7 @@ def test_ways_into_the_kernel_are_closed_and_training_needs_none_of_them() -> No
 
 
 def test_a_machine_without_the_library_has_no_filter_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_call_filter, "_library", None)
+    monkeypatch.setattr(system_calls, "_library", None)
     filter_system_calls()
     assert not Path("/proc/self/status").exists() or "Seccomp:\t0" in Path("/proc/self/status").read_text()
     assert filter_problem() == "libseccomp.so.2 is not installed"

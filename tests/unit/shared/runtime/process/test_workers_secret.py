@@ -3,8 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from elasticflow.shared.runtime.process.private_file import keep_token, readable_by_others
-from elasticflow.shared.runtime.process.workers_secret import FILE_NAME, workers_secret_file
+from elasticflow.shared.runtime.process.files import keep_token, readable_by_others
+from elasticflow.shared.runtime.process.secret_sealing import FILE_NAME, workers_secret_file
 
 
 def test_it_is_random_private_and_made_once_by_many_at_a_time(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.service.attempts import Attempts
-from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, MAX_ATTEMPTS
+from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, MAX_ATTEMPTS, Attempts
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.invariants import violations

@@ -3,8 +3,8 @@
 import pytest
 
 from elasticflow.shared.messages.pool_config import DAY_S
-from elasticflow.shared.runtime.service import command_budgets
-from elasticflow.shared.runtime.service.command_budgets import LEAST_BYTES, CommandBudgets
+from elasticflow.shared.runtime.service import command_queue
+from elasticflow.shared.runtime.service.command_queue import LEAST_BYTES, CommandBudgets
 
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ def test_a_small_command_counts_as_its_answer_and_one_beyond_the_limit_is_never_
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_budgets, "MAX_TENANTS", 2)
+    monkeypatch.setattr(command_queue, "MAX_TENANTS", 2)
     budgets = CommandBudgets(lambda _: MIB)
     for tenant in ("a", "b", "a", "c"):
         budgets.use(tenant, MIB // 2, 0.0)

@@ -8,9 +8,8 @@ from typing import Any
 
 from elasticflow.services.admission import policy as admission
 from elasticflow.services.allocator import policy as allocator
-from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import JobAdmitted, MessageRejected, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES

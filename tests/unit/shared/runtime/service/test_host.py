@@ -11,10 +11,9 @@ import pytest
 
 from elasticflow.services.admission.policy import replies, replies_again
 from elasticflow.shared.errors import MaybeStored, ReaderTooOld, WrongExpectedSequence
-from elasticflow.shared.messages import events, subjects
+from elasticflow.shared.messages import codec, events, subjects
+from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.commands import Command
-from elasticflow.shared.messages.envelope import codec
-from elasticflow.shared.messages.envelope.codec import READER_VERSION
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, PlanEvent
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.messages.share_schedule import GpuId

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.shared.messages import subjects
-from elasticflow.shared.messages.envelope import codec
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeJoined, PlanDecided, WorkersStopped
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import event_id, read_message

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticflow.services.admission.policy import POLICY
-from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
@@ -17,7 +17,6 @@ from elasticflow.shared.messages.commands import (
     SetGpuLimits,
     id_of,
 )
-from elasticflow.shared.messages.envelope import codec
 from elasticflow.shared.messages.events import NodeJoined, PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.runtime.service.turns import Turns
+from elasticflow.shared.runtime.service.command_queue import Turns
 
 
 def tenant(item: str) -> str:
@@ -33,7 +33,7 @@ def test_a_tenant_with_one_item_at_a_time_does_not_keep_another_waiting() -> Non
 
 
 def test_a_tenant_shares_its_turns_with_those_of_a_while_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticflow.shared.runtime.service.turns.REMEMBERED", 2)
+    monkeypatch.setattr("elasticflow.shared.runtime.service.command_queue.REMEMBERED", 2)
     turns = Turns()
     assert not turns.are_shared(["a", "a"])
     assert turns.are_shared(["a", "b"])

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
 from elasticflow.shared.scheduling.heterogeneous.step_times import (
+    CommunicationTimes,
     StepTime,
     StepTimes,
     predicted_from,

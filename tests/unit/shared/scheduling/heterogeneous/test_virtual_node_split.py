@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.shared.scheduling.heterogeneous.communication_times import CommunicationTimes
+from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
     GpusOfType,
     TooLittleMemory,

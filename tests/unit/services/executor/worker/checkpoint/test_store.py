@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.sharded import ShardedCheckpoints
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded
+from elasticflow.services.executor.worker.steps.trainer import ShardedCheckpoints
 
 
 def state(iteration: int) -> dict:

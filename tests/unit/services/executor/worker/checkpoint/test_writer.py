@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.host_copies import HostCopies
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded
-from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
+from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter, HostCopies
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
 from elasticflow.shared.messages.worker_protocol.job_files import digest_of_model, iteration_of_model
-from elasticflow.shared.runtime.process.durable_file import rename_durably
+from elasticflow.shared.runtime.process.files import rename_durably
 
 
 class WorkerReported:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.data.device_copies import objects_moved, tensors_in, tensors_moved
+from elasticflow.services.executor.worker.data.read_ahead import objects_moved, tensors_in, tensors_moved
 
 ELSEWHERE = torch.device("meta")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.executor.worker.data import reader_process
+from elasticflow.services.executor.worker.data import read_ahead
 
 NUM_BYTES = 3_000_000  # more than a socket holds
 
@@ -30,7 +30,7 @@ def test_a_tensor_arrives_by_one_call() -> None:
         sending = threading.Thread(target=theirs.sendall, args=(sent,))
         sending.start()
         source: Any = Counting(ours)
-        received = reader_process._receive_bytes(source, len(sent))
+        received = read_ahead._receive_bytes(source, len(sent))
         sending.join()
     assert received == sent
     assert source.num_calls == 1
@@ -42,4 +42,4 @@ def test_an_end_in_the_middle_of_a_tensor_is_an_end() -> None:
         theirs.sendall(b"half")
         theirs.close()
         with pytest.raises(EOFError):
-            reader_process._receive_bytes(ours, 8)
+            read_ahead._receive_bytes(ours, 8)

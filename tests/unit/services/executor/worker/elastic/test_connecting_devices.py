@@ -13,10 +13,9 @@ import torch.distributed as dist
 
 from benchmarks.engine.asynchronous_transport import AsynchronousTransport
 from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
+from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport, StagedTransport
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.elastic.staged_transport import StagedTransport
 from elasticflow.services.executor.worker.elastic.transport import Transfer, Transport
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from structlog.testing import capture_logs
 
 from elasticflow.services.executor.worker.elastic import device_transport as transports
-from elasticflow.services.executor.worker.elastic.data_interface import bind_to_host
-from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
-from elasticflow.services.executor.worker.elastic.full_mesh import connect_all
+from elasticflow.services.executor.worker.elastic.device_transport import DeviceIdentity
+from elasticflow.services.executor.worker.elastic.gloo_transport import connect_all
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.elastic.tcp_connections import bind_to_host
 
 GPU = torch.device("cuda", 0)
 

@@ -16,8 +16,14 @@ import torch.distributed as dist
 from structlog.testing import capture_logs
 
 from elasticflow.services.executor.worker.elastic import device_transport as transports
-from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity, decoded, encoded, identity_of
-from elasticflow.services.executor.worker.elastic.device_transport import Route, route_between
+from elasticflow.services.executor.worker.elastic.device_transport import (
+    DeviceIdentity,
+    Route,
+    decoded,
+    encoded,
+    identity_of,
+    route_between,
+)
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousAborted
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
@@ -153,7 +159,7 @@ import sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
+from elasticflow.services.executor.worker.elastic.device_transport import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.transport import Transfer
 

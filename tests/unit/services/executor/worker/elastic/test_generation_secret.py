@@ -12,17 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elasticflow.services.executor.worker.elastic import full_mesh
-from elasticflow.services.executor.worker.elastic.full_mesh import connect_all
-from elasticflow.services.executor.worker.elastic.generation_secret import (
-    NotAuthentic,
-    derived,
-    opened,
-    proof,
-    sealed,
-)
+from elasticflow.services.executor.worker.elastic import gloo_transport
+from elasticflow.services.executor.worker.elastic.gloo_transport import connect_all
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore, listening_store
+from elasticflow.services.executor.worker.elastic.tcp_connections import NotAuthentic, derived, opened, proof, sealed
 from tests.support.hostile_peers import hostile_process, listening_ports
 
 SECRET, OTHER = "ab" * 32, "cd" * 32
@@ -104,15 +98,15 @@ def test_a_worker_with_another_secret_joins_no_group(secret: str) -> None:
 
 def test_a_worker_that_took_the_connection_of_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the addresses in the store are right: gloo takes the first connection."""
-    store, whole = dist.HashStore(), full_mesh.proof
+    store, whole = dist.HashStore(), gloo_transport.proof
 
     def without_secret(secret: str, prover: int, verifier: int, nonce: bytes) -> bytes:
         is_taken = prover == 1 and threading.current_thread().name == "hijacker"
         return whole(OTHER if is_taken else secret, prover, verifier, nonce)
 
     reasons = list[str]()
-    monkeypatch.setattr(full_mesh, "proof", without_secret)
-    monkeypatch.setattr(full_mesh, "warn_unconnected", lambda _, reason: reasons.append(reason))
+    monkeypatch.setattr(gloo_transport, "proof", without_secret)
+    monkeypatch.setattr(gloo_transport, "warn_unconnected", lambda _, reason: reasons.append(reason))
 
     def join(rank: int) -> object:
         threading.current_thread().name = "hijacker" if rank == 1 else "worker"

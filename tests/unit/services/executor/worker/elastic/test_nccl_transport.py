@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from elasticflow.services.executor.worker.elastic import groups, nccl_transport
-from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
+from elasticflow.services.executor.worker.elastic.device_transport import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.nccl_transport import NcclTransport
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from elasticflow.services.executor.worker.elastic.compatibility_digest import decode_value, encode_value
 from elasticflow.services.executor.worker.elastic.nested_tensors import TensorPlaceholder
-from elasticflow.services.executor.worker.elastic.plain_values import decode_value, encode_value
 
 PLACEHOLDER = TensorPlaceholder(3, (2, 5), torch.bfloat16, "cuda")
 

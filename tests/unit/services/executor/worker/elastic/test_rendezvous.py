@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from elasticflow.services.executor.worker.elastic.full_mesh import Mesh, connect_all
+from elasticflow.services.executor.worker.elastic.gloo_transport import Mesh, connect_all
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
 from elasticflow.services.executor.worker.elastic.rendezvous import (
@@ -194,7 +194,7 @@ def test_all_workers_retry_if_one_connects_slowly(monkeypatch: pytest.MonkeyPatc
 
         _set_default_timeout = allowed.append
 
-    monkeypatch.setattr("elasticflow.services.executor.worker.elastic.full_mesh.dist.ProcessGroupGloo", Gloo)
+    monkeypatch.setattr("elasticflow.services.executor.worker.elastic.gloo_transport.dist.ProcessGroupGloo", Gloo)
     store, never = dist.HashStore(), threading.Event()
     ended, errors = errors_in_threads(
         *(partial(connect_all, store, rank, 2, timeout_s=TIMEOUT_S, aborted=never) for rank in range(2))
@@ -219,7 +219,7 @@ def test_a_worker_does_not_begin_an_attempt_before_the_others(monkeypatch: pytes
         def _set_default_timeout(self, timeout: timedelta) -> None:
             pass
 
-    monkeypatch.setattr("elasticflow.services.executor.worker.elastic.full_mesh.dist.ProcessGroupGloo", Gloo)
+    monkeypatch.setattr("elasticflow.services.executor.worker.elastic.gloo_transport.dist.ProcessGroupGloo", Gloo)
     connect = partial(connect_all, store, size=3, timeout_s=TIMEOUT_S, aborted=never)
     ended, errors = errors_in_threads(*(partial(connect, rank) for rank in range(3)))
     ended()

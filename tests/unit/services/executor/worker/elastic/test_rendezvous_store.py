@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 import torch.distributed as dist
 
-from elasticflow.services.executor.worker.elastic.full_mesh import connect_all
+from elasticflow.services.executor.worker.elastic.gloo_transport import connect_all
 from elasticflow.services.executor.worker.elastic.rendezvous_store import (
     RendezvousAborted,
     RendezvousStore,

@@ -8,12 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.services.executor.worker.process import job_environment
-from elasticflow.services.executor.worker.process.job_environment import (
-    enter_code,
-    enter_environment,
-    without_own_secrets,
-)
+from elasticflow.services.executor.worker.process import users_code
+from elasticflow.services.executor.worker.process.users_code import enter_code, enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.process.users_module import import_users_module
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -24,7 +20,7 @@ from tests.support.histories import spec
 def restored(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    monkeypatch.setattr(job_environment, "_secret_values", [])
+    monkeypatch.setattr(users_code, "_secret_values", [])
 
 
 def assignment(code_path: str, packages_path: str = "", **of_spec) -> Assignment:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from elasticflow.services.executor.worker.process.numa_binding import bind_to_numa_node
+from elasticflow.services.executor.worker.process.device import bind_to_numa_node
 
 GPU = "0000:3b:00.0"
 

@@ -3,8 +3,7 @@
 import traceback
 from collections.abc import Callable
 
-from elasticflow.services.executor.worker.process.run_worker import _failed
-from elasticflow.services.executor.worker.process.traceback_text import folded
+from elasticflow.services.executor.worker.process.run_worker import _failed, folded
 from elasticflow.services.executor.worker.steps.training_function import in_users_code
 from elasticflow.shared.frozen_values import fast_replace
 

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.scripts.own_rendezvous import use_own_rendezvous
-from elasticflow.services.executor.worker.scripts.script_environment import SINGLE_PROCESS_ENVIRONMENT
+from elasticflow.services.executor.worker.scripts.script_environment import (
+    SINGLE_PROCESS_ENVIRONMENT,
+    use_own_rendezvous,
+)
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
 
 TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}

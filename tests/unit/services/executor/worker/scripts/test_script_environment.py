@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.script_environment import GpuSlot, torchrun_environment
-from elasticflow.services.executor.worker.scripts.torchrun_progress import iterations_per_step
+from elasticflow.services.executor.worker.scripts.torchrun_script import iterations_per_step
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from tests.support.histories import pool, spec

@@ -16,16 +16,16 @@ from torch.utils.data import TensorDataset
 from benchmarks.engine.sensitive import digest
 from elasticflow import ElasticJob
 from elasticflow.services.executor.worker.process.device import other_kernels_are_allowed
-from elasticflow.services.executor.worker.steps import dry_step as dry_steps
-from elasticflow.services.executor.worker.steps.dry_step import (
+from elasticflow.services.executor.worker.steps import worker_setup as dry_steps
+from elasticflow.services.executor.worker.steps.job_state import JobObjects, make_job_objects
+from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
+from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.steps.worker_setup import (
     dry_step_pays,
     needs_kernel_trial,
     operation_without_repeatable_kernel,
     run_dry_step,
 )
-from elasticflow.services.executor.worker.steps.job_objects import JobObjects, make_job_objects
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
-from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 from elasticflow.shared.messages.job_spec import JobSpec
 
 CPU = torch.device("cpu")

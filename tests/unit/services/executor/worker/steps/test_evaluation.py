@@ -11,8 +11,8 @@ from torch import nn
 
 from elasticflow.services.executor.worker.process import telemetry
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
-from elasticflow.services.executor.worker.steps.evaluation import Evaluation
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.trainer import Evaluation
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from elasticflow.services.executor.worker.steps.hidden_state import values_by_name
+from elasticflow.services.executor.worker.steps.repeatability_check import values_by_name
 
 kept: list[Any] = []
 

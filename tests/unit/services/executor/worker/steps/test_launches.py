@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
-from elasticflow.services.executor.worker.steps.backward_pass import each_written_to
-from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps, each_written_to
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum

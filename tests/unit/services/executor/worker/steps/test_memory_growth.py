@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from elasticflow.services.executor.worker.process.device import MemoryExceeded
-from elasticflow.services.executor.worker.steps.memory_growth import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.steps.training_step import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.steps.user_code_checks import memory_exceeded, refuse_leak
 
 MB = 10**6

@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from elasticflow.services.executor.worker.steps.metric_feed import MetricFeed
+from elasticflow.services.executor.worker.steps.step_metrics import MetricFeed
 
 
 def test_each_iteration_is_fed_once_by_changing_leaders(tmp_path):

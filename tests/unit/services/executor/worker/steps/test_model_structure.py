@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from elasticflow.services.executor.worker.steps.model_structure import ModelStructure
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.steps.training_step import ModelStructure
 
 
 def model() -> nn.Sequential:

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.parameter_slices import whole_state
-from elasticflow.services.executor.worker.checkpoint.sharded import ShardedCheckpoints
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.steps.restored_state import Restored, restored_state
 from elasticflow.services.executor.worker.steps.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.steps.trainer import ShardedCheckpoints
 from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment

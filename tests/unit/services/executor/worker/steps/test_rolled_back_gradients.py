@@ -13,7 +13,7 @@ from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
 from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.steps.fast import FastSteps
 from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.steps.step_engine import StepEngine
+from elasticflow.services.executor.worker.steps.training_step import StepEngine
 from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elasticflow.services.executor.worker.elastic.device_identity import DeviceIdentity
+from elasticflow.services.executor.worker.elastic.device_transport import DeviceIdentity
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.nested_tensors import flatten
 from elasticflow.services.executor.worker.steps.additional_state import AdditionalState

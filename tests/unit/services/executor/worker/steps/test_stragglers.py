@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elasticflow.services.executor.worker.steps.stragglers import (
+from elasticflow.services.executor.worker.steps.training_step import (
     MIN_DURATION_S,
     REPORT_INTERVAL_S,
     STEPS,

@@ -16,8 +16,8 @@ from benchmarks.engine.transports import connecting
 from elasticflow.services.executor.worker.elastic import groups
 from elasticflow.services.executor.worker.elastic.groups import Group
 from elasticflow.services.executor.worker.elastic.transport import Transfer
-from elasticflow.services.executor.worker.steps import flat_layout
-from elasticflow.services.executor.worker.steps.backward_pass import each_written_to
+from elasticflow.services.executor.worker.steps import tree_exchange
+from elasticflow.services.executor.worker.steps.bitwise import each_written_to
 from elasticflow.services.executor.worker.steps.tree_exchange import stage_peers
 from elasticflow.services.executor.worker.steps.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
@@ -30,7 +30,7 @@ TWO_OF_FOUR = ["one"] * 4 + ["other"] * 4  # hosts
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat_layout, "_SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(tree_exchange, "_SEGMENT_BYTES", 2_000)
 
 
 def together(size: int, act: Callable[[Group], object], transport: str = "gloo") -> list:

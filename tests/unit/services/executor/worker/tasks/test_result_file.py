@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.services.executor.worker.tasks import result_file
-from elasticflow.services.executor.worker.tasks.result_file import write_result_file
+from elasticflow.services.executor.worker.tasks import run_tasks
+from elasticflow.services.executor.worker.tasks.run_tasks import write_result_file
 
 
 def test_two_writers_of_one_result_at_once_share_no_unfinished_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename = result_file.rename_durably
+    rename = run_tasks.rename_durably
     others: list[str] = []
 
     def rename_after_another_writer(unfinished: Path, target: Path) -> None:
@@ -22,7 +22,7 @@ def test_two_writers_of_one_result_at_once_share_no_unfinished_file(
             others[0] = write_result_file(tmp_path, b"large")
         rename(unfinished, target)
 
-    monkeypatch.setattr(result_file, "rename_durably", rename_after_another_writer)
+    monkeypatch.setattr(run_tasks, "rename_durably", rename_after_another_writer)
     digest = hashlib.sha256(b"large").hexdigest()
     assert [write_result_file(tmp_path, b"large"), *others] == [digest, digest]
     assert [file.name for file in tmp_path.iterdir()] == [digest]

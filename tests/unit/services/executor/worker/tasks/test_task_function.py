@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.executor.worker.tasks.task_function import FunctionUnusable, execute, load_task_function
+from elasticflow.services.executor.worker.tasks.run_tasks import FunctionUnusable, execute, load_task_function
 from elasticflow.shared.messages.worker_protocol.frames import encode_frame
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES, TaskDone, TaskFailed
 
