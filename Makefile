@@ -51,7 +51,7 @@ $(ADAPTERS): $(TORCH)
 	@touch $@
 
 loops: $(PACKAGES)
-	@$(BIN)/python -m elasticflow.shared.scheduling.compiled.warm_up
+	@$(BIN)/python -m elasticflow.shared.scheduling.warm_up
 
 check: sources units  ## ruff, pyright, import contracts, unit and property tests (about a minute)
 

@@ -27,7 +27,7 @@ from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings
-from elasticflow.simulator.trace.command import app as simulate_app
+from elasticflow.simulator.simulate_command import app as simulate_app
 
 
 class Field(NamedTuple):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from elasticflow.client.training_load import TrainingProgress as TrainingProgress
     from elasticflow.errors import ArtifactGone as ArtifactGone
     from elasticflow.errors import ArtifactNotReadable as ArtifactNotReadable
+    from elasticflow.errors import InvalidJob as InvalidJob
     from elasticflow.errors import LoadNotOpened as LoadNotOpened
     from elasticflow.errors import LoadWasCancelled as LoadWasCancelled
     from elasticflow.errors import ManagerEnded as ManagerEnded
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from elasticflow.sdk.fetching import load as load
     from elasticflow.sdk.job import Condition as Condition
     from elasticflow.sdk.job import ElasticJob as ElasticJob
-    from elasticflow.sdk.job import InvalidJob as InvalidJob
     from elasticflow.sdk.job_fields import data_path as data_path
     from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
     from elasticflow.sdk.local_run import LocalRun as LocalRun
@@ -80,8 +80,6 @@ if TYPE_CHECKING:
     from elasticflow.sdk.synchronous import scale as scale
     from elasticflow.sdk.synchronous import submit as submit
     from elasticflow.sdk.synchronous import wait as wait
-    from elasticflow.sdk.times import Duration as Duration
-    from elasticflow.sdk.times import Moment as Moment
     from elasticflow.sdk.training import train as train
     from elasticflow.sdk.whole_batch import gather as gather
     from elasticflow.sdk.whole_batch import mean as mean
@@ -118,11 +116,13 @@ if TYPE_CHECKING:
     from elasticflow.shared.messages.rejection import Offer as Offer
     from elasticflow.shared.messages.share_schedule import ShareSegment as ShareSegment
     from elasticflow.shared.messages.share_schedule import segments as segments
+    from elasticflow.times import Duration as Duration
+    from elasticflow.times import Moment as Moment
 
 __version__ = "0.1.0"
 
 _NAMES_BY_MODULE = {
-    "sdk.job": "Condition ElasticJob InvalidJob",
+    "sdk.job": "Condition ElasticJob",
     "sdk.job_fields": "data_path",
     "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
@@ -131,7 +131,7 @@ _NAMES_BY_MODULE = {
     "sdk.packaging": "PackagingFailed",
     "sdk.padding": "map",
     "sdk.padding_executor": "PaddingExecutor",
-    "sdk.times": "Duration Moment",
+    "times": "Duration Moment",
     "sdk.training": "train",
     "sdk.whole_batch": "gather mean",
     "sdk.synchronous": "JobViews Quote amend cancel checkpoint jobs profile quote release reserve scale submit wait",
@@ -140,7 +140,7 @@ _NAMES_BY_MODULE = {
     "client.replies": "CheckpointReply Decision ProfileReply",
     "client.training_load": "TrainingOptions TrainingProgress",
     "errors": (
-        "ArtifactGone ArtifactNotReadable LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra "
+        "ArtifactGone ArtifactNotReadable InvalidJob LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra "
         "NoAdmission NoModel NoPoolHere NotConvertible NotEnded NotQuoted NotStoredYet NothingStored OutsideOfFolder "
         "TaskError TrainingRefused Undecided UnknownJob UnknownPool UnknownQuote"
     ),

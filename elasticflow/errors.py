@@ -1,6 +1,7 @@
 """Errors of the client and of `eflow up`; they belong to the tree in `shared/errors.py`."""
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -459,3 +460,17 @@ class NotAnExport(PermanentFailure):
     reason: str
 
     MESSAGE: ClassVar[str] = "{file} is not an exported ledger: {reason}; write one with `eflow events export FILE`"
+
+
+class InvalidJob(ValueError):
+    """The job cannot be submitted. problems: one line for each wrong field."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question about close names, to end an error with; "" if none is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=2)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

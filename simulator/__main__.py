@@ -22,7 +22,7 @@ class _Commands(TyperGroup):
 
     modules: ClassVar = {
         "replay": "elasticflow.simulator.replay.command",
-        "simulate": "elasticflow.simulator.trace.command",
+        "simulate": "elasticflow.simulator.simulate_command",
         "suits": "elasticflow.simulator.padding.suits_command",
     }
 

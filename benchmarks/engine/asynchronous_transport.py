@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.engine.simulated_stream import SimulatedStream, UnorderedThread, follow_in_this_thread, on_device
-from elasticflow.services.executor.worker.elastic import nccl_transport
-from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
-from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.elastic.transport import Transfer
+from elasticflow.services.executor.worker.group import nccl_transport
+from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.group.transport import Transfer
 
 GARBAGE = float("nan")
 

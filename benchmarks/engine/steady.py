@@ -33,10 +33,10 @@ from benchmarks.engine.device import Device, device_fields
 from benchmarks.engine.large_models import LARGE_MODES, LARGE_PLAIN
 from benchmarks.engine.models import MODES, PLAIN, Trained
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
+from elasticflow.services.executor.worker.loop.worker_setup import set_up, worker_engine
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import use_one_heap
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
-from elasticflow.services.executor.worker.steps.worker_setup import set_up, worker_engine
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker, RendezvousListening
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous

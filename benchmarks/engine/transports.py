@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from benchmarks.engine.asynchronous_transport import AsynchronousTransport, Faults
 from benchmarks.engine.simulated_stream import follow_in_later_threads
-from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport, StagedTransport
-from elasticflow.services.executor.worker.elastic.transport import Transport
+from elasticflow.services.executor.worker.group import groups
+from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport, StagedTransport
+from elasticflow.services.executor.worker.group.transport import Transport
 
 
 class TransportName(StrEnum):

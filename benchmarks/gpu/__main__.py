@@ -110,7 +110,7 @@ class _Run:
             why = f"{error} {getattr(error, 'output', None) or ''}"
             self.written(**{name: {"error": f"the packages are missing: {why}"} for name in names})
             return
-        loops = [sys.executable, "-m", "elasticflow.shared.scheduling.compiled.warm_up"]
+        loops = [sys.executable, "-m", "elasticflow.shared.scheduling.warm_up"]
         self._beside.append(_Beside(None, self._lease.start("loops", loops, needs_s=_LOOPS_S)))
         for name in names:
             if refusal := self._lease.refusal(PARTS[name].needs_s):

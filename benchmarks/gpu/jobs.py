@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from benchmarks.engine.large_models import Gpt2OfFour, Gpt2OfOne
 from benchmarks.gpu.ranks import over_nccl
 from elasticflow import ElasticJob, Scalar
-from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.transport import Transfer, Transport
+from elasticflow.services.executor.worker.group import groups
+from elasticflow.services.executor.worker.group.transport import Transfer, Transport
 
 GLOBAL_BATCH_SIZE = 48
 _NUM_SAMPLES, _SIDE, _WIDTH, _CLASSES = 192, 16, 32, 10

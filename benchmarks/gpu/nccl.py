@@ -12,9 +12,9 @@ import torch
 from benchmarks.engine.device import Device
 from benchmarks.gpu.ranks import Rank, Ranks, at_once, failures, free_bytes, synchronize
 from benchmarks.report import Measured, Row
-from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.elastic.transport import Transfer
+from elasticflow.services.executor.worker.group import groups
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.group.transport import Transfer
 
 _LOSER = 1  # the rank that is killed
 _KNOWN_AFTER_S = 1.0  # the ledger reports a loss so long after it

@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from benchmarks.engine.device import Device
 from benchmarks.report import Measured
-from elasticflow.services.executor.worker.elastic import device_transport
-from elasticflow.services.executor.worker.elastic.groups import Group
-from elasticflow.services.executor.worker.elastic.tcp_connections import bind_to_host
+from elasticflow.services.executor.worker.group import device_transport
+from elasticflow.services.executor.worker.group.groups import Group
+from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 _HOST = "127.0.0.1"

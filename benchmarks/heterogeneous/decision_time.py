@@ -15,11 +15,12 @@ from benchmarks.scheduling.loaded_pool import SEED, all_reported, arriving_jobs,
 from benchmarks.scheduling.timing import Took, spreads, timed
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.shared.state.pool import PoolState, spec_of
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.trace.simulated_pool import ClusterShape, submission
+from elasticflow.simulator.trace.simulated_pool import submission
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs

@@ -20,7 +20,7 @@ from benchmarks.heterogeneous.slot_steps import profile_on, step_s, submitted
 from benchmarks.heterogeneous.sum_of_throughputs import SUM_ITERATIONS, SUMS, Sum, measured_sum, sum_rows
 from benchmarks.papers.published_values import published_value
 from benchmarks.report import Measured, Row
-from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.shared.runtime.process.local_hardware import cpu_slot_type
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import Counts, MixedSteps, mixed_steps
 from elasticflow.shared.state.measured_curve import MeasuredMix

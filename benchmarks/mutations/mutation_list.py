@@ -24,7 +24,7 @@ _FOLD = "tests/unit/shared/state/fold"
 _SCHEDULING = "tests/unit/shared/scheduling"
 _ADMISSION = "tests/unit/services/admission"
 _EXECUTOR = "tests/unit/services/executor"
-_STEPS = "tests/unit/services/executor/worker/steps"
+_ENGINE = "tests/unit/services/executor/worker/engine"
 _WORKER = "tests/unit/services/executor/worker"
 
 # --- the ledger: one order of decisions, each of them once -----------------------------------------------
@@ -341,7 +341,7 @@ _PLANS = (
     ),
     Mutation(
         name="reservations ignored",
-        file="shared/scheduling/jobs/planned_pool.py",
+        file="shared/scheduling/admission/planned_pool.py",
         old="    held = tuple((quote, job) for quote in state.quotes_at(now_s) if (",
         new="    held = tuple((quote, job) for quote in () if (",
         tests=(f"{_ADMISSION}/test_reserve.py",),
@@ -349,7 +349,7 @@ _PLANS = (
     ),
     Mutation(
         name="reserve of failures lent twice",
-        file="shared/scheduling/jobs/planned_pool.py",
+        file="shared/scheduling/admission/planned_pool.py",
         old="num_lent=there - planned.plan.num_gpus)",
         new="num_lent=there)",
         tests=("tests/unit/services/test_allocator_and_placement.py",),
@@ -536,47 +536,47 @@ _NODES = (
 _TRAINING = (
     Mutation(
         name="a counter of the job counts parts of a batch",
-        file="services/executor/worker/steps/additional_state.py",
+        file="services/executor/worker/engine/additional_state.py",
         old="            self._plain.write(snapshot.plain, deletes=True)\n",
         new="            pass\n",
-        tests=(f"{_STEPS}/test_state_of_a_step.py",),
+        tests=(f"{_ENGINE}/test_state_of_a_step.py",),
         loses="a schedule by an own counter runs faster on fewer GPUs, without a word",
     ),
     Mutation(
         name="a counter of a loop counts passes",
-        file="services/executor/worker/steps/plain_state.py",
+        file="services/executor/worker/engine/plain_state.py",
         old="        else:\n            self.write(self._before)\n",
         new="",
-        tests=(f"{_STEPS}/test_plain_state.py",),
+        tests=(f"{_ENGINE}/test_plain_state.py",),
         loses="global_step of a script differs at each number of GPUs, and so do its weights",
     ),
     Mutation(
         name="a step that does not repeat passes",
-        file="services/executor/worker/steps/repeatability_check.py",
+        file="services/executor/worker/loop/repeatability_check.py",
         old='    if trainer.device.type == "cpu" and',
         new='    if trainer.device.type == "none" and',
-        tests=(f"{_STEPS}/test_repeatability_check.py",),
+        tests=(f"{_ENGINE}/test_repeatability_check.py",),
         loses="state in files and iterators gives other weights at each number of GPUs",
     ),
     Mutation(
         name="a layer that train() adds passes",
-        file="services/executor/worker/steps/training_step.py",
+        file="services/executor/worker/engine/training_step.py",
         old="        if added or removed:\n",
         new="        if removed:\n",
-        tests=(f"{_STEPS}/test_model_structure.py",),
+        tests=(f"{_ENGINE}/test_model_structure.py",),
         loses="a joining worker lacks a layer, and a worker with several parts has it several times",
     ),
     Mutation(
         name="a virtual node counted twice",
-        file="services/executor/worker/steps/virtual_nodes.py",
+        file="services/executor/worker/data/virtual_nodes.py",
         old="        if rank >= most:\n            return range(0)\n",
         new="        if rank >= most:\n            return range(self.count - 1, self.count)\n",
-        tests=(f"{_STEPS}/test_virtual_nodes.py",),
+        tests=(f"{_ENGINE}/test_virtual_nodes.py",),
         loses="with more GPUs than parts, some samples count twice in each step",
     ),
     Mutation(
         name="a sum in another order",
-        file="services/executor/worker/steps/tree_exchange.py",
+        file="services/executor/worker/engine/tree_exchange.py",
         old="        while self._partials and node.index % 2 and",
         new="        if self._partials and node.index % 2 and",
         tests=("tests/properties/test_worker_summation_tree.py",),
@@ -584,26 +584,26 @@ _TRAINING = (
     ),
     Mutation(
         name="gradients of several halves summed in another order",
-        file="services/executor/worker/steps/tree_reduce.py",
+        file="services/executor/worker/engine/tree_reduce.py",
         old="        partial, *between, last = there\n",
         new="        partial, last, *between = there\n",
-        tests=(f"{_STEPS}/test_tree_exchange.py",),
+        tests=(f"{_ENGINE}/test_tree_exchange.py",),
         loses="other bits after each resize, though only where one worker has four parts or more",
     ),
     Mutation(
         name="uneven parts weighted evenly",
-        file="services/executor/worker/steps/virtual_nodes.py",
+        file="services/executor/worker/data/virtual_nodes.py",
         old="                weight=(stop - start) / self.global_batch_size,\n",
         new="                weight=1 / (self.count * num_parts),\n",
-        tests=(f"{_STEPS}/test_virtual_nodes.py",),
+        tests=(f"{_ENGINE}/test_virtual_nodes.py",),
         loses="samples of small parts count more than others",
     ),
     Mutation(
         name="the mean of means",
-        file="services/executor/worker/steps/step_agreement.py",
+        file="services/executor/worker/engine/step_agreement.py",
         old="return tree_sum([weight * value for weight, value in zip(self._weights, values, strict=True)])",
         new="return tree_sum(list(values)) / len(values)",
-        tests=(f"{_STEPS}/test_step_agreement.py",),
+        tests=(f"{_ENGINE}/test_step_agreement.py",),
         loses="the reported loss is not that of the batch",
     ),
     Mutation(
@@ -624,31 +624,31 @@ _TRAINING = (
     ),
     Mutation(
         name="equal random numbers in all virtual nodes",
-        file="services/executor/worker/steps/random_seeds.py",
+        file="services/executor/worker/data/random_seeds.py",
         old="    key = (job_seed, phase, iteration, virtual_node + 1, micro_batch)\n",
         new="    key = (job_seed, phase, iteration, 0, micro_batch)\n",
-        tests=(f"{_STEPS}/test_virtual_nodes.py",),
+        tests=(f"{_ENGINE}/test_virtual_nodes.py",),
         loses="dropout drops the same units for every part of a batch",
     ),
     Mutation(
         name="BatchNorm statistics of one part",
-        file="services/executor/worker/steps/gradients_and_buffers.py",
+        file="services/executor/worker/engine/gradients_and_buffers.py",
         old="torch._foreach_mul(list(floats.values()), micro_batch.weight)",
         new="torch._foreach_mul(list(floats.values()), float(micro_batch.virtual_node == 0))",
-        tests=(f"{_STEPS}/test_gradients_and_buffers.py",),
+        tests=(f"{_ENGINE}/test_gradients_and_buffers.py",),
         loses="a BatchNorm learns from a part of the samples only",
     ),
     Mutation(
         name="a gradient clipped twice",
-        file="services/executor/worker/steps/gradients_and_buffers.py",
+        file="services/executor/worker/engine/gradients_and_buffers.py",
         old="                gradient.copy_(untouched)\n",
         new="",
-        tests=(f"{_STEPS}/test_gradients_and_buffers.py",),
+        tests=(f"{_ENGINE}/test_gradients_and_buffers.py",),
         loses="clipping and scaling take effect once for each part of a batch",
     ),
     Mutation(
         name="a worker that is behind sends its state",
-        file="services/executor/worker/elastic/state_transfer.py",
+        file="services/executor/worker/group/state_transfer.py",
         old="sources = [rank for rank, steps in enumerate(steps_done) if steps == max(steps_done)]",
         new="sources = [rank for rank, steps in enumerate(steps_done) if steps > NO_STATE]",
         tests=(f"{_WORKER}/elastic/test_state_transfer.py",),
@@ -680,7 +680,7 @@ _TRAINING = (
     ),
     Mutation(
         name="workers with other code train together",
-        file="services/executor/worker/elastic/compatibility_digest.py",
+        file="services/executor/worker/group/compatibility_digest.py",
         old="    if differences:\n        advice",
         new="    if len(differences) > 1:\n        advice",
         tests=(f"{_WORKER}/elastic/test_compatibility_digest.py",),

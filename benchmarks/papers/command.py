@@ -29,7 +29,7 @@ from benchmarks.report import machine
 from benchmarks.scheduling.workers import new_workers
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.runtime.process.logs import configure_logs
-from elasticflow.simulator.trace.command_inputs import make_folder, note, reporting_errors
+from elasticflow.simulator.command_inputs import make_folder, note, reporting_errors
 from elasticflow.simulator.trace.plots import require_matplotlib
 
 

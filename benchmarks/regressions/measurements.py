@@ -27,7 +27,7 @@ from benchmarks.scheduling.simulations import WARM_UP_JOBS, measure_run, two_mon
 from benchmarks.scheduling.timing import children_cpu_s, timed
 from benchmarks.scheduling.workloads import Case
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace

@@ -20,7 +20,7 @@ from benchmarks.scheduling.simulations import measure_simulation, two_months
 from benchmarks.scheduling.workloads import Case, generated_cases, tables, trace_cases
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
-from elasticflow.simulator.trace.command_inputs import reporting_errors
+from elasticflow.simulator.command_inputs import reporting_errors
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 
 QUICK_JOBS, QUICK_MOVES, QUICK_SCALES = 30, 200, (1, 8)

@@ -27,8 +27,8 @@ from elasticflow.services.allocator import policy as allocator
 from elasticflow.services.placement import policy as placement
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.trace.simulated_pool import submission

@@ -26,8 +26,8 @@ from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages.commands import QuoteDeadline
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.trace.simulated_pool import TENANT, spec_of, submission
 from elasticflow.simulator.workload.generator import Arrivals, Recipe

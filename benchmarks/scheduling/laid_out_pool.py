@@ -28,7 +28,8 @@ from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.simulated_pool import TENANT, ClusterShape, pool_config, spec_of
+from elasticflow.simulator.trace.simulated_pool import TENANT, pool_config, spec_of
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import TraceJob

@@ -15,8 +15,8 @@ from matplotlib.colors import LogNorm
 from benchmarks.scheduling.workloads import GENERATED, cluster_of, tables
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlanEvent
 from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing
+from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import PoolState

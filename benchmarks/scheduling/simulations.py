@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.scheduling.timing import timed
 from benchmarks.scheduling.workloads import Case, cluster_of
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs

@@ -3,7 +3,7 @@
 import signal
 from concurrent.futures import ProcessPoolExecutor
 
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
+from elasticflow.shared.scheduling.warm_up import warm_up
 
 
 def new_workers(count: int) -> ProcessPoolExecutor:

@@ -24,11 +24,12 @@ from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import ExportedLedger
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
-from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.sdk.job_fields import did_you_mean, undeclared
+from elasticflow.errors import InvalidJob, did_you_mean
+from elasticflow.sdk.job import ElasticJob
+from elasticflow.sdk.job_fields import undeclared
 from elasticflow.sdk.script import Script
-from elasticflow.sdk.times import Deadline
 from elasticflow.shared.messages.job_spec import TORCHRUN, Scalar
+from elasticflow.times import Deadline
 
 T = TypeVar("T")
 

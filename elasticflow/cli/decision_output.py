@@ -9,7 +9,6 @@ from elasticflow.cli.terminal_output import plain, say_line
 from elasticflow.client.replies import Decision
 from elasticflow.history.formatting import offer_in_words, other_offers, schedule_in_words
 from elasticflow.history.pool_views import job_view
-from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.messages.events import (
     DeadlineQuoted,
     JobAdmitted,
@@ -24,6 +23,7 @@ from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.promise import Promise, promise_of
+from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 
 def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: float, earlier: Job | None = None) -> None:

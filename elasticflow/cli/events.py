@@ -16,8 +16,8 @@ from elasticflow.client.client import Client
 from elasticflow.client.ledger import ExportedLedger, write_ledger
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.history.names_concerned import event_rows
-from elasticflow.sdk.times import clock_time
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.times import clock_time
 
 app = typer.Typer(rich_markup_mode="rich")
 

@@ -7,6 +7,7 @@ from elasticflow.cli.command_options import AS_JSON
 from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.errors import (
     ArtifactGone,
+    InvalidJob,
     LoadInUse,
     LoadNotOpened,
     LoadWasCancelled,
@@ -22,7 +23,6 @@ from elasticflow.errors import (
     UnknownNode,
     UnknownQuote,
 )
-from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.packaging import PackagingFailed
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.codec import Undecodable

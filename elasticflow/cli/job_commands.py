@@ -29,7 +29,6 @@ from elasticflow.client.replies import CheckpointReply
 from elasticflow.history.formatting import bytes_in_words, schedule_in_words
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.stored_history import folded
-from elasticflow.sdk.times import clock_time, moment_in_words
 from elasticflow.shared.messages.events import (
     AmendRejected,
     CancelLoadRejected,
@@ -42,6 +41,7 @@ from elasticflow.shared.messages.events import (
     LoadCancelled,
 )
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.times import clock_time, moment_in_words
 
 
 def cancel(

@@ -15,10 +15,10 @@ from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.job_table import jobs_table, ranked_sweep, sweep_table
 from elasticflow.history.pool_views import JobView, LoadView, NodeView, job_views, load_views, node_views, present_nodes
 from elasticflow.history.tables import Column, bar, fewer_names, state_word, table_of
-from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.state.nodes import slower_node_in_words
 from elasticflow.shared.state.promise import Promise
+from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 
 def jobs(

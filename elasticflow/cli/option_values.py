@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from elasticflow.sdk.job_fields import uri_of
-from elasticflow.sdk.times import Deadline, duration_in_words, parse_deadline, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_spec import Scalar
+from elasticflow.times import Deadline, duration_in_words, parse_deadline, seconds_of, timestamp_of
 
 _SECRET: Any = {"param_hint": "--secret"}
 _SIZE = re.compile(r"(\d+)([KMGT]i)?B?")

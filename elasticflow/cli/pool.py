@@ -18,11 +18,9 @@ from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config
 from elasticflow.client.operator_decisions import configure as configure_pool
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.errors import UnknownJob
+from elasticflow.client.run_file import DATA_DIR, find_run_file, holder_of, read_run_file
+from elasticflow.errors import InvalidJob, UnknownJob
 from elasticflow.history.formatting import limits_in_words, schedule_in_words
-from elasticflow.local.run_file import DATA_DIR, find_run_file, holder_of, read_run_file
-from elasticflow.sdk.job import InvalidJob
-from elasticflow.sdk.times import moment_in_words
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -30,6 +28,7 @@ from elasticflow.shared.runtime.process.process_termination import kill_process_
 from elasticflow.shared.runtime.process.secret_sealing import kept_key
 from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.state.job import Job
+from elasticflow.times import moment_in_words
 
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.1

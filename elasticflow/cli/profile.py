@@ -29,7 +29,6 @@ from elasticflow.history.formatting import gpus_by_type_in_words, gpus_counted, 
 from elasticflow.history.profile_views import ProfileView, SplitView, TypesView, profile_view, types_view
 from elasticflow.history.tables import table
 from elasticflow.sdk.submission import Submission, load, profilable
-from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -37,6 +36,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.fold.owned_profiles import with_own_curves
 from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.times import clock_time
 
 # --- Throughput profiles as text -----------------------------------------------------------------------
 

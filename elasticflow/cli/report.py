@@ -15,8 +15,8 @@ from elasticflow.client.client import Client
 from elasticflow.client.ledger import read_ledger
 from elasticflow.history.tables import table
 from elasticflow.history.usage_report import NoPrice, TenantUsage, UsageFold, total_of
-from elasticflow.sdk.times import clock_time, timestamp_of
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.times import clock_time, timestamp_of
 
 # --- Prices of GPU-hours: the option, and what it says -------------------------------------------------
 

@@ -50,9 +50,8 @@ from elasticflow.cli.sweep import members_of, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import Decision
-from elasticflow.errors import NotEnded
+from elasticflow.errors import InvalidJob, NotEnded
 from elasticflow.history.formatting import undecided_in_words
-from elasticflow.sdk.job import InvalidJob
 from elasticflow.sdk.job_fields import problems_of_names
 from elasticflow.sdk.script import TorchrunScript
 from elasticflow.sdk.submission import load, with_code

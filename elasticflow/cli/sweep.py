@@ -13,23 +13,21 @@ from elasticflow.cli.command_options import run
 from elasticflow.cli.decision_output import decision_as_json, end_as_json, in_time
 from elasticflow.cli.terminal_output import note, print_json, progress_bar, say, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.command_requests import fresh_job_id
+from elasticflow.client.command_requests import Package, fresh_job_id
 from elasticflow.client.replies import Decision
-from elasticflow.errors import NotEnded, Undecided
-from elasticflow.history.formatting import undecided_in_words
+from elasticflow.errors import InvalidJob, NotEnded, Undecided
+from elasticflow.history.formatting import undecided_in_words, value_in_words
 from elasticflow.history.tables import state_word, table
-from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.sdk.job_fields import value_in_words
-from elasticflow.sdk.packaging import Package
+from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import with_code
 from elasticflow.sdk.sweep import Combination, combinations, in_sweep, job_ids, job_of
-from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.events import JobAdmitted, JobCancelled, JobFailed, JobRejected
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Job
+from elasticflow.times import clock_time, duration_in_words
 
 # --- The answers on the jobs of a sweep, as a table and as JSON ----------------------------------------
 

@@ -19,9 +19,9 @@ from elasticflow.cli.option_values import end_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say, say_line
 from elasticflow.client.operator_decisions import read_config
 from elasticflow.client.pool_endpoint import DEFAULT_POOL
+from elasticflow.client.run_file import DATA_DIR, RunFile, holder_of, make_folder, read_run_file
 from elasticflow.errors import AlreadyRunning
 from elasticflow.history.tables import table
-from elasticflow.local.run_file import DATA_DIR, RunFile, holder_of, make_folder, read_run_file
 from elasticflow.local.up_plan import REPLICABLE, UpPlan
 from elasticflow.shared.extras import require_extra, require_one_version
 from elasticflow.shared.runtime.bus.nats.client import masked

@@ -17,11 +17,11 @@ from elasticflow.client.client import Client
 from elasticflow.history.formatting import gpus_by_type_in_words, gpus_of_types
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import JobView, LoadView, job_views, load_views, node_views, present_nodes
-from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
 from elasticflow.shared.state.promise import Promise
+from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 _REDRAW_S = 0.5
 _RECENT_S = 60.0  # how long an ended job stays in view

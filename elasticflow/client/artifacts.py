@@ -12,7 +12,6 @@ from typing import Any, BinaryIO, NamedTuple, cast, get_args
 from elasticflow.client.command_requests import CommandRequests
 from elasticflow.client.replies import CheckpointReply
 from elasticflow.errors import ArtifactGone, ArtifactNotReadable, NothingStored, NotStoredYet
-from elasticflow.sdk.times import Duration, seconds_of
 from elasticflow.shared.errors import DamagedObject, NotFound
 from elasticflow.shared.messages.commands import RequestCheckpoint
 from elasticflow.shared.messages.events import (
@@ -30,6 +29,7 @@ from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.nodes import nodes_with_other_files
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.times import Duration, seconds_of
 
 STORED_TIMEOUT_S = 600.0  # a large checkpoint takes minutes, and so does its upload
 _ATTEMPTS, _RETRY_S = 5, 0.5  # a replica may not have a new object so far

@@ -10,16 +10,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import get_args
 
 from elasticflow.client.artifacts import ArtifactReader
-from elasticflow.client.command_requests import ask_quote, check, fresh_job_id, fresh_message_id
+from elasticflow.client.command_requests import Package, ask_quote, check, fresh_job_id, fresh_message_id
 from elasticflow.client.loads import DetachedLoads
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.client.tenant_view import TenantView
 from elasticflow.client.worker_logs import StoredLogs
-from elasticflow.errors import NoSecretsKey, UnknownPool, UnknownQuote
-from elasticflow.sdk.job import InvalidJob
-from elasticflow.sdk.packaging import Package
-from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
+from elasticflow.errors import InvalidJob, NoSecretsKey, UnknownPool, UnknownQuote
 from elasticflow.shared.errors import NotPermitted
 from elasticflow.shared.messages.commands import (
     AmendJob,
@@ -53,6 +50,7 @@ from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import QuoteReservation
+from elasticflow.times import Duration, Moment, seconds_of, timestamp_of
 
 REPLY_TIMEOUT_S = 30.0
 CHECKPOINT_TIMEOUT_S = 300.0  # a large checkpoint takes minutes

@@ -4,17 +4,23 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from elasticflow.client.ledger import ARCHIVES, LedgerEntry, LedgerView
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.client.replies import AnyReply, CausedEvent, ReplyStream, follow_replies
 from elasticflow.client.tenant_view import TenantView
-from elasticflow.errors import ArchivesNeeded, NoAdmission, NotEnded, NotQuoted, OperatorsOnly, Undecided, UnknownJob
+from elasticflow.errors import (
+    ArchivesNeeded,
+    InvalidJob,
+    NoAdmission,
+    NotEnded,
+    NotQuoted,
+    OperatorsOnly,
+    Undecided,
+    UnknownJob,
+)
 from elasticflow.history.job_history import HistoryEntry, job_history
-from elasticflow.sdk.job import InvalidJob
-from elasticflow.sdk.packaging import Package
-from elasticflow.sdk.times import Duration, seconds_of
 from elasticflow.shared.errors import NoResponder, TooLarge
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import (
@@ -45,9 +51,17 @@ from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.times import Duration, seconds_of
 
 # --- pool reader ---------------------------------------------------------------------------------------
 # What a client reads of its pool: from the ledger, or with the key of a tenant from that tenant's view.
+
+
+class Package(NamedTuple):
+    training_function: str  # "package.module:Class"; for a script "module:__main__", or "my-train.py:__main__"
+    code_digest: str  # SHA-256 of the archive
+    archive: bytes  # zip
+    import_folder: str = ""  # in the archive, of the module
 
 
 class PoolReader:

@@ -13,11 +13,9 @@ from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from elasticflow.client.command_requests import CommandRequests, fresh_message_id
+from elasticflow.client.command_requests import CommandRequests, Package, fresh_message_id
 from elasticflow.client.load_results import ResultWindow, delete_result_files
 from elasticflow.errors import LoadInUse, LoadNotOpened, LoadWasCancelled, ResultsGone, Undecided, UnknownLoad
-from elasticflow.sdk.packaging import Package
-from elasticflow.sdk.times import Duration
 from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull, TooLarge, Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import CancelLoad, OpenLoad, SealLoad
@@ -48,6 +46,7 @@ from elasticflow.shared.runtime.bus.load_lease import (
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.load import LoadPhase
+from elasticflow.times import Duration
 
 # --- task feed -----------------------------------------------------------------------------------------
 # The inputs of a padding load as bundles of tasks, read in a thread of its own: an iterator may block.

@@ -13,8 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from elasticflow.client.ledger import LedgerView
-from elasticflow.errors import UnknownNode
-from elasticflow.sdk.job_fields import did_you_mean
+from elasticflow.errors import UnknownNode, did_you_mean
 from elasticflow.shared.errors import BadSettings, Reload
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.codec import READER_VERSION

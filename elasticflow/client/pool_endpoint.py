@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticflow.client.run_file import RunFile, find_run_file, read_run_file
 from elasticflow.errors import NoPoolHere
-from elasticflow.local.run_file import RunFile, find_run_file, read_run_file
 from elasticflow.shared.runtime.process.variables import check_names
 
 DEFAULT_POOL = "default"

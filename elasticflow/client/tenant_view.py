@@ -9,7 +9,6 @@ from elasticflow.client.replies import CausedEvent
 from elasticflow.errors import NoViews, UnreadableView, WrongTenant
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.stored_history import KeptEvent, StoredHistory
-from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.errors import NotPermitted, Retry, UnknownStream
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.runtime.bus import streams
@@ -25,6 +24,7 @@ from elasticflow.shared.state.tenant_view import (
     decode_small,
     seen_state,
 )
+from elasticflow.times import clock_time, duration_in_words
 
 STALE_AFTER_S = 15.0  # the monitor says every few seconds up to where the views hold
 SEEN_WITHIN_S = 2.0

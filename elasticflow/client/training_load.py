@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from elasticflow.client.client import Client
-from elasticflow.errors import ManagerEnded, TaskError, TrainingRefused
-from elasticflow.sdk.job import InvalidJob
-from elasticflow.sdk.packaging import Package
+from elasticflow.client.command_requests import Package
+from elasticflow.errors import InvalidJob, ManagerEnded, TaskError, TrainingRefused
 from elasticflow.shared.messages.limits import MAX_BATCH
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame

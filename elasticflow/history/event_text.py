@@ -18,7 +18,6 @@ from elasticflow.history.formatting import (
     speeds_in_words,
     undecided_in_words,
 )
-from elasticflow.sdk.times import clock_time, duration_in_words, moment_in_words
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_in_words
 from elasticflow.shared.messages.events import Event, LoadEvent
@@ -32,6 +31,7 @@ from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.nodes import nodes_with_other_files
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.promise import promised_finish_s
+from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 _MOST_OF_AN_ERROR = 300  # characters; the traceback below has them all
 

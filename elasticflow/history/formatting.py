@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from elasticflow.sdk.times import duration_in_words, moment_in_words
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.times import duration_in_words, moment_in_words
 
 
 def spec_in_words(spec: JobSpec) -> str:
@@ -152,3 +152,8 @@ def speeds_in_words(iterations_per_s: Mapping[int, float]) -> str:
 def metrics_in_words(metrics: Mapping[str, float]) -> str:
     """As ", accuracy 0.95, loss 0.12": the end of a sentence."""
     return "".join(f", {name} {value:.4g}" for name, value in metrics.items())
+
+
+def value_in_words(value: Scalar) -> str:
+    """As a command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -18,7 +18,6 @@ from elasticflow.history.formatting import (
 from elasticflow.history.names_concerned import is_profile_of, names_concerned
 from elasticflow.history.pool_views import gpu_type_of
 from elasticflow.history.profile_views import predicted_steps
-from elasticflow.sdk.times import moment_in_words
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
@@ -27,6 +26,7 @@ from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.nodes import awaited_nodes, is_still_there
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.times import moment_in_words
 
 # --- Each event as the cause of a later change of GPUs -------------------------------------------------
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.history.formatting import types_in_words
+from elasticflow.history.formatting import types_in_words, value_in_words
 from elasticflow.history.pool_views import JobView
 from elasticflow.history.tables import Column, bar, state_word, table_of
-from elasticflow.sdk.job_fields import value_in_words
-from elasticflow.sdk.times import clock_time, duration_in_words
 from elasticflow.shared.messages.job_spec import Scalar
 from elasticflow.shared.state.promise import Promise
+from elasticflow.times import clock_time, duration_in_words
 
 # --- The jobs of one sweep, the best first: which configuration won ------------------------------------
 

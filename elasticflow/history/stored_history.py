@@ -13,10 +13,10 @@ import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.history.job_history import HistoryEntry, append_entry
-from elasticflow.sdk.times import duration_in_words
 from elasticflow.shared.messages import codec, events
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.events import Event
+from elasticflow.times import duration_in_words
 
 HISTORY_VERSION = 1
 MAX_ENTRIES = 200  # of one job

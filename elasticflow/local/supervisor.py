@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from elasticflow.client.operator_decisions import configure
+from elasticflow.client.run_file import RunFile, RunningProcess, remove_run_file, take
 from elasticflow.errors import StartFailed, UnusableFolder
-from elasticflow.local.run_file import RunFile, RunningProcess, remove_run_file, take
 from elasticflow.local.up_plan import DECIDERS, PlannedProcess, UpPlan
 from elasticflow.shared import machine_code
 from elasticflow.shared.errors import ElasticFlowError, StorageFull
@@ -380,7 +380,7 @@ def kept_token(data_dir: Path) -> str:
     return path.read_text().strip()
 
 
-_COMMAND = module_command("elasticflow.shared.scheduling.compiled.warm_up")
+_COMMAND = module_command("elasticflow.shared.scheduling.warm_up")
 _REPORT_AFTER_S = 3.0  # no report if nearly all of the code is compiled
 
 

@@ -11,10 +11,10 @@ from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.errors import NoModel, NotConvertible, OutsideOfFolder
 from elasticflow.sdk.blocking_call import with_client
-from elasticflow.sdk.times import Duration
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.events import UnstoredFile
 from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, WORKING_FOLDER
+from elasticflow.times import Duration
 
 ModelFormat = Literal["torch", "safetensors"]
 _MODEL_NAMES = {"torch": "model.pt", "safetensors": "model.safetensors"}

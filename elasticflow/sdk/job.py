@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from elasticflow.errors import InvalidJob
 from elasticflow.sdk.job_fields import (
     Condition,
-    InvalidJob,
     as_float,
     class_of,
     gpu_types_of,
@@ -22,11 +22,11 @@ from elasticflow.sdk.job_fields import (
     undeclared,
     uri_of,
 )
-from elasticflow.sdk.times import Duration, Moment, seconds_of, timestamp_of
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
 from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_VARIABLE
 from elasticflow.shared.training_interface import OnStep, Stateful
+from elasticflow.times import Duration, Moment, seconds_of, timestamp_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,37 +10,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from elasticflow.errors import InvalidJob, did_you_mean
 from elasticflow.shared.messages.codec import validate
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob
 from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, DATA_VARIABLE
-from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition, Scalar
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition
 
 Condition = tuple[Literal["<=", ">="], float]
-
-
-class InvalidJob(ValueError):
-    """The job cannot be submitted. problems: one line for each wrong field."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
     """The known name that a user may have meant."""
     return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-
-
-def value_in_words(value: Scalar) -> str:
-    """As a command line has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question about close names, to end an error with; "" if none is close."""
-    close = difflib.get_close_matches(name, sorted(known), n=2)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def undeclared(of_class: str, declared: Iterable[str], given: Iterable[str], option: str) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from elasticflow.errors import TrainingRefused
-from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.errors import InvalidJob, TrainingRefused
+from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.script import Script
 from elasticflow.sdk.submission import quotable
 from elasticflow.shared.extras import require_extra
@@ -61,8 +61,8 @@ def run_locally(
     """
     require_extra("train", "a local run")
     spec = _local_spec(job)
-    from elasticflow.services.executor.worker.steps.local_training import device_here, train_here
-    from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+    from elasticflow.services.executor.worker.interface import TrainingFailed
+    from elasticflow.services.executor.worker.loop.local_training import device_here, train_here
 
     with tempfile.TemporaryDirectory(prefix="eflow-") as home:
         assignment = Assignment(

@@ -9,8 +9,8 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+from elasticflow.client.command_requests import Package
 from elasticflow.sdk.workdir import PackagingFailed
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.limits import MAX_ARCHIVE_BYTES
@@ -20,13 +20,6 @@ _ATTACH = ("elastic", "elastic_trainer")  # what a script calls, directly or in 
 _SCRIPTS = (SCRIPT, TORCHRUN)
 _LOADED = sys.stdlib_module_names | {"numpy", "torch"}  # in each worker
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
-
-
-class Package(NamedTuple):
-    training_function: str  # "package.module:Class"; for a script "module:__main__", or "my-train.py:__main__"
-    code_digest: str  # SHA-256 of the archive
-    archive: bytes  # zip
-    import_folder: str = ""  # in the archive, of the module
 
 
 def package(source: type | str | Path, workdir: str | Path | None = None) -> Package:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticflow.client.client import Client
+from elasticflow.client.command_requests import Package
 from elasticflow.client.load_results import delete_result_files, pickled_value_of
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
-from elasticflow.sdk.packaging import Package
 from elasticflow.sdk.padding_code import load_name, named_code
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult

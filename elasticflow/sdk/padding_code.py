@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from elasticflow.sdk.packaging import Package, PackagingFailed, package
+from elasticflow.client.command_requests import Package
+from elasticflow.sdk.packaging import PackagingFailed, package
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES
 from elasticflow.shared.runtime.process.clock import fresh_id

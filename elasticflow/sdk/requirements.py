@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from elasticflow.sdk.job_fields import InvalidJob
+from elasticflow.errors import InvalidJob
 
 _INCLUDE = re.compile(r"(?:-r|--requirement)(?:\s+|=)(.+)")
 _FOLDER_OPTION = re.compile(r"(?:-f|--find-links)(?:\s+|=)(.+)")

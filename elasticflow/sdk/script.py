@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.errors import InvalidJob
+from elasticflow.sdk.job import ElasticJob
 from elasticflow.shared.messages.job_environment import SCRIPT_PROCESS_VARIABLE
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.training_interface import OnStep

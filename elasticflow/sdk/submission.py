@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from elasticflow.client.command_requests import Package
 from elasticflow.errors import NotLoadable
 from elasticflow.sdk.job import ElasticJob
-from elasticflow.sdk.packaging import Package, PackagingFailed, package
+from elasticflow.sdk.packaging import PackagingFailed, package
 from elasticflow.sdk.script import Script, TorchrunScript
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobClass, JobSpec
 

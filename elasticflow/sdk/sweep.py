@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.sdk.job_fields import did_you_mean, undeclared, value_in_words
+from elasticflow.errors import InvalidJob, did_you_mean
+from elasticflow.history.formatting import value_in_words
+from elasticflow.sdk.job import ElasticJob
+from elasticflow.sdk.job_fields import undeclared
 from elasticflow.sdk.script import Script
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 

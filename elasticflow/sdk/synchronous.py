@@ -19,7 +19,6 @@ from elasticflow.history.tables import as_html, as_text, table
 from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import code_of, profilable, quotable, submission_of
-from elasticflow.sdk.times import Duration, Moment, moment_in_words
 from elasticflow.shared.messages.events import (
     AmendRejected,
     CancelRejected,
@@ -32,6 +31,7 @@ from elasticflow.shared.messages.events import (
     QuoteRejected,
     QuoteReserved,
 )
+from elasticflow.times import Duration, Moment, moment_in_words
 
 # --- notebook results ----------------------------------------------------------------------------------
 # Results of the synchronous API, which a notebook shows as a table and `print` as lines.

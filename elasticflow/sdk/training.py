@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elasticflow.client.client import Client
+from elasticflow.client.command_requests import Package
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.training_load import TrainingOptions, TrainingProgress, train_in_tasks
+from elasticflow.errors import InvalidJob
 from elasticflow.sdk.blocking_call import with_client
-from elasticflow.sdk.job import ElasticJob, InvalidJob
-from elasticflow.sdk.packaging import Package
+from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import Submission, submission_of
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN

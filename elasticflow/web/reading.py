@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from elasticflow.client.client import Client
 from elasticflow.client.worker_logs import FileLogs, LogReader, StoredLogs, log_folder
+from elasticflow.errors import did_you_mean
 from elasticflow.history.names_concerned import event_rows
 from elasticflow.history.usage_report import NoPrice, Prices, cost_of
-from elasticflow.sdk.job_fields import did_you_mean
 from elasticflow.shared.errors import NotPermitted, Unavailable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.history.formatting import shortened
-from elasticflow.sdk.times import clock_time, duration_in_words
+from elasticflow.times import clock_time, duration_in_words
 from elasticflow.web.page_values import expected_at, finish_at, margin_at, sentence_at
 
 # --- saved lanes ---------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from starlette.routing import Route
 
 from elasticflow.client.client import Client
 from elasticflow.client.command_requests import fresh_job_id
-from elasticflow.errors import Undecided
+from elasticflow.errors import InvalidJob, Undecided
 from elasticflow.history.usage_report import Prices, price_of
-from elasticflow.sdk.job import InvalidJob
 from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages.events import (
     AmendRejected,

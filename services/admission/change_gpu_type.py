@@ -10,7 +10,7 @@ import math
 from elasticflow.services.admission.change_job import Alternative, rest_on_type
 from elasticflow.services.admission.session import AdmissionSession, SessionsByType
 from elasticflow.shared.messages.events import GpuTypeChanged, GpuTypeKept
-from elasticflow.shared.scheduling.jobs.planned_pool import flat
+from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.state.gpu_types import (
     accepted_types,
     num_gpus_by_recorded_type,

@@ -17,10 +17,10 @@ from elasticflow.shared.messages.event_summary import in_the_past
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
 from elasticflow.shared.messages.gpu_limits import GpuLimits, range_problem
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.planned_pool import flat, planned_pool
 from elasticflow.shared.scheduling.availability.availability_profile import fewest_free
-from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.planned_pool import flat, planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
 from elasticflow.shared.state.fold.job_changes import submitted_range, with_gpu_range

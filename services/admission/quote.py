@@ -18,8 +18,8 @@ from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus, Message, Subscription
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.command_queue import AnswerSender
+from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.job_table import gpu_seconds
-from elasticflow.shared.scheduling.jobs.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, promised_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.owned_profiles import with_own_curves

@@ -11,9 +11,9 @@ from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import Proposal
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.availability.earliest_completion import end_under_s
+from elasticflow.shared.scheduling.admission.earliest_completion import end_under_s
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, gpu_seconds
-from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, planned_deadline_s, resize_cost
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import spec_of

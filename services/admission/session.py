@@ -18,9 +18,9 @@ from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
 from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, Submitted, older_demand
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply

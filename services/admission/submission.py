@@ -9,7 +9,7 @@ from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, ProfileRequested, RejectionReason
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.admission.admission_plan import Proposal
-from elasticflow.shared.scheduling.jobs.planned_pool import flat
+from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.state.gpu_types import spec_on, submitted_spec
 from elasticflow.shared.state.idempotent_replies import waits_for
 from elasticflow.shared.state.job import Job

@@ -21,8 +21,8 @@ from elasticflow.services.allocator.profiling import (
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import AllocationDecided, NodeDrainStarted, PlanEvent, ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.allocation.allocation import allocate
-from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.nodes import node_drain_started

@@ -11,7 +11,7 @@ from functools import cache as remember
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, profile_known, resize_cost
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.jobs import state_holders

@@ -2,8 +2,8 @@
 
 from elasticflow.services.allocator.policy import with_cache
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.scheduling.warm_up import warm_up
 
 
 async def serve(process: Process) -> None:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 
 from elasticflow.services.monitor.model import State, reports_progress
 from elasticflow.shared.messages.events import JobAtRisk, JobFailed, ProfilingFailed
-from elasticflow.shared.scheduling.jobs.planned_pool import PlannedPool, planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, planned_deadline_s, promised_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache

@@ -24,8 +24,8 @@ from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.shared.state.code_in_use import code_digests
 
 # --- old objects ---------------------------------------------------------------------------------------

@@ -17,14 +17,14 @@ from rich.progress import Progress
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.simulator.baselines.policy_catalogue import OURS, POLICY_NAMES, policies_named
+from elasticflow.simulator.command_inputs import cluster_of, make_folder, note, reporting_errors, workload_of
 from elasticflow.simulator.report.figures import Cell, Section
 from elasticflow.simulator.report.run_matrix import NotRun, RunMatrix, Runner
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.timing.overhead import overhead_model
-from elasticflow.simulator.trace.command_inputs import cluster_of, make_folder, note, reporting_errors, workload_of
 from elasticflow.simulator.trace.plots import require_matplotlib
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import Outcome
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 
 if TYPE_CHECKING:
     from elasticflow.simulator.bound import Bound

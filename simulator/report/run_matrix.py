@@ -10,8 +10,8 @@ import numpy as np
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.engine.interruptible import interruptible
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 BEST_EFFORT_SEED = 0

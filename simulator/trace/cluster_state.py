@@ -21,8 +21,8 @@ from elasticflow.simulator.timing.training_time import (
     throughput_in_mix,
     true_rate,
 )
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.training import Occupancy, Training
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob
 
 NO_SPEEDS: Mapping[str, float] = MappingProxyType({})

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from elasticflow.sdk.times import duration_in_words
 from elasticflow.simulator.padding.windows import write_windows
 from elasticflow.simulator.trace.result import Fate, Result
+from elasticflow.times import duration_in_words
 
 JOB_COLUMNS = (
     "job_id",

@@ -17,9 +17,9 @@ from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures, NodeEnds, SpeedNoise
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.result import HOUR_S, Fate, Result
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Observer, Simulation
 from elasticflow.simulator.verification.trace_verification import VerificationByType
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.workload import Workload
 
 if TYPE_CHECKING:

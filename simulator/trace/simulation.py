@@ -33,8 +33,9 @@ from elasticflow.simulator.trace.failures_and_speed_noise import (
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.monitor_reports import MonitorReports
 from elasticflow.simulator.trace.result import JobLog, Result
-from elasticflow.simulator.trace.simulated_pool import ClusterShape, pool_config, single_gpu_profiles, submission
+from elasticflow.simulator.trace.simulated_pool import pool_config, single_gpu_profiles, submission
 from elasticflow.simulator.trace.training import Training
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 # --- simulated nodes -----------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import as_recorded, parts
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
@@ -44,6 +43,7 @@ from elasticflow.simulator.verification.certificates import (
     PromiseCertificate,
     RejectionCertificate,
 )
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 # --- certified jobs ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.local.run_file import RunFile, holder_of, read_run_file
+from elasticflow.client.run_file import RunFile, holder_of, read_run_file
 from elasticflow.shared import machine_code
 from elasticflow.shared.runtime.process.metrics import page_is_ok
 from elasticflow.shared.state.job import Phase
@@ -183,7 +183,7 @@ async def test_ctrl_c_while_the_scheduler_is_compiled(laptop: Laptop, monkeypatc
             assert b"compiling the scheduler, once" in await process.stderr.readline()
         children = psutil.Process(process.pid).children(recursive=True)
         assert [child.cmdline()[-1] for child in children] == [
-            "elasticflow.shared.scheduling.compiled.warm_up"
+            "elasticflow.shared.scheduling.warm_up"
         ]  # and no service
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(WAIT_S):

@@ -15,7 +15,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.__main__ import app
 from elasticflow.simulator.report.figures import efficiencies, mixes
 from elasticflow.simulator.report.run_matrix import BEST_EFFORT_SEED, RunMatrix, Runner, due_after, mixed
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace, write_trace

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from elasticflow.sdk.packaging import Package, package
+from elasticflow.client.command_requests import Package
+from elasticflow.sdk.packaging import package
 from elasticflow.services.executor.processes.fork_server_client import marked_processes
 from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.runtime.bus import streams

@@ -18,7 +18,7 @@ from benchmarks.scheduling.results import Results
 from benchmarks.scheduling.simulations import measure_simulation
 from benchmarks.scheduling.workloads import GENERATED, Case, cluster_of, generated_cases, tables, trace_cases
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.workload.generator import generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_search import MANY_JOBS, AdmissionSearch
+from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.planned_pool import unflat
 from elasticflow.shared.scheduling.allocation.allocation import allocate
-from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, end_s
-from elasticflow.shared.scheduling.jobs.planned_pool import unflat
 from tests.support.admission_plans import admit, fits_around, utilization
 from tests.support.exact_replay import advanced, exact_end_s, is_on_time, most_gpus_at_once, share_at
 from tests.support.example_specs import examples

@@ -15,9 +15,9 @@ from elasticflow.simulator.baselines.policy_adapter import baseline_policies
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, planners
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace

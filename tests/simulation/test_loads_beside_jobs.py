@@ -13,8 +13,8 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace

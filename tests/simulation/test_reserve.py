@@ -17,8 +17,8 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
 from elasticflow.shared.state.pool import NodeState, PoolState
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.workload import bundled_throughputs

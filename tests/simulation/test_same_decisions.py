@@ -29,8 +29,8 @@ from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, Virtual
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, read_entries
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 POOL = "p"

@@ -28,10 +28,10 @@ from elasticflow.simulator.trace.failures_and_speed_noise import DAY_S, HOUR_S, 
 from elasticflow.simulator.trace.plots import Pieces, efficiency, held_gpus
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.result_files import write_tables
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.verification.trace_verification import TraceVerification
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs, bundled_trace

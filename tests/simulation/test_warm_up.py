@@ -9,12 +9,12 @@ import elasticflow.shared.scheduling
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages.commands import AmendJob, QuoteDeadline, ReserveQuote
-from elasticflow.shared.scheduling.compiled.warm_up import warm_up
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
+from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.workload import bundled_throughputs

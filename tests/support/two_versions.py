@@ -68,7 +68,7 @@ def installed_version(commit: str, folder: Path) -> Version:
     python("-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", cwd=checkout)
     (wheel,) = (folder / "dist").glob("*.whl")
     old = Version("old", install(wheel, folder / "site"))
-    python(*old.command("elasticflow.shared.scheduling.compiled.warm_up")[1:], cwd=folder)
+    python(*old.command("elasticflow.shared.scheduling.warm_up")[1:], cwd=folder)
     return old
 
 

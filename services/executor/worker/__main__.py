@@ -3,13 +3,13 @@
 import socket
 import sys
 
-from elasticflow.services.executor.worker.process.keeper import keep
+from elasticflow.services.executor.worker.keeper import keep
 from elasticflow.shared.library_imports import without_gc
 
 
 def _serve(keeper: int) -> None:
     with without_gc():  # only in this process: the keeper stays small
-        from elasticflow.services.executor.worker.process.fork_server import ForkServer
+        from elasticflow.services.executor.worker.fork_server import ForkServer
 
     ForkServer(socket.socket(fileno=int(sys.argv[1])), keeper=keeper, preload=sys.argv[2:]).serve()
 

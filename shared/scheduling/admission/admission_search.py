@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
+from elasticflow.shared.scheduling.admission.earliest_completion import earliest_ends_s
 from elasticflow.shared.scheduling.availability.availability_profile import (
     change,
     copy_into,
     empty_availability_profile,
 )
-from elasticflow.shared.scheduling.availability.earliest_completion import earliest_ends_s
 from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     fill_one_more,
     gather_schedules,
@@ -28,7 +28,7 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     rows_that_differ,
     total_gpu_seconds,
 )
-from elasticflow.shared.scheduling.compiled.compile import Integers
+from elasticflow.shared.scheduling.compile import Integers
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
 
 # --- filling trials ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elasticflow import ElasticJob
-from elasticflow.services.executor.worker.elastic.gloo_transport import GlooTransport
+from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers
 
 

@@ -9,9 +9,9 @@ from torch import nn
 from training_functions import Points
 
 from elasticflow import Scalar
-from elasticflow.services.executor.worker.elastic import groups
-from elasticflow.services.executor.worker.elastic.device_transport import DeviceIdentity
-from elasticflow.services.executor.worker.steps import step_agreement
+from elasticflow.services.executor.worker.engine import step_agreement
+from elasticflow.services.executor.worker.group import groups
+from elasticflow.services.executor.worker.group.device_transport import DeviceIdentity
 
 
 def is_other() -> bool:

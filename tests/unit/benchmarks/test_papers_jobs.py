@@ -13,9 +13,9 @@ from benchmarks.papers.quantities import share_with_time_enough
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.trace.result import Fate, Result
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import completion_numbers
 from elasticflow.simulator.trace.training import Occupancy
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs
 

@@ -7,9 +7,9 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE
 from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.simulated_pool import ClusterShape
 from elasticflow.simulator.trace.simulated_run import completion_numbers
 from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 from tests.support.trace_jobs import job
 

@@ -17,9 +17,9 @@ import torch
 
 from elasticflow.services.executor.worker.checkpoint.files import write_model
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, Superseded, Written
-from elasticflow.services.executor.worker.elastic.nested_tensors import flatten, unflatten
+from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.channel import Channel
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
 
 # --- host copies ---------------------------------------------------------------------------------------

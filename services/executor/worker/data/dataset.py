@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from elasticflow.services.executor.worker.data.loader_settings import LoaderSettings, SamplerDraws
 from elasticflow.services.executor.worker.data.sample_order import DrawnOrder, Epochs, Order, Partitions, SampleOrder
 from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
-from elasticflow.services.executor.worker.steps.virtual_nodes import default_count
+from elasticflow.services.executor.worker.data.virtual_nodes import default_count
+from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.shared.messages.job_spec import JobSpec
 
 _MAX_WINDOW = 1 << 20  # samples; permutations of many windows are cached

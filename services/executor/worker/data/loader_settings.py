@@ -30,9 +30,9 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils import worker as torch_worker
 
+from elasticflow.services.executor.worker.data.random_seeds import Phase, keep_generators, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.sample_order import Numbers
-from elasticflow.services.executor.worker.steps.random_seeds import Phase, keep_generators, seed_generators, seed_of
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.interface import TrainingFailed
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
 
 Numbers = NDArray[np.int64]
 

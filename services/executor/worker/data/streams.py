@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from elasticflow.services.executor.worker.data.sample_order import Part, part_of
-from elasticflow.services.executor.worker.elastic.compatibility_digest import decode_value, encode_value
-from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
-from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.group.compatibility_digest import decode_value, encode_value
+from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousStore
 
 _PLACE = "stream place"
 _KEPT = 3  # positions, beside that of the first step: the state may be that of this boundary, or of one beside it

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.shared.messages.job_environment import DATA_VARIABLE, without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 

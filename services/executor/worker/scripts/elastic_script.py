@@ -19,7 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize
 from elasticflow.services.executor.worker.data.loader_settings import DataSetAttributes, LoaderSettings, settings_of
 from elasticflow.services.executor.worker.data.sample_order import Epochs
-from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.engine.bitwise import SYNC_POINTS
+from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread, Returned
+from elasticflow.services.executor.worker.engine.plain_state import LoopState, Namespace, namespaces_of_frames
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS
 from elasticflow.services.executor.worker.process.users_code import is_users_frame
@@ -29,10 +33,6 @@ from elasticflow.services.executor.worker.scripts.script_environment import (
     module_of,
     run_script,
 )
-from elasticflow.services.executor.worker.steps.bitwise import SYNC_POINTS
-from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread, Returned
-from elasticflow.services.executor.worker.steps.plain_state import LoopState, Namespace, namespaces_of_frames
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_environment import SCRIPT_PROCESS_VARIABLE
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 from elasticflow.shared.training_interface import OnStep, Stateful

@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl, urlparse
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import visible_devices
 from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import SCRIPT_SUFFIX, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 

@@ -32,10 +32,17 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost, raising_peer_lost
-from elasticflow.services.executor.worker.elastic.rendezvous import connect, open_rendezvous, rendezvous_specification
-from elasticflow.services.executor.worker.elastic.rendezvous_store import RendezvousStore
-from elasticflow.services.executor.worker.elastic.tcp_connections import bind_to_host
+from elasticflow.services.executor.worker.engine.restored_state import (
+    checkpoint_store,
+    lost_checkpoints,
+    newest_checkpoint,
+)
+from elasticflow.services.executor.worker.engine.training_function import in_users_code
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost, raising_peer_lost
+from elasticflow.services.executor.worker.group.rendezvous import connect, open_rendezvous, rendezvous_specification
+from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousStore
+from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import claim
@@ -47,12 +54,6 @@ from elasticflow.services.executor.worker.scripts.script_environment import (
     torchrun_environment,
     use_own_rendezvous,
 )
-from elasticflow.services.executor.worker.steps.restored_state import (
-    checkpoint_store,
-    lost_checkpoints,
-    newest_checkpoint,
-)
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
     ExitCode,

@@ -4,7 +4,7 @@ import signal
 import socket
 import sys
 
-from elasticflow.services.executor.worker.process.run_worker import run_assignment
+from elasticflow.services.executor.worker.loop.run_worker import run_assignment
 from elasticflow.services.executor.worker.training_tasks.manager import run_manager
 
 if __name__ == "__main__":

@@ -12,7 +12,19 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from elasticflow.services.executor.worker.elastic.compatibility_digest import compatibility_digest
+from elasticflow.services.executor.worker.engine import user_code_checks
+from elasticflow.services.executor.worker.engine.cooperative_thread import THREADS
+from elasticflow.services.executor.worker.engine.gradient_scaling import refuse_gradient_scaling
+from elasticflow.services.executor.worker.engine.job_state import make_job_objects
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.engine.training_function import (
+    in_users_code,
+    load_training_function,
+    virtual_nodes_of,
+)
+from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
+from elasticflow.services.executor.worker.group.compatibility_digest import compatibility_digest
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import (
     Stopwatch,
@@ -20,18 +32,6 @@ from elasticflow.services.executor.worker.process.device import (
     finish_work,
     prepare_thread,
 )
-from elasticflow.services.executor.worker.steps import user_code_checks
-from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
-from elasticflow.services.executor.worker.steps.gradient_scaling import refuse_gradient_scaling
-from elasticflow.services.executor.worker.steps.job_state import make_job_objects
-from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.steps.training_function import (
-    TrainingFailed,
-    in_users_code,
-    load_training_function,
-    virtual_nodes_of,
-)
-from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.training_tasks.task_steps import Contribution, VirtualNodeSteps, tensors_of
 from elasticflow.services.executor.worker.training_tasks.tensor_connection import TensorConnection, contribution_message
 from elasticflow.shared.messages.job_spec import JobSpec

@@ -14,18 +14,18 @@ import torch
 from pydantic import TypeAdapter
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
-from elasticflow.services.executor.worker.elastic.compatibility_digest import compatibility_digest
+from elasticflow.services.executor.worker.engine.cooperative_thread import THREADS
+from elasticflow.services.executor.worker.engine.job_state import JobObjects
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
+from elasticflow.services.executor.worker.group.compatibility_digest import compatibility_digest
+from elasticflow.services.executor.worker.interface import TrainingFailed
+from elasticflow.services.executor.worker.loop.training_loop import RunInNewThread, train
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, prepare_thread
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.process.users_code import enter_code
-from elasticflow.services.executor.worker.steps.cooperative_thread import THREADS
-from elasticflow.services.executor.worker.steps.job_state import JobObjects
-from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.training_loop import RunInNewThread, train
-from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.training_tasks.gradient_task import VirtualNodeTrainer
 from elasticflow.services.executor.worker.training_tasks.task_server import TaskServer
 from elasticflow.services.executor.worker.training_tasks.task_steps import ManagerSteps, tensors_of

@@ -17,9 +17,9 @@ from typing import Any
 import structlog
 import torch
 
-from elasticflow.services.executor.worker.elastic.compatibility_digest import CompatibilityDigest, require_compatible
-from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
+from elasticflow.services.executor.worker.group.compatibility_digest import CompatibilityDigest, require_compatible
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.training_tasks.task_steps import Contribution
 from elasticflow.services.executor.worker.training_tasks.tensor_connection import TensorConnection, contribution_in
 

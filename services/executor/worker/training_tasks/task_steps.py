@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import torch
 
-from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
-from elasticflow.services.executor.worker.steps.carried_gradients import parameters_of
-from elasticflow.services.executor.worker.steps.gradients_and_buffers import Buffers, buffers_of
-from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, TrainingFunction
-from elasticflow.services.executor.worker.steps.tree_reduce import Tensors
-from elasticflow.services.executor.worker.steps.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.engine.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.engine.carried_gradients import parameters_of
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, buffers_of
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.engine.tree_reduce import Tensors
+from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 
 Metrics = Mapping[str, float]
 _ONE_PART = "needs all parts of a batch at once, but a task of a padding load has one: submit the job instead"

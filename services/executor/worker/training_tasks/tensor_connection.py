@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 import msgpack
 import torch
 
-from elasticflow.services.executor.worker.elastic.state_transfer import bytes_of
+from elasticflow.services.executor.worker.group.state_transfer import bytes_of
 from elasticflow.services.executor.worker.training_tasks.task_steps import Contribution
 
 _LENGTH = struct.Struct(">I")

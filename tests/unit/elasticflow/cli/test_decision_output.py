@@ -7,11 +7,11 @@ import pytest
 from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.cli.decision_output import show_decision, show_quote
 from elasticflow.errors import UnknownJob
-from elasticflow.sdk.times import clock_time
 from elasticflow.shared.messages.commands import DeadlineQuoted
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.limits import next_name
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.times import clock_time
 from tests.support.histories import NOW_S, spec
 from tests.support.worker_events import admitted, rejected
 

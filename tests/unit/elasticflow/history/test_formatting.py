@@ -9,7 +9,7 @@ from elasticflow.cli.terminal_output import say_line
 from elasticflow.client.command_requests import fresh_job_id
 from elasticflow.history.formatting import schedule_in_words
 from elasticflow.sdk.job import ElasticJob
-from elasticflow.sdk.times import duration_in_words, moment_in_words, parse_deadline, seconds_of
+from elasticflow.times import duration_in_words, moment_in_words, parse_deadline, seconds_of
 from tests.support.histories import spec
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from elasticflow import ElasticJob, Scalar
 from elasticflow.cli.command_options import SubmissionOptions
-from elasticflow.sdk.job import Condition, InvalidJob
+from elasticflow.errors import InvalidJob
+from elasticflow.sdk.job import Condition
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.job_spec import JobClass, MetricCondition

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.errors import InvalidJob
+from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.requirements import read_requirements
 
 

@@ -10,8 +10,7 @@ from torch import nn
 
 import elasticflow
 from elasticflow.cli.command_options import SubmissionOptions
-from elasticflow.errors import NotLoadable
-from elasticflow.sdk.job import InvalidJob
+from elasticflow.errors import InvalidJob, NotLoadable
 from elasticflow.sdk.script import Script, TorchrunScript
 from elasticflow.sdk.submission import code_of, load, profilable, submission_of, with_code
 

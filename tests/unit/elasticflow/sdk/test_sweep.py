@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.errors import InvalidJob
+from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.script import Script
 from elasticflow.sdk.sweep import combinations, in_sweep, job_ids, job_of
 from elasticflow.shared.messages.job_spec import Scalar

@@ -14,7 +14,7 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.state.gpu_types import part_of_type
 from elasticflow.shared.state.job import Phase
 from tests.support.histories import NOW_S, History, spec, submit

@@ -12,7 +12,7 @@ from elasticflow.services.allocator.profiling import PROBE_S, next_probe
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass
-from elasticflow.shared.scheduling.jobs.planned_pool import planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import QuoteReservation, spec_of
 from tests.support.histories import NOW_S, History, pool, submit

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from elasticflow.sdk.job import ElasticJob, InvalidJob
+from elasticflow.errors import InvalidJob
+from elasticflow.sdk.job import ElasticJob
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.admission.quote import quote
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR

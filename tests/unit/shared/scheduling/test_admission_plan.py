@@ -10,6 +10,7 @@ import pytest
 from elasticflow.shared.messages.share_schedule import ShareSegment
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
+from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     AvailabilityProfile,
@@ -19,7 +20,6 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     empty_segments,
     new_scratch,
 )
-from elasticflow.shared.scheduling.availability.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, minimum_share
 from elasticflow.shared.scheduling.availability.plan_repair import drop_past, trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import (

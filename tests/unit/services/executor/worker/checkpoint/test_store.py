@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded
-from elasticflow.services.executor.worker.steps.trainer import ShardedCheckpoints
+from elasticflow.services.executor.worker.engine.trainer import ShardedCheckpoints
 
 
 def state(iteration: int) -> dict:

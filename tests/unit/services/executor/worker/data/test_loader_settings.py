@@ -32,8 +32,8 @@ from elasticflow.services.executor.worker.data.loader_settings import (
     keep_worker_info,
     settings_of,
 )
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
 
 DATA = list(range(60))

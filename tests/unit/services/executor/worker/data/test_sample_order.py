@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.services.executor.worker.data.sample_order import Partitions, SampleOrder
-from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 
 SEEDS = st.integers(0, 2**63 - 1)
 

@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset
 
 from elasticflow.services.executor.worker.data.dataset import recognize, sample_order
 from elasticflow.services.executor.worker.data.sample_readers import reader_of
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
 
 

@@ -15,9 +15,9 @@ from elasticflow.services.executor.worker.data.loader_settings import settings_o
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader, checksum_of
 from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
-from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
 NEVER = 10**6
 

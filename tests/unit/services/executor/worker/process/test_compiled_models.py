@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.engine.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.engine.training_function import in_users_code
+from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.compiled_models import MOST_SHAPES
 from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, choose_repeatable_kernels
-from elasticflow.services.executor.worker.steps.bitwise import BitwiseSteps
-from elasticflow.services.executor.worker.steps.carried_gradients import CarriedGradients
-from elasticflow.services.executor.worker.steps.cooperative_thread import CooperativeThread
-from elasticflow.services.executor.worker.steps.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
-from elasticflow.services.executor.worker.steps.virtual_node_scheduler import LockstepScheduler
-from elasticflow.services.executor.worker.steps.virtual_nodes import VirtualNodes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of the compiler's import
 

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-from elasticflow.services.executor.worker.elastic.peer_loss import PeerLost
+from elasticflow.services.executor.worker.engine.training_function import in_users_code
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.scripts.script_environment import (
     SINGLE_PROCESS_ENVIRONMENT,
     use_own_rendezvous,
 )
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed, in_users_code
 
 TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 

@@ -8,8 +8,8 @@ import torch
 from torch.optim import lr_scheduler as schedules
 
 from elasticflow.services.executor.worker.data.sample_order import Epochs
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.scripts.schedules import JobLength, Plan, ScheduleCheck, plan_of
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
 
 

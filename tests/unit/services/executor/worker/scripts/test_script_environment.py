@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.script_environment import GpuSlot, torchrun_environment
 from elasticflow.services.executor.worker.scripts.torchrun_script import iterations_per_step
-from elasticflow.services.executor.worker.steps.training_function import TrainingFailed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from tests.support.histories import pool, spec
 from tests.support.worker_events import admitted, placed

@@ -1,0 +1,165 @@
+"""The additional state of a job: objects beside the model and the optimizer, for example a schedule or an average.
+
+train() changes them once in a step, as on one device, although a worker calls it once for each micro-batch: every call
+begins with the same state, and that of the last one stays. The optimizer's settings, which schedules change, and the
+plain state of the user's code follow the same rule. A rolled back step restores all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.engine.plain_state import Plain, PlainState
+from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
+from elasticflow.shared.training_interface import Stateful
+
+OptimizerSettings = Sequence[dict[str, Any]]  # of each parameter group, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """settings: of the optimizer. structure: of the objects' states, by name. plain: of the user's code, by name."""
+
+    settings: OptimizerSettings
+    structure: Any
+    tensors: "tuple[_KeptTensor, ...]"
+    plain: Mapping[str, Plain]
+
+
+class AdditionalState:
+    """objects: by name. Calls of their methods in train() are calls of the user's own code. plain: what else that
+    keeps."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, Stateful],
+        optimizer: torch.optim.Optimizer,
+        plain: PlainState | None = None,
+    ) -> None:
+        self.objects = objects
+        self._plain = plain or PlainState()
+        self.note_first_plain()
+        self._optimizer = optimizer
+        self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
+
+    def note_first_plain(self) -> None:
+        """That with which the first step begins in any process."""
+        self._first_plain = self._plain.read()
+        self._data = frozenset(self._plain.too_large)
+
+    def outgrown(self) -> list[str]:
+        """Names of containers that have become too large for a state, each once."""
+        names = sorted(self._plain.too_large - self._data)
+        self._data |= frozenset(names)
+        return names
+
+    def state(self) -> tuple[Any, list[torch.Tensor]]:
+        """The structure of the objects' states, by name, and their tensors, which are not copied."""
+        tensors: list[torch.Tensor] = []
+        return flatten({name: each.state_dict() for name, each in self.objects.items()}, tensors), tensors
+
+    def comparable(self) -> dict[str, str]:
+        """The settings of the optimizer and the numbers of the objects, by name, in a form to compare.
+
+        Modules are left out: their states are tensors, and those of a large average take milliseconds.
+        """
+        states = {
+            name: flatten(each.state_dict(), [])
+            for name, each in self.objects.items()
+            if not isinstance(each, nn.Module)
+        }
+        return {
+            name: repr(state)
+            for name, state in {**states, "the optimizer": optimizer_settings(self._optimizer)}.items()
+        }
+
+    def snapshot(self) -> Snapshot:
+        """Copies only tensors that have changed since the last snapshot."""
+        structure, tensors = self.state()
+        self._kept = tuple(
+            kept if kept is not None and kept.is_current(tensor) else _KeptTensor.of(tensor)
+            for tensor, kept in zip(tensors, chain(self._kept, repeat(None)), strict=False)
+        )
+        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept, self._plain_before())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        restore_settings(self._optimizer, snapshot.settings)
+        if self._plain_before() != snapshot.plain:
+            self._plain.write(snapshot.plain, deletes=True)
+        if self._is_at(snapshot):
+            return
+        # an object may adopt what it loads
+        state = unflatten(snapshot.structure, [kept.copy.clone() for kept in snapshot.tensors])
+        for name, each in self.objects.items():
+            each.load_state_dict(state[name])
+
+    def _plain_before(self) -> dict[str, Plain]:
+        """Any part of a call."""
+        return {} if self._plain.restores_itself else self._plain.read()
+
+    def changed_plain(self) -> dict[str, Plain]:
+        """The plain state that differs from what this process began with, or from nothing: what others may lack."""
+        return {name: plain for name, plain in self._plain.read().items() if plain != self._first_plain.get(name, self)}
+
+    def set_plain(self, plain: Mapping[str, Plain]) -> None:
+        """As `changed_plain` of another process, or of an earlier step, returned it."""
+        self._plain.write({**self._first_plain, **plain}, deletes=True)
+
+    def _is_at(self, snapshot: Snapshot) -> bool:
+        structure, tensors = self.state()
+        return structure == snapshot.structure and all(
+            kept.is_current(tensor) for kept, tensor in zip(snapshot.tensors, tensors, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTensor:
+    """original: kept, so that no other tensor gets its memory. version: torch's count of changes in place."""
+
+    original: torch.Tensor
+    version: int
+    copy: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_KeptTensor":
+        return cls(tensor, tensor._version, tensor.clone())
+
+    def is_current(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has the values of the copy."""
+        mine, other = (
+            (each.data_ptr(), each.shape, each.stride(), each.dtype, each.device) for each in (self.original, tensor)
+        )
+        return mine == other and tensor._version == self.version
+
+
+def further_optimizers(additional: AdditionalState) -> dict[str, torch.optim.Optimizer]:
+    """Those among the objects, by the name of their step."""
+    return {
+        f"{name}.step()": each for name, each in additional.objects.items() if isinstance(each, torch.optim.Optimizer)
+    }
+
+
+def optimizer_settings(optimizer: torch.optim.Optimizer) -> OptimizerSettings:
+    """A copy of the learning rates and the like, which train() may change before the optimizer's step."""
+    return [
+        {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def restore_settings(optimizer: torch.optim.Optimizer, settings: OptimizerSettings) -> None:
+    """A setting that is a tensor is overwritten in place: schedules change it there."""
+    for group, before in zip(optimizer.param_groups, settings, strict=True):
+        for name, value in before.items():
+            if isinstance(value, torch.Tensor) and isinstance(group[name], torch.Tensor):
+                group[name].copy_(value)
+            else:
+                group[name] = value

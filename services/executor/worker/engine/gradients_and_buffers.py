@@ -1,0 +1,315 @@
+"""What the calls of train() in one bitwise step share and what they do not: gradients and the model's buffers.
+
+Buffers are for example the statistics of a BatchNorm. Every micro-batch starts a step with the same buffers. Changed
+floating-point buffers are averaged, weighted by samples; other changed buffers come from the first micro-batch of
+virtual node 0. They are combined at the optimizer's step and at the end of the step. Unchanged buffers keep their bits.
+"""
+
+# pyright: reportPrivateImportUsage=false
+# (torch uses its operations on lists everywhere, but does not export them by the letter)
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.engine.tree_reduce import Tensors, TensorSum
+
+# --- layer statistics ----------------------------------------------------------------------------------
+# Which statistics of normalization layers a step has changed: torch's kernels write them without counting a version.
+#
+# Before the optimizer's step the device finds it, and takes the result with the sum of the statistics. So no host
+# waits.
+
+_COUNTER = "num_batches_tracked"
+_COUNTING = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+Changed = dict[int, torch.Tensor]  # buffers that a micro-batch has, or may have, changed
+
+
+class LayerStatistics:
+    """Those among a model's buffers. owners: layer and name of each. common: values at the beginning of a step."""
+
+    def __init__(self, owners: Sequence[tuple[nn.Module, str]], common: Sequence[torch.Tensor]) -> None:
+        self._common = common
+        positions = {(module, name): i for i, (module, name) in enumerate(owners)}
+        self._counters = {  # of a layer's passes in training, by statistic; None: the layer counts none
+            i: positions.get((module, _COUNTER)) if type(module).forward in _COUNTING else None
+            for i, (module, _) in enumerate(owners)
+            if isinstance(module, _NormBase) and common[i].is_floating_point() and common[i].numel()
+        }
+        self._flags: dict[tuple[int, ...], torch.Tensor] = {}  # by statistics
+        self._sizes: dict[tuple[int, ...], torch.Tensor] = {}  # elements of each
+
+    def suspected(self, written: Collection[int], *, after_optimizer: bool) -> set[int]:
+        """Those that may differ, given which buffers were written. After the optimizer's step a comparison would keep
+        the device waiting for the next one, so a layer's count of its passes tells."""
+        return {
+            i for i, counter in self._counters.items() if not after_optimizer or counter is None or counter in written
+        }
+
+    def drop_unchanged(self, changed: Sequence[Changed]) -> None:
+        """One comparison of all statistics of all micro-batches, and one wait: each would stop a GPU."""
+        kept = [(of_one, i) for of_one in changed for i in self._counters if i in of_one]
+        if not kept:
+            return
+        differ = _differ([of_one[i] for of_one, i in kept], [self._common[i] for _, i in kept])
+        for (of_one, i), does_differ in zip(kept, differ.tolist(), strict=True):
+            if not does_differ:
+                del of_one[i]
+
+    def flags_like(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """A tensor of the shape of `flags`, the same one for the same indices; none without statistics."""
+        if not (mine := self._among(indices)):
+            return []
+        if mine not in self._flags:
+            device = self._common[mine[0]].device
+            self._flags[mine] = torch.zeros(len(mine), device=device)
+            self._sizes[mine] = torch.tensor([self._common[i].numel() for i in mine], device=device)
+        return [self._flags[mine]]
+
+    def flags(self, indices: Sequence[int], changed: Sequence[Changed]) -> list[list[torch.Tensor]]:
+        """For each micro-batch: whether it has changed each of the statistics among these buffers, as 1 or 0."""
+        if not (mine := self._among(indices)):
+            return [[] for _ in changed]
+        values = [of_one.get(i, self._common[i]) for of_one in changed for i in mine]
+        differ = _differ(values, [self._common[i] for _ in changed for i in mine])
+        return [[row] for row in differ.float().view(len(changed), len(mine))]
+
+    def with_unchanged(
+        self, indices: Sequence[int], values: Sequence[torch.Tensor], flags: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """The new values, but the old ones of statistics that no micro-batch has changed: means may have other bits.
+
+        flags: the sums over all micro-batches.
+        """
+        mine, chosen = self._among(indices), dict(zip(indices, values, strict=True))
+        old = torch.cat([self._common[i].reshape(-1) for i in mine])
+        new = torch.cat([chosen[i].reshape(-1) for i in mine])
+        is_changed = flags.gt(0.0).repeat_interleave(self._sizes[mine], output_size=len(new))
+        parts = torch.where(is_changed, new, old).split([self._common[i].numel() for i in mine])
+        return list((chosen | {i: part.view_as(self._common[i]) for i, part in zip(mine, parts, strict=True)}).values())
+
+    def _among(self, indices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(i for i in indices if i in self._counters)
+
+
+def _differ(values: list[torch.Tensor], others: list[torch.Tensor]) -> torch.Tensor:
+    """For each pair; on the device."""
+    return torch.stack(torch._foreach_norm(torch._foreach_sub(values, others), ord=math.inf)).ne(0.0)
+
+
+class SharedGradients:
+    """The gradient of the global batch after a backward pass, for one call after another.
+
+    A call may change gradients in place, for example clip them; the next call must not see that.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: Sequence[torch.Tensor] = ()
+        self._gradients: Tensors = []
+        self._untouched: Tensors = []  # copies, for the calls after the first
+        self._versions: list[int] = []  # torch's counts of changes in place
+
+    def share(self, parameters: Sequence[torch.Tensor], gradients: Tensors, *, before: Tensors, num_calls: int) -> None:
+        """before: gradients from before the backward pass, which are added. num_calls: that will be resumed."""
+        with torch.no_grad():
+            for earlier, gradient in zip(before, gradients, strict=True):
+                if earlier is not None and gradient is not None:
+                    gradient.add_(earlier)
+        self._parameters = parameters
+        self._gradients = [
+            earlier if gradient is None else gradient for earlier, gradient in zip(before, gradients, strict=True)
+        ]
+        if num_calls > 1:
+            self._untouched = _copies(self._gradients)
+        self._versions = [0 if g is None else g._version for g in self._gradients]
+
+    def keep_changes(self, *, num_calls: int) -> None:
+        """Share what the gradients are now, after the last call has changed them as all calls have."""
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        self._untouched = _copies(self._gradients) if num_calls > 1 else []
+        self._versions = [0 if g is None else g._version for g in self._gradients]
+
+    def restore(self) -> None:
+        """Before a call resumes: give every parameter the shared gradient."""
+        for i, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):
+            parameter.grad = gradient
+            if gradient is not None and gradient._version != self._versions[i]:
+                untouched = self._untouched[i]
+                assert untouched is not None
+                gradient.copy_(untouched)
+                self._versions[i] = gradient._version
+
+    def is_unchanged(self) -> bool:
+        """Whether all parameters still have the shared gradient."""
+        return all(
+            parameter.grad is gradient and (gradient is None or gradient._version == version)
+            for parameter, gradient, version in zip(self._parameters, self._gradients, self._versions, strict=True)
+        )
+
+    def values(self) -> dict[int, torch.Tensor | None]:
+        """The shared gradient by id of the parameter, also if the last call has changed it."""
+        values = [
+            untouched if gradient is not None and gradient._version != version else gradient
+            for gradient, untouched, version in zip(
+                self._gradients, self._untouched or self._gradients, self._versions, strict=True
+            )
+        ]
+        return {id(parameter): value for parameter, value in zip(self._parameters, values, strict=True)}
+
+    def clear(self) -> None:
+        """After the optimizer's step, or after a failed step."""
+        self._parameters, self._gradients, self._untouched, self._versions = (), [], [], []
+
+
+class Buffers:
+    """The buffers of one model, on which several micro-batches work alternately."""
+
+    def __init__(self, model: nn.Module, computed: Sequence[MicroBatch]) -> None:
+        owned = _owned_buffers(model)
+        self._owners = [(module, name) for module, name, _ in owned]
+        self._working = [buffer for _, _, buffer in owned]
+        self._common = [buffer.detach().clone() for buffer in self._working]
+        self._versions = [buffer._version for buffer in self._working]
+        self._statistics = LayerStatistics(self._owners, self._common)
+        self._has_stepped = False  # the optimizer, in this step
+        self._computed = computed
+        self._changed: list[dict[int, torch.Tensor]] = [{} for _ in computed]  # by micro-batch, in this step
+        self._active: int | None = None
+
+    def begin_step(self) -> None:
+        self._has_stepped = False
+
+    def note_loaded(self) -> None:
+        """Between two steps: the model's buffers have been loaded."""
+        _copy_all(self._common, self._working)
+        self._versions = [buffer._version for buffer in self._working]
+
+    def activate(self, index: int | None) -> None:
+        """Give the model the buffers of one micro-batch computed here. None: the common ones."""
+        if self._active is not None:
+            self._keep(self._changed[self._active])
+        if index != self._active:
+            before = self._changed[self._active] if self._active is not None else {}
+            after = self._changed[index] if index is not None else {}
+            self._write(before.keys() | after.keys(), after)
+        self._active = index
+
+    def roll_back(self) -> None:
+        """Undo all changes of this step."""
+        self.activate(None)
+        touched = {i for changed in self._changed for i in changed}
+        self._changed = [{} for _ in self._computed]
+        self._write(touched, {})
+
+    def changes(self) -> list[list[float]]:
+        """For each micro-batch computed here and each buffer: 1 if it was changed, else 0.
+
+        Statistics of layers count before the optimizer's step if they may have changed: `combine` finds whether they
+        have. After it, a comparison tells, which waits for the device if one of these layers has run again.
+        """
+        if self._has_stepped:
+            self._statistics.drop_unchanged(self._changed)
+        return [[float(i in changed) for i in range(len(self._working))] for changed in self._changed]
+
+    def changed_values(self) -> list[dict[int, torch.Tensor]]:
+        """For each micro-batch computed here: the buffers that it has changed, by index. Waits for the device."""
+        self._statistics.drop_unchanged(self._changed)
+        return [dict(changed) for changed in self._changed]
+
+    def replace_changes(self, changed: Sequence[dict[int, torch.Tensor]]) -> None:
+        """For each micro-batch: what another process has found, in place of what was found here."""
+        self.activate(None)
+        self._changed = [dict(each) for each in changed]
+
+    def combine(self, indices: Sequence[int], summed: TensorSum) -> None:
+        """A collective if indices is not empty: give all workers the same buffers.
+
+        indices: of the buffers that any micro-batch on any worker has changed.
+        """
+        if indices:
+            common = [self._common[i] for i in indices]
+            like = [*common, *self._statistics.flags_like(indices)]
+            flags = self._statistics.flags(indices, self._changed)
+            for micro_batch, changed, mine in zip(self._computed, self._changed, flags, strict=True):
+                summed.begin_last(micro_batch, like)
+                values = [changed.get(i, self._common[i]) for i in indices]
+                summed.push(micro_batch, [*_weighted(values, micro_batch), *mine])
+            sums = [value for value in summed.finish(like) if value is not None]
+            summed.check_received()
+            values = sums[: len(common)]
+            for summed_flags in sums[len(common) :]:
+                values = self._statistics.with_unchanged(indices, values, summed_flags)
+            _copy_all(common, values)
+        self._changed = [{} for _ in self._computed]
+        self._write(indices, {})
+        self._has_stepped = True
+
+    def _keep(self, changed: dict[int, torch.Tensor]) -> None:
+        """What is or may be changed."""
+        current = [module._buffers[name] for module, name in self._owners]
+        there = {i: value for i, value in enumerate(current) if value is not None}
+        written = {i for i, value in there.items() if self._is_written(i, value)}
+        suspected = self._statistics.suspected(written, after_optimizer=self._has_stepped)
+        kept = {i: value.detach() for i, value in there.items() if i in written or i in suspected}
+        copies = [torch.empty_like(value) for value in kept.values()]
+        _copy_all(copies, list(kept.values()))
+        changed.update(zip(kept, copies, strict=True))
+        replaced = [i for i in kept if current[i] is not self._working[i]]
+        for i in replaced:
+            module, name = self._owners[i]
+            module._buffers[name] = self._working[i]
+        self._write(replaced, changed)
+
+    def _is_written(self, i: int, current: torch.Tensor) -> bool:
+        return current is not self._working[i] or current._version != self._versions[i]
+
+    def _write(self, indices: Iterable[int], changed: dict[int, torch.Tensor]) -> None:
+        indices = list(indices)
+        _copy_all([self._working[i] for i in indices], [changed.get(i, self._common[i]) for i in indices])
+        for i in indices:
+            self._versions[i] = self._working[i]._version
+
+
+def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
+
+
+def buffers_of(model: nn.Module) -> list[torch.Tensor]:
+    """Each once, those outside of the state_dict too."""
+    return [buffer for _, _, buffer in _owned_buffers(model)]
+
+
+def _owned_buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    found = {
+        id(buffer): (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+    return list(found.values())
+
+
+def _weighted(values: Sequence[torch.Tensor], micro_batch: MicroBatch) -> list[torch.Tensor]:
+    """Terms of the sums over all micro-batches; with as many kernels for many values as for one."""
+    floats = {i: value for i, value in enumerate(values) if value.is_floating_point() or value.is_complex()}
+    others = {i: torch.empty_like(value) for i, value in enumerate(values) if i not in floats}
+    terms = dict(others)
+    if floats:
+        terms |= zip(floats, torch._foreach_mul(list(floats.values()), micro_batch.weight), strict=True)
+    if micro_batch.virtual_node == micro_batch.index == 0:
+        _copy_all(list(others.values()), [values[i] for i in others])
+    elif others:
+        torch._foreach_zero_(list(others.values()))
+    return [terms[i] for i in range(len(values))]
+
+
+def _copies(values: Tensors) -> Tensors:
+    made = {i: torch.empty_like(value) for i, value in enumerate(values) if value is not None}
+    _copy_all(list(made.values()), [value for value in values if value is not None])
+    return [made.get(i) for i in range(len(values))]

@@ -1,0 +1,247 @@
+"""The state of a job: what a checkpoint or a state transfer carries into the next generation, of any size.
+
+It is whole at a step boundary. `StepBoundary` says whether a failed step can be rolled back, or completed.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
+from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
+from elasticflow.services.executor.worker.data.sample_order import Order
+from elasticflow.services.executor.worker.data.sample_readers import Reader, reader_of
+from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader
+from elasticflow.services.executor.worker.data.streams import StreamOrder
+from elasticflow.services.executor.worker.engine import user_code_checks
+from elasticflow.services.executor.worker.engine.additional_state import AdditionalState, Snapshot, further_optimizers
+from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.engine.gradient_scaling import refuse_gradient_scaling, with_scalers
+from elasticflow.services.executor.worker.engine.plain_state import plain_state_of
+from elasticflow.services.executor.worker.engine.restored_state import checkpoint_store
+from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
+from elasticflow.services.executor.worker.engine.training_function import in_users_code
+from elasticflow.services.executor.worker.engine.user_code_checks import (
+    refuse_later_groups,
+    require_known_parameters,
+    require_model,
+    require_optimizer,
+    require_stateful,
+)
+from elasticflow.services.executor.worker.interface import TrainingFunction
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.training_interface import Stateful
+
+
+@dataclass(kw_only=True)
+class JobState:
+    """iteration and is_over describe the last step boundary, and so do metrics once they are settled."""
+
+    assignment: Assignment
+    model: nn.Module  # as the user made it
+    stateful: Mapping[str, Stateful]  # all that outlives a generation, by name; the model first
+    dataset: DataSet
+    carried: CarriedGradients
+    additional: AdditionalState
+    sharded: ShardedOptimizer | None = None  # owns a part of the optimizer's state; None: each worker has all of it
+    iteration: int = 0  # steps done
+    metrics: dict[str, float] = field(default_factory=dict)
+    metric_names: tuple[str, ...] | None = None  # that train() returned in the first step
+    is_over: bool = False  # some training function ended the job
+    generation: int = 0
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.assignment.spec
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a generation of any size needs. The order of data follows from the iteration, that of a
+        stream also from where it is."""
+        self.check_state()
+        return {
+            **{name: each.state_dict() for name, each in self.stateful.items()},
+            "buffers": volatile_buffers(self.model),
+            "gradients": self.carried.state(),
+            "attributes": self.additional.changed_plain(),
+            "iteration": self.iteration,
+            "epoch": self.dataset.epoch_at(self.iteration, self.spec.global_batch_size),
+            "samples": self.dataset.samples_digest,
+            **({} if self.dataset.stream is None else {"stream": self.dataset.stream.state(self.iteration)}),
+            "metrics": self.metrics,
+        }
+
+    def shared_state(self) -> dict[str, Any]:
+        """What all workers have: without a sharded optimizer's state."""
+        state = self.state()
+        if self.sharded is not None:
+            del state["optimizer"]
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint, or from a worker that is ahead: then without this worker's part of a sharded state."""
+        if self.sharded is not None and "optimizer" not in state:
+            self.sharded.drop()
+        for name, each in self.stateful.items():
+            if name in state:
+                each.load_state_dict(state[name])
+        self.carried.load(state.get("gradients", {}))
+        load_volatile_buffers(self.model, state.get("buffers", {}))
+        self.additional.set_plain(state.get("attributes", {}))
+        self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
+        if self.dataset.stream is not None:
+            self.dataset.stream.resume(state["stream"])
+
+    def check_state(self) -> None:
+        user_code_checks.require_readable_state(self.stateful)
+
+    def checkpoint_store(self) -> CheckpointStore:
+        """As the present generation sees the job's checkpoints."""
+        return checkpoint_store(self.assignment, self.generation)
+
+    def condition_met(self) -> Literal["max_iterations", "metric"] | None:
+        """The condition that ends the job, if one is met."""
+        if any(condition.is_met(self.metrics) for condition in self.spec.metric_conditions):
+            return "metric"
+        if self.iteration >= self.spec.max_iterations:
+            return "max_iterations"
+        return "metric" if self.is_over else None  # by a metric of its own
+
+    def finite_metrics(self) -> dict[str, float]:
+        """Raises TrainingFailed if there are more than an executor takes."""
+        user_code_checks.require_few_metrics(self.metrics)
+        return {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+
+
+def volatile_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Those that the model leaves out of its state_dict, by name: training may depend on them all the same."""
+    return {
+        f"{path}.{name}".lstrip("."): buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name in module._non_persistent_buffers_set
+    }
+
+
+def load_volatile_buffers(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    for name, buffer in volatile_buffers(model).items():
+        if name in state:
+            buffer.copy_(state[name])
+
+
+class StepStage(Enum):
+    """How much of the state the present step has changed."""
+
+    BETWEEN_STEPS = auto()
+    COMPUTING = auto()  # nothing permanent
+    CHANGING = auto()  # a part: the optimizer's step has begun
+    CHANGED = auto()  # everything
+
+
+class StepBoundary:
+    """before_optimizer: runs before each permanent change within a step, and may raise to prevent it."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, additional: AdditionalState, before_optimizer: Callable[[], None]
+    ) -> None:
+        self._additional = additional
+        self._before_optimizer = before_optimizer
+        self._at_boundary: Snapshot | None = None  # the last one
+        self.stage = StepStage.BETWEEN_STEPS
+        for each in (optimizer, *further_optimizers(additional).values()):
+            each.register_step_pre_hook(self._optimizer_begins)
+
+    def begin_step(self) -> None:
+        self._at_boundary = self._additional.snapshot()
+        self.stage = StepStage.COMPUTING
+
+    def all_changed(self) -> None:
+        """Only the agreement between the workers is missing."""
+        self.stage = StepStage.CHANGED
+
+    def end_step(self) -> None:
+        self.stage = StepStage.BETWEEN_STEPS
+
+    def restore_additional_state(self) -> None:
+        """With the optimizer's settings."""
+        assert self._at_boundary is not None, "a step has begun"
+        self._additional.restore(self._at_boundary)
+
+    def _optimizer_begins(self, *_: Any) -> None:
+        if self.stage is not StepStage.BETWEEN_STEPS:
+            self._before_optimizer()
+        self.stage = StepStage.CHANGING
+
+
+# --- job objects ---------------------------------------------------------------------------------------
+# The objects of a job that its user's class makes, the same in every process that computes for the job.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobObjects:
+    """With the initial weights."""
+
+    function: TrainingFunction
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    additional: AdditionalState
+    carried: CarriedGradients
+    sharded: ShardedOptimizer | None  # None: each worker has all of the optimizer's state
+    dataset: DataSet
+    order: Order | StreamOrder
+
+    def read_ahead(self, device: torch.device, cpu_throttle: CpuThrottle, *, num_processes: int) -> ReadAhead:
+        if self.dataset.stream is not None:
+            num_processes = min(num_processes, 1)  # each would read all of it
+        return ReadAhead(
+            self._reader(),
+            self.order,
+            stream=self.dataset.stream,
+            num_processes=num_processes,
+            device=device,
+            cpu_throttle=cpu_throttle,
+            begin_reading=self.dataset.begin_reading,
+        )
+
+    def _reader(self) -> Reader:
+        if not isinstance(self.order, StreamOrder):
+            return reader_of(self.dataset, self.order, self.function.collate)
+        assert self.dataset.stream is not None, "it has such an order"
+        return UnsizedReader(self.dataset.stream.iterable, self.order, self.function.collate)
+
+
+def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
+    """Raises TrainingFailed, and what the user's code raises."""
+    seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
+    with in_users_code("while the model and the data set were made"):
+        model = require_model(function.init_model()).to(device)
+        dataset = recognize(function.init_dataset())
+        optimizer = require_optimizer(function.init_optimizer(model))
+        refuse_later_groups(optimizer)
+        stateful, is_script = require_stateful(function.stateful()), spec.entry == SCRIPT
+        if is_script:
+            refuse_gradient_scaling()
+        else:
+            stateful = with_scalers(stateful, optimizer, device)
+        additional = AdditionalState(stateful, optimizer, plain_state_of(function, stateful.values()))
+        require_known_parameters(model, optimizer, additional.objects)
+        sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
+    order = sample_order(dataset, function, spec)
+    return JobObjects(
+        function=function,
+        model=model,
+        optimizer=optimizer,
+        additional=additional,
+        carried=CarriedGradients(model, optimizer, sees_backward=function.reproducible == "bitwise"),
+        sharded=sharded,
+        dataset=dataset,
+        order=order,
+    )

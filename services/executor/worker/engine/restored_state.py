@@ -1,0 +1,139 @@
+"""The state with which the workers of a generation start together: that of the job's newest readable checkpoint.
+
+Rank 0 reads what all workers have and broadcasts it. Of a sharded optimizer's state each worker reads only the files
+that have some of its part. If one of them is missing or damaged for any worker, all take an older checkpoint. What is
+repeated then is reported (docs/adr/0098).
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+import torch
+
+from elasticflow.services.executor.worker.checkpoint.files import PartFiles, part_names
+from elasticflow.services.executor.worker.checkpoint.parameter_slices import overlap, state_of
+from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Complete
+from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.group.state_transfer import broadcast_state
+from elasticflow.services.executor.worker.interface import TrainingFailed
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+
+log = structlog.get_logger()
+
+_POLL_S = 0.2  # for a checkpoint that the shared storage may not show yet
+_MOST_NAMED = 4  # files, in a report
+
+
+class Restored(NamedTuple):
+    """lost_checkpoints: which newer checkpoints could not be used, and why; only rank 0 knows. "": none."""
+
+    state: Mapping[str, Any]
+    lost_checkpoints: str = ""
+
+
+def restored_state(
+    assignment: Assignment,
+    members: GenerationMembers,
+    destinations: Sequence[torch.Tensor],
+    sharded: ShardedOptimizer | None,
+) -> Restored:
+    """A collective. destinations: tensors of the model. sharded: the optimizer, if this worker owns a part of it.
+
+    Raises TrainingFailed as `newest_checkpoint` does, or Superseded.
+    """
+    store = checkpoint_store(assignment)
+
+    def share(found: Any) -> dict[str, Any] | None:
+        """A collective: rank 0's state, with this worker's part. None if a part is missing for some worker."""
+        state: dict[str, Any] = found if members.group is None else broadcast_state(members.group, found, destinations)
+        if sharded is None or not (names := part_names(state)):
+            return state
+        optimizer = _own_part(sharded, store.parts, names)
+        return {**state, "optimizer": optimizer} if members.all_have(optimizer is not None) else None
+
+    if members.rank > 0:
+        while (state := share(None)) is None:
+            log.info("older_checkpoint_awaited")
+        return Restored(state)
+
+    def complete(found: dict[str, Any]) -> dict[str, Any] | None:
+        readable = found if sharded is not None else store.parts.joined(found)
+        return None if readable is None else share(readable)
+
+    state = newest_checkpoint(store, assignment, complete) if assignment.purpose == "train" else None
+    lost = lost_checkpoints(store, assignment, 0 if state is None else state["iteration"])
+    return Restored(state or share({"iteration": 0, "metrics": {}}) or {}, lost)
+
+
+def checkpoint_store(assignment: Assignment, generation: int | None = None) -> CheckpointStore:
+    """As a generation sees the job's checkpoints; None: that of the assignment."""
+    folder, owner = Path(assignment.checkpoint_dir), assignment.checkpoint_owner
+    return CheckpointStore(folder, generation=assignment.generation if generation is None else generation, owner=owner)
+
+
+def _own_part(sharded: ShardedOptimizer, parts: PartFiles, names: Sequence[str]) -> dict[str, Any] | None:
+    """From the files that have some of it: worker r of those that wrote them owned what rank r owns."""
+    owned = [sharded.layout.owned(rank, len(names)) for rank in range(len(names))]
+    mine = sharded.held
+    needed = [name for name, theirs in zip(names, owned, strict=True) if overlap(mine, theirs)]
+    read = parts.read(needed or names[:1])  # each has the settings
+    if read is None:
+        return None
+    return {
+        "state": state_of(sharded.slices, read),
+        "param_groups": read[0]["param_groups"],
+        "slices": [tuple(each) for each in sharded.slices],
+    }
+
+
+def newest_checkpoint(
+    checkpoints: CheckpointStore, assignment: Assignment, complete: Complete | None = None
+) -> dict[str, Any] | None:
+    """The one that the ledger knows, or a newer one; if it is damaged or does not appear, an older one.
+
+    None if the job has none yet. Raises TrainingFailed if the ledger knows one and none is readable. complete: as in
+    `CheckpointStore.newest`.
+    """
+    known, deadline_s = assignment.checkpoint_iteration, time.monotonic() + assignment.checkpoint_wait_s
+    while (state := checkpoints.newest(at_least=known, complete=complete)) is None and known:
+        if checkpoints.has_damaged or time.monotonic() >= deadline_s:
+            state = checkpoints.newest(complete=complete)
+            if state is None:
+                raise TrainingFailed(_nothing_readable(checkpoints, assignment))
+            return state
+        time.sleep(_POLL_S)
+    return state
+
+
+def lost_checkpoints(checkpoints: CheckpointStore, assignment: Assignment, iteration: int) -> str:
+    """Which checkpoints a start from this iteration passes over, and why; "" if none."""
+    if unreadable := _unreadable_in_words(checkpoints):
+        return unreadable
+    if iteration >= assignment.checkpoint_iteration:
+        return ""
+    return (
+        f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in {assignment.checkpoint_dir}; if that "
+        "is not the same shared storage on all nodes, set EF_DATA_DIR to one"
+    )
+
+
+def _nothing_readable(checkpoints: CheckpointStore, assignment: Assignment) -> str:
+    if unreadable := _unreadable_in_words(checkpoints):
+        return (
+            f"no checkpoint in {assignment.checkpoint_dir} is readable: {unreadable}; restore the folder from a "
+            "backup, and submit the job again: without a folder it begins at iteration 0"
+        )
+    return (
+        f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in {assignment.checkpoint_dir}, and no "
+        "older one: set EF_DATA_DIR to the same shared storage on all nodes of the pool"
+    )
+
+
+def _unreadable_in_words(checkpoints: CheckpointStore) -> str:
+    files = [f"{name}: {reason}" for name, (_, reason) in checkpoints.unreadable.items()]
+    more = f"; and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
+    return "; ".join(files[:_MOST_NAMED]) + more

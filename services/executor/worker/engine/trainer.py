@@ -1,0 +1,211 @@
+"""The training of one worker: its steps, its evaluations, and its way from generation to generation."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.engine.redistribution import PartLost, redistribute
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
+from elasticflow.services.executor.worker.engine.training_function import in_users_code
+from elasticflow.services.executor.worker.engine.training_step import StragglerDetector, TrainingSteps
+from elasticflow.services.executor.worker.group.groups import release_later
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.group.rendezvous import RendezvousResult, RendezvousSpecification
+from elasticflow.services.executor.worker.group.state_transfer import StateTransfer, transfer_state
+from elasticflow.services.executor.worker.interface import TrainingFunction
+from elasticflow.services.executor.worker.process.device import allowing_other_kernels
+
+# --- sharded -------------------------------------------------------------------------------------------
+# A checkpoint of a job whose workers hold parts of the optimizer's state: all write at once, rank 0 completes it.
+
+
+class ShardedCheckpoints:
+    """Of one worker. within_s: for the parts of its peers, on rank 0."""
+
+    def __init__(self, store: CheckpointStore, rank: int, num_workers: int, *, within_s: float) -> None:
+        self._store = store
+        self._rank, self._num_workers = rank, num_workers
+        self._within_s = within_s
+
+    def save(self, iteration: int, state: Mapping[str, Any]) -> Written | None:
+        """Raises Superseded, or OSError if the disk is full or the part of a peer is missing."""
+        self._store.parts.write(iteration, self._rank, state["optimizer"])
+        if self._rank > 0:
+            return None
+        parts = self._store.parts.await_all(iteration, self._num_workers, within_s=self._within_s)
+        shared = {**state, "optimizer": {"parts": [path.name for path in parts]}}
+        file, num_bytes = self._store.save(iteration, shared)
+        return Written(file, num_bytes + sum(path.stat().st_size for path in parts))
+
+
+# --- evaluation ----------------------------------------------------------------------------------------
+# The user's evaluation of the model: by rank 0 for all workers, or each virtual node's part by the worker that has
+# it.
+#
+# Each pass of the model counts as progress, because an evaluation may take longer than a job may stand still.
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Of one job's model. seed: of the job. progressed: tells that the job is not stalled."""
+
+    function: TrainingFunction
+    model: nn.Module
+    seed: int
+    progressed: Callable[[], None]
+
+    def together(self, iteration: int, members: GenerationMembers, metrics: Mapping[str, float]) -> dict[str, float]:
+        """A collective: rank 0's metrics and those of the evaluation, the same on all workers."""
+        if self.function.evaluates_in_parts:
+            return {**metrics, **self._in_parts(iteration, members)}
+        mine = {**metrics, **(self.here(iteration) if members.rank == 0 else {})}
+        members.await_all()
+        return members.from_rank_0(mine)
+
+    def here(self, iteration: int) -> dict[str, float]:
+        """In this process, without its peers."""
+        with self._in_evaluation_mode(iteration):
+            return _numbers(self.function.evaluate(self.model))
+
+    def _in_parts(self, iteration: int, members: GenerationMembers) -> dict[str, float]:
+        num_parts = members.virtual_nodes.count
+        with self._in_evaluation_mode(iteration):
+            rows = [_numbers(self.function.evaluate_part(self.model, part, num_parts)) for part in members.block]
+        members.await_all()
+        sums = members.sums(rows)
+        with in_users_code(f"in metrics_of_sums after iteration {iteration}"):
+            return _numbers(self.function.metrics_of_sums(sums))
+
+    @contextmanager
+    def _in_evaluation_mode(self, iteration: int) -> Iterator[None]:
+        self.model.eval()
+        seed_generators(seed_of(self.seed, Phase.EVALUATE, iteration=iteration))
+        passes = self.model.register_forward_hook(lambda *_: self.progressed())
+        try:
+            where = in_users_code(f"in evaluate after iteration {iteration}")
+            with where, allowing_other_kernels(), torch.no_grad():
+                yield
+        finally:
+            passes.remove()
+
+
+def _numbers(measured: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in measured.items()}
+
+
+@dataclass(kw_only=True)
+class Trainer(TrainingSteps):
+    """Trains step by step, evaluates, and switches generations."""
+
+    checkpoints: Checkpoints | None = None  # of workers that write some; never in a profiling run
+    _evaluation: Evaluation = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._evaluation = Evaluation(self.function, self.model, self.spec.seed, self.telemetry.progressed)
+
+    # --- evaluation ---
+
+    def evaluation_is_due(self) -> bool:
+        every = self.function.evaluate_every
+        return every > 0 and self.iteration > 0 and self.iteration % every == 0 and not self._is_evaluated
+
+    def evaluate(self) -> None:
+        """All workers get the same metrics, so that all meet a condition at the same step."""
+        self.settle()
+        self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
+        if not self.function.evaluates_in_parts:  # rank 0 alone has run the user's code
+            self.additional.set_plain(self.members.from_rank_0(self.additional.changed_plain()))
+        self.cpu_throttle.sleep_off_excess()
+        self._is_evaluated = True
+
+    def evaluate_finally(self) -> None:
+        """After the last step. Rank 0 evaluates when its peers have left, unless it needs them."""
+        self.settle()
+        if self.function.evaluates_in_parts:
+            self.evaluate()
+        self.members.leave()
+        if self.is_rank_0 and self.checkpoints and not self.function.evaluates_in_parts:
+            self.metrics |= self._evaluation.here(self.iteration)
+
+    # --- generations ---
+
+    def begin_generation(self, generation: int, gpu_types_by_rank: Sequence[str]) -> None:
+        """Train as its worker from the present iteration on."""
+        self.generation = generation
+        self.checkpoints = self._checkpoints() if self.assignment.purpose == "train" else None
+        # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
+        self._is_evaluated = False
+        self._agree_on_metrics_anew()
+        self._digests.forget()
+        self._stragglers = StragglerDetector(gpu_types_by_rank)
+        self.cpu_throttle.restart()
+        self.telemetry.training_began(self.iteration)
+
+    def switch(self, specification: RendezvousSpecification, result: RendezvousResult) -> StateTransfer:
+        """Between two steps, on all workers: transfer the state, then join the new generation or leave.
+
+        If it raises PeerLost, this worker keeps the state that it had.
+        """
+        try:
+            self.settle()
+            for group in result.groups:
+                group.connect_device()
+            transfer = transfer_state(
+                result.transfer_group,
+                iteration=self.iteration,
+                num_staying=specification.world_size,
+                state={**self.shared_state(), "metric_names": self.metric_names},
+                device=self.device,
+                training_group=result.training_group,
+                may_differ=not self.members.have_same_arithmetic,
+            )
+            if transfer.state is not None:
+                self.load_state(transfer.state)
+            if self.sharded is not None:
+                redistribute(self.sharded, result.transfer_group, specification.world_size)
+        except PeerLost as error:
+            self._has_lost_parts = isinstance(error, PartLost)
+            result.close()  # so that peers that have switched, or wait for this worker, notice the loss
+            raise
+        release_later(self.members.group, result.transfer_group)  # closing may take a while
+        if specification.stays:
+            self._join(GenerationMembers(result.training_group, self._virtual_nodes_in(specification)))
+            self.begin_generation(specification.generation, specification.gpu_types_by_rank)
+        return transfer
+
+    def begin_again(self, members: GenerationMembers) -> None:
+        """From iteration 0 on with other members and the present weights, to measure."""
+        self._join(members)
+        self._agree_on_metrics_anew()
+        self.iteration = 0
+        self.telemetry.training_began(0)
+
+    def _checkpoints(self) -> Checkpoints | None:
+        """Rank 0 writes them, and each worker its part of a sharded optimizer's state."""
+        store = self.checkpoint_store()
+        if self.sharded is not None:
+            within_s = self.assignment.timeouts.collective_timeout_s
+            return ShardedCheckpoints(store, self.members.rank, self.members.world_size, within_s=within_s)
+        return store if self.is_rank_0 else None
+
+    def _agree_on_metrics_anew(self) -> None:
+        self._step_metrics = StepMetrics(
+            self.members,
+            names=self.metric_names,
+            are_needed_at_once=bool(self.spec.metric_conditions) or self.function.on_step is not None,
+        )
+
+    def _join(self, members: GenerationMembers) -> None:
+        self.members = members
+        if self.sharded is not None:
+            self.sharded.join(members.group)
+        self.engine.close()
+        self.engine = self.make_engine(members)

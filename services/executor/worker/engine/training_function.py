@@ -1,0 +1,159 @@
+"""A training function: its import by name, its virtual nodes, and what its errors mean."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes, default_count
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost, is_communication_error
+from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
+from elasticflow.services.executor.worker.process.compiled_models import (
+    CUDA_GRAPHS_REFUSED,
+    MOST_SHAPES,
+    has_too_many_shapes,
+    is_refused_cuda_graph,
+)
+from elasticflow.services.executor.worker.process.device import DeviceLost, has_no_repeatable_kernel, is_device_lost
+from elasticflow.services.executor.worker.process.users_module import NotImportable, import_users_module
+from elasticflow.shared.messages.job_spec import JobSpec
+
+_METHODS = (
+    "init_model",
+    "init_dataset",
+    "init_optimizer",
+    "train",
+    "evaluate",
+    "evaluate_part",
+    "metrics_of_sums",
+    "collate",
+    "stateful",
+)
+
+
+def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
+    """An instance of the job's class, with its hyperparameters. Raises TrainingFailed if it cannot be loaded."""
+    module_name, _, class_name = spec.training_function.partition(":")
+    try:
+        module = import_users_module(module_name, code_path)
+    except NotImportable as error:
+        raise TrainingFailed(str(error)) from error.__cause__
+    job_class = getattr(module, class_name, None)
+    if job_class is None:
+        raise TrainingFailed(f"module {module_name} has no class {class_name}: correct the training function's name")
+    return training_function_of(job_class, spec)
+
+
+def training_function_of(job_class: Any, spec: JobSpec) -> TrainingFunction:
+    """An instance of the class, with the job's hyperparameters. Raises TrainingFailed if it lacks methods."""
+    missing = [name for name in _METHODS if not callable(getattr(job_class, name, None))]
+    if missing:
+        raise TrainingFailed(f"{spec.training_function} lacks {', '.join(missing)}: let it subclass ElasticJob")
+    job = cast(TrainingFunction, job_class())
+    job.hyperparameters = {
+        **job.hyperparameters,
+        **spec.hyperparameters,
+        "global_batch_size": spec.global_batch_size,
+    }
+    return job
+
+
+def virtual_nodes_of(
+    function: TrainingFunction,
+    spec: JobSpec,
+    world_size: int,
+    micro_batch_size: int,
+    counts_by_rank: tuple[int, ...] = (),
+) -> VirtualNodes:
+    """How the job's batch is cut: fixed for life, except that the fast mode cuts it for each generation.
+
+    counts_by_rank: as placed; empty: as even as possible. Raises TrainingFailed if they do not fit the job.
+    """
+    cut = partial(
+        VirtualNodes,
+        global_batch_size=spec.global_batch_size,
+        micro_batch_size=micro_batch_size,
+        counts_by_rank=counts_by_rank,
+    )
+    placed = sum(counts_by_rank)
+    if function.reproducible == "fast":
+        if placed > spec.global_batch_size:
+            raise TrainingFailed(
+                f"{placed} virtual nodes were placed, but the global batch has {spec.global_batch_size} samples: place "
+                "at most as many virtual nodes as samples"
+            )
+        return cut(count=placed or world_size).merged_by_worker()
+    if function.reproducible != "bitwise":
+        raise TrainingFailed(f'reproducible: must be "bitwise" or "fast", not {function.reproducible!r:.80}')
+    count = function.virtual_nodes or default_count(spec.global_batch_size)
+    if not 1 <= count <= spec.global_batch_size:
+        raise TrainingFailed(
+            f"virtual_nodes: must be from 1 to global_batch_size ({spec.global_batch_size}), not {count}"
+        )
+    if counts_by_rank and placed != count:
+        raise TrainingFailed(f"{placed} virtual nodes were placed, but the job has {count}: place each of them once")
+    return cut(count=count)
+
+
+_WITHOUT_PROCESS_GROUP = (  # as torch says it
+    "Default process group has not been initialized",
+    "Error initializing torch.distributed using env:// rendezvous",
+)
+
+
+_PORT_IN_USE = "EADDRINUSE"
+
+
+def _raised_by_user(error: BaseException) -> bool:
+    """Whether users' code called what failed in torch, not the engine below it."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    callers = [module for module in modules if module.partition(".")[0] != "torch"]
+    return bool(callers) and callers[-1].partition(".")[0] != "elasticflow"
+
+
+@contextmanager
+def in_users_code(where: str, *, has_peers: bool = False) -> Iterator[None]:
+    """Errors raised in here are the user's, and get a note with the location; except those of a peer or device loss.
+
+    has_peers: the code's own process groups connect the workers; else each of them has one process.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if _PORT_IN_USE in str(error):
+            error.add_note(
+                "another process of this machine uses the port, for example another worker: leave the port out, or let "
+                "init_process_group() make the store, without an address"
+            )
+        elif is_communication_error(error) and (has_peers or not _raised_by_user(error)):
+            raise PeerLost(f"a collective failed {where}: {error}") from error
+        if is_device_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0]) from error
+        if any(text in str(error) for text in _WITHOUT_PROCESS_GROUP):
+            raise TrainingFailed(
+                f"torch.distributed has no process group {where}: the job sums gradients over its workers by itself, "
+                "and their number changes. Leave out DistributedDataParallel, fully_shard() and calls such as "
+                "all_gather(); elasticflow.gather() and elasticflow.mean() give values of the whole batch, and "
+                "shard_optimizer = True divides the optimizer's state"
+            ) from error
+        if isinstance(error, AttributeError) and error.name == "no_sync":
+            raise TrainingFailed(
+                f"the model has no no_sync() {where}, since it is not in DistributedDataParallel: call backward() "
+                "several times before optimizer.step(); their gradients add up"
+            ) from error
+        if has_too_many_shapes(error):
+            raise TrainingFailed(
+                f"a compiled function met more than {MOST_SHAPES} shapes {where}, and the bitwise mode compiles each "
+                'alone: pad the batches to a few sizes, set reproducible = "fast", or do not compile'
+            ) from error
+        if is_refused_cuda_graph(error):
+            raise TrainingFailed(f"{CUDA_GRAPHS_REFUSED} ({where})") from error
+        if has_no_repeatable_kernel(error):
+            raise TrainingFailed(
+                f"{str(error).partition(',')[0]}, which the bitwise mode needs {where}: use another operation, or let "
+                "init_model() or the script call torch.use_deterministic_algorithms(True, warn_only=True) before the "
+                "first batch; two runs may then end with other bits"
+            ) from error
+        error.add_note(where)
+        raise

@@ -1,0 +1,464 @@
+"""One training step of one worker, and the state that it changes.
+
+The user's class sees one device and parts of the batch. Between its calls the worker forms the mean over the global
+batch, and agrees with the others. Its device may still compute when a step ends; `settle` waits for it. What lies
+between steps is in trainer.py, and the loop over steps in training_loop.py.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from elasticflow.services.executor.worker.data.dataset import require_same_samples
+from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
+from elasticflow.services.executor.worker.engine import user_code_checks
+from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, StepDigests, require_same_gradients
+from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
+from elasticflow.services.executor.worker.engine.plain_state import MOST_ITEMS
+from elasticflow.services.executor.worker.engine.step_agreement import (
+    Agreement,
+    Fingerprint,
+    GenerationMembers,
+    fingerprint,
+    require_same_state,
+)
+from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
+from elasticflow.services.executor.worker.engine.training_function import in_users_code, virtual_nodes_of
+from elasticflow.services.executor.worker.engine.undeclared_state import UndeclaredState
+from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
+from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
+from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.device import Stopwatch, finish_work, is_out_of_memory
+from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
+from elasticflow.services.executor.worker.process.telemetry import Telemetry
+
+# --- memory growth -------------------------------------------------------------------------------------
+# Tells a leak from a batch that is too large: the memory between steps grew, step by step, until it was full.
+
+_SETTLING_STEPS = 2  # in which optimizers make their state, and libraries their workspaces
+_MOST_SAMPLES = 64
+_FEWEST_SAMPLES = 5
+_FEWEST_OF_EVEN_GROWTH = 3
+_LEAST_PART = 0.2  # of the memory in the end; and of the growth, in each half of the steps
+_LEAST_OF_MEAN = 0.5  # of the growth from one sample to the next, where the steps are few
+
+
+class _Sample(NamedTuple):
+    iteration: int
+    num_bytes: int
+
+
+class MemoryGrowth:
+    """used_bytes: of this process now, which keeps nothing of a step but what users' code holds."""
+
+    def __init__(self, used_bytes: Callable[[], int]) -> None:
+        self._used_bytes = used_bytes
+        self._settling: list[_Sample] = []
+        self._samples: list[_Sample] = []
+        self._num_steps, self._every = 0, 1  # steps between two samples
+
+    @property
+    def num_steps(self) -> int:
+        """That have fitted into the memory of this process."""
+        return self._num_steps
+
+    def step_ended(self, iteration: int) -> None:
+        """iteration: steps done."""
+        self._num_steps += 1
+        if self._num_steps <= _SETTLING_STEPS:
+            self._settling.append(_Sample(iteration, self._used_bytes()))
+        if self._num_steps <= _SETTLING_STEPS or self._num_steps % self._every:
+            return
+        if len(self._samples) == _MOST_SAMPLES:
+            self._samples, self._every = self._samples[::2], 2 * self._every
+        self._samples.append(_Sample(iteration, self._used_bytes()))
+
+    def in_words(self) -> str:
+        """From when to when it grew; "" if it did not, or not in each half of the steps. Where the steps are few, it
+        has to grow by about as much in each of them."""
+        samples = self._samples if len(self._samples) >= _FEWEST_SAMPLES else self._settling + self._samples
+        if len(samples) < _FEWEST_OF_EVEN_GROWTH:
+            return ""
+        first, last = samples[0], samples[-1]
+        grown = last.num_bytes - first.num_bytes
+        if grown < _LEAST_PART * last.num_bytes or not _grew_throughout([sample.num_bytes for sample in samples]):
+            return ""
+        steps = last.iteration - first.iteration
+        return (
+            f"the memory grew step by step, from {first.num_bytes / 1e6:,.0f} MB after iteration {first.iteration} to "
+            f"{last.num_bytes / 1e6:,.0f} MB after iteration {last.iteration}, {grown / steps / 1e6:,.1f} MB a step"
+        )
+
+
+def _grew_throughout(num_bytes: list[int]) -> bool:
+    first, half, last = num_bytes[0], num_bytes[len(num_bytes) // 2], num_bytes[-1]
+    if len(num_bytes) >= _FEWEST_SAMPLES + _SETTLING_STEPS:
+        return min(half - first, last - half) >= _LEAST_PART * (last - first)
+    least = min(after - before for before, after in pairwise(num_bytes))
+    return least >= _LEAST_OF_MEAN * (last - first) / (len(num_bytes) - 1)
+
+
+def memory_growth_on(device: torch.device) -> MemoryGrowth:
+    if device.type == "cuda":
+        return MemoryGrowth(partial(torch.cuda.memory_allocated, device))
+    return MemoryGrowth(_private_bytes if sys.platform == "linux" else lambda: 0)
+
+
+def _private_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- model structure -----------------------------------------------------------------------------------
+# The parameters and buffers of a job's model: those that train() adds, replaces or removes would be missing
+# elsewhere.
+#
+# Workers that join, and checkpoints, have what init_model() has made. train() is called once for each part of a
+# batch, so it would also add a layer once for each.
+
+
+class ModelStructure:
+    """Of one job in one process. A step costs a comparison of two numbers, unless it changes some module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names = _names_in(model)
+        self._registrations = _registrations()
+        self._num_seen = self._registrations.count
+
+    def require_unchanged(self, iteration: int) -> None:
+        """At the end of a step. Raises TrainingFailed."""
+        if self._registrations.count == self._num_seen:
+            return
+        self._num_seen = self._registrations.count
+        names = _names_in(self._model)
+        added, removed = sorted(names - self._names), sorted(self._names - names)
+        if added or removed:
+            did, name = ("added", added[0]) if added else ("removed", removed[0])
+            raise TrainingFailed(
+                f"train() {did} {name} of the model in iteration {iteration}. Workers that join and checkpoints have "
+                "the model of init_model(), and a worker calls train() once for each part of a batch: let init_model() "
+                "make all of it, and use a part of it when self.iteration says so (requires_grad_(False) freezes it "
+                "until then)"
+            )
+
+
+class _Registrations:
+    """Of parameters, buffers and modules in any module of this process."""
+
+    count = 0
+
+    def note(self, *_: Any) -> None:
+        self.count += 1
+
+
+@cache
+def _registrations() -> _Registrations:
+    """One for all jobs of a process, which would otherwise keep the model of each."""
+    registrations = _Registrations()
+    for register in (
+        torch_module.register_module_parameter_registration_hook,
+        torch_module.register_module_buffer_registration_hook,
+        torch_module.register_module_module_registration_hook,
+    ):
+        register(registrations.note)
+    return registrations
+
+
+def _names_in(model: nn.Module) -> frozenset[str]:
+    parameters = {f"the parameter {name}" for name, _ in model.named_parameters(remove_duplicate=False)}
+    return frozenset(parameters | {f"the buffer {name}" for name, _ in model.named_buffers(remove_duplicate=False)})
+
+
+# --- step engine ---------------------------------------------------------------------------------------
+# What a trainer needs of the two ways in which this worker's calls of train() become one step of the whole job.
+
+
+class StepEngine(Protocol):
+    """`BitwiseSteps` or `FastSteps`."""
+
+    model: nn.Module  # as the user's train() receives it
+    computed: tuple[MicroBatch, ...]  # one call for each
+    step_digest: StepDigest  # of the gradients of the last step
+
+    def close(self) -> None: ...
+    def roll_back(self) -> None: ...
+    def note_loaded(self) -> None: ...
+    def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
+    def changed_buffers(self) -> list[list[float]]: ...
+    def combine_buffers(self, changed: Sequence[int]) -> None: ...
+
+
+# --- Detects a worker that is persistently slower than its peers ---------------------------------------
+# Compared are the times before each worker's first wait for its peers, for equally many samples, on GPUs of one type.
+# A slowdown of all workers does not count, nor one that moves from worker to worker, as on a busy machine.
+
+FACTOR = 1.5  # times the median of the peers, and
+DEVIATIONS = 5.0  # standard deviations above it, estimated by the median deviation
+STEPS, MIN_DURATION_S = 10, 10.0  # in a row, and for at least this long
+REPORT_INTERVAL_S = 60.0
+_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """slowdown: its time divided by the median of its peers'."""
+
+    rank: int
+    slowdown: float
+
+
+@dataclass(slots=True)
+class _SlowSteps:
+    """Consecutive slow steps of one worker."""
+
+    since_s: float
+    slowdowns: list[float] = field(default_factory=list[float])
+
+
+class StragglerDetector:
+    """Of one generation. gpu_types_by_rank: empty if all workers have GPUs of one type.
+
+    A worker is a straggler if its time exceeds 1.5 times its peers' median and the median plus five deviations, in ten
+    steps in a row.
+    """
+
+    def __init__(self, gpu_types_by_rank: Sequence[str] = ()) -> None:
+        self._gpu_types_by_rank = gpu_types_by_rank
+        self._slow_steps: dict[int, _SlowSteps] = {}
+        self._reported_at_s: dict[int, float] = {}
+
+    def detect(self, compute_s: Sequence[float], now_s: float) -> Straggler | None:
+        """After a step. compute_s: by rank."""
+        for rank, mine_s in enumerate(compute_s):
+            slowdown = _slowdown(mine_s, self._of_peers(rank, compute_s))
+            if slowdown is None:
+                self._slow_steps.pop(rank, None)
+                continue
+            slow = self._slow_steps.setdefault(rank, _SlowSteps(now_s))
+            slow.slowdowns = [*slow.slowdowns[1 - STEPS :], slowdown]
+            is_persistent = len(slow.slowdowns) == STEPS and now_s - slow.since_s >= MIN_DURATION_S
+            if is_persistent and now_s - self._reported_at_s.get(rank, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
+                self._reported_at_s[rank] = now_s
+                return Straggler(rank, statistics.median(slow.slowdowns))
+        return None
+
+    def _of_peers(self, rank: int, compute_s: Sequence[float]) -> list[float]:
+        """The times of the other workers on GPUs of the same type."""
+        types = self._gpu_types_by_rank or ("",) * len(compute_s)
+        return [peer_s for peer, peer_s in enumerate(compute_s) if peer != rank and types[peer] == types[rank]]
+
+
+def _slowdown(mine_s: float, others_s: Sequence[float]) -> float | None:
+    """None if the time is within the expected variation."""
+    if not others_s or (median_s := statistics.median(others_s)) <= 0:
+        return None
+    deviation_s = _SIGMA * statistics.median(abs(other_s - median_s) for other_s in others_s)
+    if mine_s < max(FACTOR * median_s, median_s + DEVIATIONS * deviation_s):
+        return None
+    return mine_s / median_s
+
+
+@dataclass(kw_only=True)
+class TrainingSteps(JobState):
+    """Trains step by step, in one generation after another."""
+
+    function: TrainingFunction
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    cpu_throttle: CpuThrottle
+    telemetry: Telemetry
+    stopwatch: Stopwatch
+    members: GenerationMembers
+    make_engine: Callable[[GenerationMembers], StepEngine]
+    read_ahead: ReadAhead
+    engine: StepEngine = field(init=False)
+    _boundary: StepBoundary = field(init=False)
+    _step_metrics: StepMetrics = field(init=False)
+    _digests: StepDigests = field(init=False)
+    _undeclared: UndeclaredState = field(init=False)
+    _structure: ModelStructure = field(init=False)
+    _memory: MemoryGrowth = field(init=False)
+    _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
+    _is_evaluated: bool = False  # at this iteration
+    _has_lost_parts: bool = False  # of the optimizer's state
+    _plain_has_differed: bool = False  # between workers, at the end of a step
+
+    def __post_init__(self) -> None:
+        self._boundary = StepBoundary(self.optimizer, self.additional, lambda: self.members.check_received())
+        self._step_metrics = StepMetrics(self.members)
+        self._digests = StepDigests(self.device)
+        self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function)
+        self._structure = ModelStructure(self.model)
+        self._memory = memory_growth_on(self.device)
+        self.engine = self.make_engine(self.members)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        super().load_state(state)
+        self.engine.note_loaded()
+
+    @property
+    def is_rank_0(self) -> bool:
+        return self.members.rank == 0
+
+    def step(
+        self,
+        *,
+        stop: bool,
+        wants_checkpoint: Callable[[], bool] = lambda: False,
+        next_generation: RendezvousSpecification | None = None,
+    ) -> Agreement:
+        """One iteration on the global batch. Returns what all workers agree on at its end, while the device may still
+        compute it.
+
+        wants_checkpoint: asked at its end. next_generation: the one to which this worker could switch.
+        """
+        self.stopwatch.start()
+        batches = self._batches(next_generation)
+        self._boundary.begin_step()
+        self.function.iteration = self.iteration
+        self.model.train()
+        self._undeclared.begin_step(self.iteration)
+        returned = self._compute([partial(self._train, batch) for batch in batches])
+        self._structure.require_unchanged(self.iteration)
+        self._undeclared.require_unchanged(self.iteration)
+        compute_s = self.stopwatch.seconds() if self.members.group else 0.0  # it waits, and compares peers only
+        self.cpu_throttle.sleep_off_excess()
+        changed_here = self.engine.changed_buffers()
+        if not any(map(any, changed_here)) and not self.spec.metric_conditions and not self._plain_has_differed:
+            self._boundary.all_changed()
+        values = self._step_metrics.begin(returned, self.iteration)
+        self.metric_names = self._step_metrics.names
+        compared, digest = self._digests.next(self.engine.step_digest, self.iteration)
+        agreement = self.members.agree(
+            stop=stop,
+            checkpoint=wants_checkpoint(),
+            over=self.function.is_over,
+            ready_generation=next_generation.generation if next_generation else 0,
+            fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.additional, self.iteration)._replace(
+                samples=self.dataset.read_checksum(self.iteration)
+            )
+            if self.members.group
+            else Fingerprint(),
+            gradient_digest=digest,
+            compute_s=compute_s,
+            rows=[(*mine, *changed) for mine, changed in zip(values, changed_here, strict=True)],
+        )
+        means, changed_somewhere = agreement.means[: len(values[0])], agreement.means[len(values[0]) :]
+        self.engine.combine_buffers([index for index, part in enumerate(changed_somewhere) if part > 0])
+        self._note(self._step_metrics.named(means), self.iteration - self._step_metrics.are_due)
+        require_same_samples(agreement.same_samples)
+        require_same_gradients(agreement.differing_digests, compared)
+        require_same_state(agreement.same, self.iteration, self.engine.model)
+        if not agreement.same_plain and self.function.reproducible == "bitwise":
+            self._share_plain_state()
+        if outgrown := self.additional.outgrown():
+            self.telemetry.warn(
+                f"{', '.join(outgrown)} has more than {MOST_ITEMS:,} items, and is no state of the job any more: "
+                "workers that join and checkpoints do not have it, and it changes once for each part of a batch. Keep "
+                "fewer"
+            )
+        self.iteration += 1
+        self.is_over = agreement.over
+        self._is_evaluated = False
+        self._boundary.end_step()
+        self._memory.step_ended(self.iteration)
+        self.telemetry.step_ended(self.iteration, self.finite_metrics())
+        if self.is_rank_0 and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
+            self.telemetry.report_straggler(straggler.rank, straggler.slowdown)
+        return agreement
+
+    def _share_plain_state(self) -> None:
+        """It depends on the part of the batch: that of the last part stays, in all processes."""
+        self._plain_has_differed = True
+        self.additional.set_plain(self.members.from_last_virtual_node(self.additional.changed_plain()))
+
+    def _batches(self, next_generation: RendezvousSpecification | None) -> list[Any]:
+        """One for each micro-batch computed here; reading the next step's continues in the background."""
+        next_micro_batches: tuple[MicroBatch, ...] = ()
+        if next_generation is not None and next_generation.stays:
+            next_micro_batches = self._virtual_nodes_in(next_generation).computed_by(
+                next_generation.rendezvous_rank, next_generation.world_size
+            )
+        with in_users_code(f"while the data of iteration {self.iteration} were read"):
+            return self.read_ahead.take(self.engine.computed, self.iteration, next_micro_batches)
+
+    def _compute(self, calls: Sequence[Callable[[], dict[str, Number]]]) -> DeviceNumbers:
+        """Results of the calls of train(). Raises MemoryExceeded if one exceeds the memory."""
+        try:
+            with in_users_code(f"in iteration {self.iteration}"):
+                returned = DeviceNumbers(self.engine.run(self.iteration, calls))
+                self.members.check_received()  # again, if train() has received more after the optimizer's step
+                return returned
+        except Exception as error:
+            self.members.check_open()  # what an aborted sum leaves may have led to any error
+            user_code_checks.refuse_single_sample(error, self.members.virtual_nodes, self.iteration)
+            if is_out_of_memory(error):
+                user_code_checks.refuse_leak(error, self._memory.in_words(), self.iteration)
+            if self._boundary.stage is not StepStage.COMPUTING or not is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+        # outside of `except`: the frames of the first error hold the memory
+        size = self.members.virtual_nodes.largest_micro_batch
+        raise user_code_checks.memory_exceeded(size, reason, self.iteration, self._memory.num_steps)
+
+    def _train(self, batch: Any) -> dict[str, Number]:
+        user_code_checks.begin_call()
+        return user_code_checks.as_metrics(self.function.train(batch, self.engine.model, self.optimizer))
+
+    def settle(self) -> None:
+        """A collective between two steps, before the state is kept, moved or judged: wait for the device, and agree on
+        the metrics of the last step if they are still due."""
+        with in_users_code(f"in iteration {self.iteration - 1}"):
+            finish_work(self.device)
+        self._note(self._step_metrics.settle(), self.iteration - 1)
+
+    def _note(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """metrics: that were agreed on. iteration: theirs."""
+        self.metrics |= metrics
+        user_code_checks.require_finite_loss(metrics, self.function.hyperparameters, iteration)
+
+    def roll_back(self) -> bool:
+        """After a step in which a peer was lost: return to a step boundary, and close the group.
+
+        Returns False if neither the last boundary nor the next one can be restored: the state is unusable.
+        """
+        if self._has_lost_parts:
+            return False
+        match self._boundary.stage:
+            case StepStage.COMPUTING:
+                self.engine.roll_back()
+                self._boundary.restore_additional_state()
+            case StepStage.CHANGED:  # only the agreement failed: this step's metrics are missing
+                self.iteration += 1
+                self.metrics = {}
+                self.is_over |= self.function.is_over
+                self._is_evaluated = False
+            case StepStage.CHANGING:
+                return False
+            case StepStage.BETWEEN_STEPS:
+                pass
+        self._digests.forget()
+        if self._step_metrics.forget():
+            self.metrics = {}
+        self._boundary.end_step()
+        if self.members.group is not None:
+            self.members.group.close()
+        return True
+
+    def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
+        counts = specification.virtual_nodes_by_rank
+        return virtual_nodes_of(
+            self.function, self.spec, specification.world_size, specification.micro_batch_size, counts
+        )

@@ -1,0 +1,235 @@
+"""The rendezvous of a generation's workers, including those of the previous generation that still train.
+
+Rank 0 of the rendezvous listens on a port that the system chose, and the executors forward its address, so no two jobs
+race for a port. The workers of the new generation have their rank as rendezvous rank; leaving workers come after them.
+"""
+
+# pyright: reportPrivateImportUsage=false
+# (torch.distributed documents its stores, but does not export them by the letter)
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.distributed as dist
+
+from elasticflow.services.executor.worker.group.compatibility_digest import CompatibilityDigest, require_compatible
+from elasticflow.services.executor.worker.group.groups import Group, release_later
+from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.group.rendezvous_store import (
+    RendezvousAborted,
+    RendezvousStore,
+    connect_store,
+    listening_store,
+)
+from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host, derived
+from elasticflow.services.executor.worker.process.channel import ExecutorLink
+from elasticflow.shared.messages.timeouts import FailureTimeouts
+from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousSpecification:
+    """Of one rendezvous, for one worker. wait_s: for all to arrive."""
+
+    job_id: str
+    generation: int
+    rendezvous_rank: int
+    world_size: int  # of the new generation
+    size: int  # of the rendezvous
+    rendezvous: str
+    advertise_host: str
+    device: torch.device
+    micro_batch_size: int  # of the new generation
+    virtual_nodes_by_rank: tuple[int, ...]  # of the new generation; empty: as even as possible
+    gpu_types_by_rank: tuple[str, ...]  # of the new generation; empty: all have one type
+    wait_s: float
+    timeouts: FailureTimeouts
+    secret: str = field(default="", repr=False)
+
+    @property
+    def stays(self) -> bool:
+        """Whether this worker belongs to the new generation."""
+        return self.rendezvous_rank < self.world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousResult:
+    """Groups of a completed rendezvous; both are None for a worker that is alone.
+
+    training_group: of the new generation; None for a leaving worker. transfer_group: of all workers; None if no state
+    is transferred. switch_iteration: steps done at the switch, as training workers expect.
+    """
+
+    training_group: Group | None
+    transfer_group: Group | None
+    switch_iteration: int = 0
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return tuple(group for group in (self.training_group, self.transfer_group) if group is not None)
+
+    def close(self) -> None:
+        """After the loss of a peer or an abort."""
+        for group in self.groups:
+            group.close()
+        release_later(*self.groups)
+
+
+def rendezvous_specification(assignment: Assignment, device: torch.device) -> RendezvousSpecification:
+    """For a new worker: with other new workers, or with some that train already."""
+    return RendezvousSpecification(
+        job_id=assignment.job_id,
+        generation=assignment.generation,
+        rendezvous_rank=assignment.rank,
+        world_size=assignment.world_size,
+        size=assignment.rendezvous_size or assignment.world_size,
+        rendezvous=assignment.rendezvous,
+        advertise_host=assignment.advertise_host,
+        device=device,
+        micro_batch_size=assignment.micro_batch_size,
+        virtual_nodes_by_rank=assignment.virtual_nodes_by_rank,
+        gpu_types_by_rank=assignment.gpu_types_by_rank,
+        wait_s=assignment.timeouts.rendezvous_wait_s,
+        timeouts=assignment.timeouts,
+        secret=assignment.generation_secret,
+    )
+
+
+def switch_specification(specification: RendezvousSpecification, command: PrepareSwitch) -> RendezvousSpecification:
+    """For a worker that trains, and so can wait longer."""
+    return replace(
+        specification,
+        generation=command.generation,
+        rendezvous_rank=command.rendezvous_rank,
+        world_size=command.world_size,
+        size=command.rendezvous_size,
+        rendezvous=command.rendezvous,
+        micro_batch_size=command.micro_batch_size,
+        virtual_nodes_by_rank=command.virtual_nodes_by_rank,
+        gpu_types_by_rank=command.gpu_types_by_rank,
+        wait_s=specification.timeouts.switch_wait_s,
+        secret=command.generation_secret,
+    )
+
+
+def open_rendezvous(specification: RendezvousSpecification, channel: ExecutorLink) -> dist.TCPStore | None:
+    """Open the store on rendezvous rank 0, early: forwarding its address takes time. None on other ranks."""
+    if specification.rendezvous_rank > 0 or specification.size == 1:
+        return None
+    store = listening_store(specification.advertise_host, wait_s=specification.wait_s)
+    channel.send(RendezvousListening(generation=specification.generation, port=store.port))
+    return store
+
+
+def join_rendezvous(
+    specification: RendezvousSpecification,
+    digest: CompatibilityDigest,
+    channel: ExecutorLink,
+    store: dist.Store | None,
+    *,
+    transfer_state: bool,
+    switch_iteration: Callable[[], int] | None = None,
+    before_arrival: Callable[[RendezvousStore], None] | None = None,
+    aborted: threading.Event | None = None,
+) -> RendezvousResult:
+    """Return once all workers are connected.
+
+    transfer_state: some workers hold the job's state. switch_iteration: given by workers that train. before_arrival:
+    tells workers that join what they need before, or prepares such a worker. Raises PeerLost if some workers do not
+    arrive or the rendezvous is aborted; TrainingFailed if this worker is incompatible.
+    """
+    if specification.size == 1:
+        return RendezvousResult(training_group=None, transfer_group=None)
+    aborted = aborted or threading.Event()
+    # Workers with different counts would compute some samples twice and others never.
+    digest = digest | {"virtual nodes by rank": str(specification.virtual_nodes_by_rank)}
+    try:
+        store = dist.PrefixStore(
+            f"{specification.job_id}/{specification.generation}",
+            store or connect(specification, channel, aborted),
+        )
+        abortable = RendezvousStore(store, aborted, wait_s=specification.wait_s, secret=specification.secret)
+        if specification.rendezvous_rank == 0:
+            abortable.set("compatibility digest", json.dumps(digest))
+        if before_arrival is not None:
+            before_arrival(abortable)
+        _wait_for_all(specification, abortable)
+        require_compatible(digest, json.loads(abortable.get("compatibility digest")))
+        transfer_group = (
+            _group(specification, store, "transfer", specification.size, aborted) if transfer_state else None
+        )
+        training_group = (
+            _group(
+                specification, store, "training", specification.world_size, aborted, may_connect_later=transfer_state
+            )
+            if specification.stays and specification.world_size > 1
+            else None
+        )
+        if switch_iteration is not None:
+            abortable.set("switch iteration", str(switch_iteration()))
+        iteration = int(abortable.get("switch iteration")) if transfer_state else 0
+    except (RuntimeError, queue.Empty) as error:
+        raise PeerLost(f"the rendezvous of generation {specification.generation} failed: {error}") from error
+    return RendezvousResult(training_group=training_group, transfer_group=transfer_group, switch_iteration=iteration)
+
+
+def connect(specification: RendezvousSpecification, channel: ExecutorLink, aborted: threading.Event) -> dist.TCPStore:
+    """To the store of rendezvous rank 0, which listens before its address is known."""
+    address = specification.rendezvous or _address(specification, channel, aborted)
+    host, _, port = address.rpartition(":")
+    return connect_store(
+        host,
+        int(port),
+        within_s=specification.timeouts.connect_timeout_s,
+        reply_timeout_s=specification.timeouts.loss_confirmation_s,  # a machine silent for longer is confirmed lost
+        aborted=aborted,
+    )
+
+
+def _address(specification: RendezvousSpecification, channel: ExecutorLink, aborted: threading.Event) -> str:
+    deadline_s = time.monotonic() + specification.wait_s
+    while time.monotonic() < deadline_s:
+        with suppress(queue.Empty):
+            return channel.receive_rendezvous_address(specification.generation, _POLL_S)
+        if aborted.is_set():
+            raise RendezvousAborted
+    raise PeerLost(f"timed out after {specification.wait_s:.0f} s waiting for the rendezvous address")
+
+
+def _wait_for_all(specification: RendezvousSpecification, store: dist.Store) -> None:
+    """With the timeout of a start; that of a group is longer."""
+    if store.add("arrived", 1) == specification.size:
+        store.set("complete", "")
+    store.get("complete")
+
+
+def _group(
+    specification: RendezvousSpecification,
+    store: dist.Store,
+    name: str,
+    size: int,
+    aborted: threading.Event,
+    *,
+    may_connect_later: bool = False,
+) -> Group:
+    bind_to_host(specification.advertise_host)
+    return Group(
+        dist.PrefixStore(name, store),
+        generation=specification.generation,
+        rank=specification.rendezvous_rank,
+        size=size,
+        device=specification.device if name == "training" else None,
+        timeout_s=specification.timeouts.collective_timeout_s,
+        aborted=aborted,
+        may_connect_later=may_connect_later,
+        secret=derived(specification.secret, name),
+    )

@@ -1,0 +1,131 @@
+"""The speed of a job in a profiling run: on the GPUs of its generation, and with fewer virtual nodes.
+
+One GPU measures several numbers of them, and several GPUs one virtual node on each: communication is most of that step.
+
+Nothing of such a run is kept, so steps of a part of the batch may change the weights.
+"""
+
+import statistics
+import time
+from dataclasses import replace
+
+import structlog
+
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.engine.trainer import Trainer
+from elasticflow.services.executor.worker.loop.repeatability_check import run_first_step_twice
+from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.device import DeviceLost
+from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes, counts_to_measure
+from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
+
+log = structlog.get_logger()
+
+_MIN_ITERATIONS = 3
+_LEAST_STEP_S = 1e-6  # of the clock
+_PARTS_OF_FAST_JOBS = 256  # of the batch: few enough to measure, and enough to balance dozens of GPUs
+
+
+def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
+    """On rank 0, unless the worker is stopped before; None on other ranks."""
+    assignment = trainer.assignment
+    began_s = time.monotonic()
+    if run_first_step_twice(trainer, stop=channel.stop_requested):  # also the warm-up
+        return None
+    trainer.check_state()
+    trainer.read_ahead.require_same_samples(trainer.engine.computed)
+    step_s = _median_step_s(trainer, channel)
+    one_virtual_node_s = _step_s_of_one_virtual_node(trainer, channel) if assignment.measures_step_times else None
+    trainer.members.leave()
+    if step_s is None:
+        return None
+    log.info("profiled", iterations_per_s=round(1 / step_s, 3))
+    single_gpu = None
+    if assignment.measures_step_times and assignment.world_size == 1:
+        until_s = began_s + assignment.timeouts.profiling_timeout_s / 4
+        single_gpu = _step_times(trainer, channel, step_s, until_s)
+    epochs = trainer.dataset.epochs(trainer.spec.global_batch_size)
+    return Profiled(
+        iterations_per_s=1 / step_s,
+        dataset_size=None if epochs is None else epochs.size,
+        single_gpu=single_gpu,
+        one_virtual_node_s=one_virtual_node_s,
+    )
+
+
+def _median_step_s(trainer: Trainer, channel: Channel) -> float | None:
+    """Rank 0's clock decides when the measurement suffices. None on other ranks, or if it was stopped before."""
+    assignment = trainer.assignment
+
+    def is_enough() -> bool:
+        return len(step_times_s) >= _MIN_ITERATIONS and (
+            sum(step_times_s) >= assignment.profile_min_s or len(step_times_s) >= assignment.profile_max_iterations
+        )
+
+    step_times_s: list[float] = []
+    stopping = False
+    while not stopping:
+        began_s = time.monotonic()
+        stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and is_enough())).stop
+        step_times_s.append(time.monotonic() - began_s)
+    trainer.settle()
+    if not (trainer.is_rank_0 and is_enough()):
+        return None
+    return max(statistics.median(step_times_s), _LEAST_STEP_S)
+
+
+def _step_s_of_one_virtual_node(trainer: Trainer, channel: Channel) -> float | None:
+    """A collective: the step with one virtual node on each of several GPUs. None on other ranks than 0.
+
+    The fast mode hides communication behind the computation, so that it would take longer here than in training.
+    """
+    members = trainer.members
+    whole, num_workers = members.virtual_nodes, members.world_size
+    if trainer.function.reproducible == "fast" or not 1 < num_workers <= whole.count or trainer.is_over:
+        return None
+    samples = -(-num_workers * whole.global_batch_size // whole.count)
+    part = replace(whole, count=num_workers, global_batch_size=samples, counts_by_rank=())
+    return _step_s_of_part(trainer, channel, GenerationMembers(members.group, part))
+
+
+def _step_times(trainer: Trainer, channel: Channel, whole_s: float, until_s: float) -> SingleGpuStepTimes:
+    """Each count takes as long as the measurement of the whole batch at most. whole_s: its step.
+
+    No count begins after until_s of the monotonic clock, so that a run with long steps does not time out. Nor does one
+    after a count without a result, or after the job's own end.
+    """
+    whole = trainer.members.virtual_nodes
+    is_fast = trainer.function.reproducible == "fast"
+    num_virtual_nodes = min(_PARTS_OF_FAST_JOBS, whole.global_batch_size) if is_fast else whole.count
+    step_s_by_virtual_nodes = {num_virtual_nodes: whole_s}
+    for count in counts_to_measure(num_virtual_nodes)[:-1]:
+        if time.monotonic() >= until_s or trainer.is_over:
+            break
+        samples = -(-count * whole.global_batch_size // num_virtual_nodes)
+        part = replace(whole, count=1 if is_fast else count, global_batch_size=samples, counts_by_rank=())
+        step_s = _step_s_of_part(trainer, channel, GenerationMembers(None, part))
+        if step_s is None:
+            break
+        step_s_by_virtual_nodes[count] = step_s
+    log.info("profiled_on_one_gpu", step_s_by_virtual_nodes=step_s_by_virtual_nodes)
+    return SingleGpuStepTimes(
+        num_virtual_nodes=num_virtual_nodes,
+        step_s_by_virtual_nodes=dict(sorted(step_s_by_virtual_nodes.items())),
+        reproducible="fast" if is_fast else "bitwise",
+    )
+
+
+def _step_s_of_part(trainer: Trainer, channel: Channel, members: GenerationMembers) -> float | None:
+    """The step with a part of the batch alone. None on other ranks, if it was stopped before, or after an error."""
+    part = members.virtual_nodes
+    try:
+        trainer.begin_again(members)
+        trainer.step(stop=False)  # the warm-up
+        return _median_step_s(trainer, channel)
+    except DeviceLost:
+        raise
+    except Exception as error:  # the user's code may not work on so few samples, which the job may never compute alone
+        log.warning(
+            "part_not_measured", num_virtual_nodes=part.count, samples=part.global_batch_size, error=repr(error)
+        )
+        return None

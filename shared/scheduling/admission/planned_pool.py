@@ -1,0 +1,122 @@
+"""A pool with a plan of its promises from now on: the input of all planners."""
+
+from dataclasses import dataclass, replace
+
+from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, flat_schedules
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves, arriving_job, known_curve
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.nodes import PromisableGpus, ending_nodes, moves_of, promisable_of
+from elasticflow.shared.state.pool import PoolState, QuoteReservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPool:
+    """A plan, and the jobs in the rows of its table with their curves.
+
+    others: rows without a promise. held: the quote reservations in the plan.
+    num_lent: GPUs reserved for failures; jobs without a promise may use them while nothing fails.
+    """
+
+    plan: AdmissionPlan
+    listed: tuple[Job, ...]
+    curves: tuple[ScalingCurve, ...]
+    others: tuple[int, ...]
+    held: tuple[QuoteReservation, ...] = ()
+    num_lent: int = 0
+
+    def changed_schedules(self) -> dict[str, ShareSchedule]:
+        """The schedules that differ from those of the ledger, by job, flat as in events."""
+        table, rows = self.plan.table, self.plan.changed_rows()
+        job_ids = [table.job_ids[row] for row in rows]
+        return dict(zip(job_ids, flat_schedules(table.schedules, rows), strict=True))
+
+
+def planned_pool(
+    state: PoolState,
+    now_s: float,
+    cache: PlanningCache | None = None,
+    *,
+    num_gpus: int | None = None,
+    without: str = "",
+) -> PlannedPool:
+    """Plan all promises except that to the job `without`, on all GPUs or on `num_gpus` of them, less the reserve for
+    failures, and on those of each node until it is drained.
+
+    If that is too few GPUs because more failed than was reserved, use more and more of the reserve (docs/adr/0013).
+    """
+    there = state.num_gpus if num_gpus is None else num_gpus
+    cache = PlanningCache() if cache is None else cache
+    promisable = cache.last(promisable_of, state.nodes, state.config.reserve_nodes, state.config.leave_s)
+    most, *more = (each.limited_to(there) for each in promisable)
+    planned = _beside_quotes(state, now_s, cache, most, without)
+    while planned.plan.late and more:
+        planned = _beside_quotes(state, now_s, cache, more.pop(0), without)
+    return replace(planned, num_lent=there - planned.plan.num_gpus)
+
+
+def _beside_quotes(
+    state: PoolState, now_s: float, cache: PlanningCache, gpus: PromisableGpus, without: str
+) -> PlannedPool:
+    """Plan promises and quote reservations together. Drop the reservations if they do not fit, or if a job is late and
+    a node was lost, or its end announced, after a quote.
+    """
+    held = tuple((quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote, cache.curves)))
+    planned = _planned(state, now_s, cache, gpus, without, held)
+    fits = not planned.plan.overcommitted
+    if not held or (fits and not (planned.plan.late and _lost_a_node(state, held))):
+        return planned
+    alone = _planned(state, now_s, cache, gpus, without, ())
+    return planned if fits and set(planned.plan.late_jobs) == set(alone.plan.late_jobs) else alone
+
+
+def _lost_a_node(state: PoolState, held: tuple[tuple[QuoteReservation, SchedulableJob], ...]) -> bool:
+    """Whether a node was lost, or its end announced, after one of these quotes was reserved."""
+    lost_s = [node.since_s for node in state.nodes.values() if not node.alive]
+    lost_s += [node.end_announced_s for node in state.nodes.values() if node.end_announced_s is not None]
+    return any(quote.at_s <= at_s for quote, _ in held for at_s in lost_s)
+
+
+def _planned(
+    state: PoolState,
+    now_s: float,
+    cache: PlanningCache,
+    gpus: PromisableGpus,
+    without: str,
+    held: tuple[tuple[QuoteReservation, SchedulableJob], ...],
+) -> PlannedPool:
+    pool = cache.rows.table(state, now_s)
+    promised = pool.promised
+    if without:
+        promised = promised[[pool.listed[row].job_id != without for row in map(int, promised)]]
+    reserved = list[int]()
+    for quote, job in held:
+        row = pool.table.append(job)
+        pool.table.write_schedule(row, quote.schedule)
+        reserved.append(row)
+    moves_s = moves_of(state, cache.last(ending_nodes, state.nodes), now_s)
+    plan = AdmissionPlan(
+        pool.table, promised, gpus.num_gpus, now_s, reserved, cache.scratch, drops=gpus.drops, moves_s=moves_s
+    )
+    others = tuple(map(int, pool.others))
+    quotes = tuple(quote for quote, _ in held)
+    return PlannedPool(plan=plan, listed=pool.listed, curves=pool.curves, others=others, held=quotes)
+
+
+def quoted_job(state: PoolState, quote: QuoteReservation, curves: KnownCurves | None = None) -> SchedulableJob | None:
+    """The job of a quote reservation; None if it can no longer run here."""
+    curve = known_curve(state, quote.spec, curves=curves)
+    return None if curve is None else arriving_job(state, quote.job_id, quote.spec, curve, quote.deadline_s)
+
+
+def flat(schedule: Schedule) -> ShareSchedule:
+    """A schedule as events carry it."""
+    return tuple(number for segment in schedule for number in segment)
+
+
+def unflat(schedule: ShareSchedule) -> Schedule:
+    """A schedule from an event."""
+    return tuple(segments(schedule))
