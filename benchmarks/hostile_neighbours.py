@@ -20,7 +20,7 @@ from benchmarks.report import Measured, Row, report, where_and_when
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished, Started
-from elasticflow.shared.runtime.process.isolation.isolated_process import python_folders
+from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
 from tests.support.hostile_attacks import MEMORY_LIMIT_BYTES, targets_of_attacks
 from tests.support.secured_pool import secured_pool
 from tests.training.conftest import Node, job_spec

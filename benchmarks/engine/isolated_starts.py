@@ -17,12 +17,8 @@ import torch.utils.data  # noqa: F401 - a fork server loads all of these
 
 from elasticflow.shared.library_imports import without_gc
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
-from elasticflow.shared.runtime.process.isolation.isolated_process import (
-    enter_isolation,
-    fork_isolated,
-    namespaces_problem,
-    python_folders,
-)
+from elasticflow.shared.runtime.process.isolation.isolated_process import enter_isolation, fork_isolated
+from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
 
 _NUM_PAIRS = 40
 

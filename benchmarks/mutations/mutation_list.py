@@ -123,7 +123,7 @@ _LEDGER = (
     ),
     Mutation(
         name="a lease counted from its answer",
-        file="shared/runtime/service/replica.py",
+        file="shared/runtime/service/leader_lease.py",
         old="self._until_s = asked_at_s + ttl_s",
         new="self._until_s = self._clock.now_s() + ttl_s",
         tests=("tests/unit/shared/runtime/bus/test_memory_bus.py",),
@@ -555,7 +555,7 @@ _TRAINING = (
         file="services/executor/worker/loop/repeatability_check.py",
         old='    if trainer.device.type == "cpu" and',
         new='    if trainer.device.type == "none" and',
-        tests=(f"{_ENGINE}/test_repeatability_check.py",),
+        tests=(f"{_WORKER}/loop/test_repeatability_check.py",),
         loses="state in files and iterators gives other weights at each number of GPUs",
     ),
     Mutation(
@@ -571,7 +571,7 @@ _TRAINING = (
         file="services/executor/worker/data/virtual_nodes.py",
         old="        if rank >= most:\n            return range(0)\n",
         new="        if rank >= most:\n            return range(self.count - 1, self.count)\n",
-        tests=(f"{_ENGINE}/test_virtual_nodes.py",),
+        tests=(f"{_WORKER}/data/test_virtual_nodes.py",),
         loses="with more GPUs than parts, some samples count twice in each step",
     ),
     Mutation(
@@ -595,7 +595,7 @@ _TRAINING = (
         file="services/executor/worker/data/virtual_nodes.py",
         old="                weight=(stop - start) / self.global_batch_size,\n",
         new="                weight=1 / (self.count * num_parts),\n",
-        tests=(f"{_ENGINE}/test_virtual_nodes.py",),
+        tests=(f"{_WORKER}/data/test_virtual_nodes.py",),
         loses="samples of small parts count more than others",
     ),
     Mutation(
@@ -627,7 +627,7 @@ _TRAINING = (
         file="services/executor/worker/data/random_seeds.py",
         old="    key = (job_seed, phase, iteration, virtual_node + 1, micro_batch)\n",
         new="    key = (job_seed, phase, iteration, 0, micro_batch)\n",
-        tests=(f"{_ENGINE}/test_virtual_nodes.py",),
+        tests=(f"{_WORKER}/data/test_virtual_nodes.py",),
         loses="dropout drops the same units for every part of a batch",
     ),
     Mutation(
@@ -651,7 +651,7 @@ _TRAINING = (
         file="services/executor/worker/group/state_transfer.py",
         old="sources = [rank for rank, steps in enumerate(steps_done) if steps == max(steps_done)]",
         new="sources = [rank for rank, steps in enumerate(steps_done) if steps > NO_STATE]",
-        tests=(f"{_WORKER}/elastic/test_state_transfer.py",),
+        tests=(f"{_WORKER}/group/test_state_transfer.py",),
         loses="joining workers begin with a state of mixed steps",
     ),
     Mutation(
@@ -683,7 +683,7 @@ _TRAINING = (
         file="services/executor/worker/group/compatibility_digest.py",
         old="    if differences:\n        advice",
         new="    if len(differences) > 1:\n        advice",
-        tests=(f"{_WORKER}/elastic/test_compatibility_digest.py",),
+        tests=(f"{_WORKER}/group/test_compatibility_digest.py",),
         loses="a model that two versions of its code have trained",
     ),
 )

@@ -25,7 +25,7 @@ from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.files import rename_durably, write_durably
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.service import snapshot_store
-from elasticflow.shared.runtime.service.decider import chain_problem
+from elasticflow.shared.runtime.service.decision_problems import chain_problem
 from elasticflow.shared.runtime.service.ledger_encoding import event_id
 from elasticflow.shared.runtime.service.snapshot_store import Epoch, Snapshot
 from elasticflow.shared.state.fold.ledger_fold import FOLD, Unreadable, evolve

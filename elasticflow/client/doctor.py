@@ -23,12 +23,17 @@ from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.files import readable_by_others
-from elasticflow.shared.runtime.process.isolation.isolated_process import namespaces_problem
+from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.process.secret_sealing import FILE_NAME, VARIABLE, workers_secret_file
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
-from elasticflow.shared.runtime.service.decider import chain_problem, clock_problem, plan_problem, version_problem
+from elasticflow.shared.runtime.service.decision_problems import (
+    chain_problem,
+    clock_problem,
+    plan_problem,
+    version_problem,
+)
 from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger
 from elasticflow.shared.state.pool import NodeState, PoolState
 

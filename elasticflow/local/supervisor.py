@@ -24,7 +24,7 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
 from elasticflow.shared.runtime.process.files import keep_token
-from elasticflow.shared.runtime.process.metrics import page_is_ok
+from elasticflow.shared.runtime.process.http_server import page_is_ok
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.process.process_termination import kill_process_group, preexec_die_with_parent
 from elasticflow.shared.runtime.process.run_module import module_command

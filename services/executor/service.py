@@ -22,7 +22,7 @@ from elasticflow.services.executor.decisions.state import NodeSpecification, Sta
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
-from elasticflow.services.executor.node_record import node_specification_of, only_executor
+from elasticflow.services.executor.node_identity import node_specification_of, only_executor
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
 from elasticflow.services.executor.processes.code_archive import CodeArchive

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticflow.cli.replay import AsJson, At, Delay, Follow, FromSequence, OneJob, OtherPolicy, Until, Verify
+from elasticflow.cli.replay_options import AsJson, At, Delay, Follow, FromSequence, OneJob, OtherPolicy, Until, Verify
 from elasticflow.cli.terminal_output import with_progress
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages.export import BadExport, LedgerRecord, read_export, records_in

@@ -105,7 +105,7 @@ class TrainingTime:
 # --- mixed types ---------------------------------------------------------------------------------------
 # A job on GPUs of several types at once: how fast it trains, and the step times that let the services predict it.
 #
-# The rounds of `simulator/heterogeneous` and the trace-driven simulation share this model, so that mixes cost both
+# The rounds of `benchmarks/heterogeneous` and the trace-driven simulation share this model, so that mixes cost both
 # the same. It is an assumption: throughput tables have no steps of GPUs of several types.
 
 # An input of this model, no claim: the part of the sum of both throughputs that 2 V100 and 8 P100 of VirtualFlow reach.

@@ -31,7 +31,7 @@ from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
 from elasticflow.shared.runtime.process.isolation.cgroups import MAX_OPEN_FILES, MAX_PROCESSES, WorkerCgroups
-from elasticflow.shared.runtime.process.isolation.isolated_process import python_folders
+from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
 from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog

@@ -8,7 +8,7 @@ import torch
 
 from elasticflow.sdk.fetching import fetch_with
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
-from elasticflow.shared.runtime.process.isolation.isolated_process import namespaces_problem
+from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 from tests.support.executor_process import ROOT

@@ -9,7 +9,7 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.service.replica import Lease
+from elasticflow.shared.runtime.service.leader_lease import Lease
 from tests.support.shared_pool import POOL, Connect
 
 MAX = 20 << 20

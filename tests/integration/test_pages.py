@@ -10,7 +10,8 @@ from http import HTTPStatus
 import pytest
 
 from elasticflow.shared.runtime.process import metrics as pages_module
-from elasticflow.shared.runtime.process.metrics import HttpResponse, HttpServer, Metrics, page_is_ok, serve_metrics
+from elasticflow.shared.runtime.process.http_server import HttpResponse, HttpServer, page_is_ok
+from elasticflow.shared.runtime.process.metrics import Metrics, serve_metrics
 
 HOST = "127.0.0.1"
 LONGER_THAN_A_HEAD = 1_000_000

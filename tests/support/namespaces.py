@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.shared.runtime.process.isolation.isolated_process import namespaces_problem
+from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 
 
 def skip_without_namespaces() -> None:

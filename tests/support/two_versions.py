@@ -17,7 +17,7 @@ from elasticflow.local.up_plan import UpPlan
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.process.metrics import page_is_ok
+from elasticflow.shared.runtime.process.http_server import page_is_ok
 from tests.support.installation import ROOT, SOURCES, install, python
 from tests.support.real_pool import CONFIG, POOL, RunningPool
 

@@ -11,7 +11,7 @@ from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups, open_cgroups
-from elasticflow.shared.runtime.process.isolation.isolated_process import namespaces_problem, python_folders
+from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
 from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem, set_readable_by_others
 from elasticflow.shared.runtime.process.settings import Settings
 

@@ -2,14 +2,16 @@
 A runner process executes tasks of one padding load on one GPU. An installer process installs packages for a job, a
 fetcher gets its data.
 
+Imports run from below to above in this order: interface, process, group, checkpoint, data, engine, scripts, loop.
+
 No package imports it: the launcher starts `python -m elasticflow.services.executor.worker`, a fork server that loads
 torch and forks a child for each worker and runner. They talk over sockets (shared/messages/worker_protocol/frames.py).
 
+    keeper.py               the fork server's parent: ends what is left if that is killed
+    fork_server.py          forks workers and runners, reaps them, ends with its executor
+    first_message.py        whether a fork becomes a worker, a runner, an installer or a fetcher
+    interface.py                what users' code is to a worker: a training function, and its failure
     process/      one operating-system process
-        keeper.py               the fork server's parent: ends what is left if that is killed
-        fork_server.py          forks workers and runners, reaps them, ends with its executor
-        first_message.py        whether a fork becomes a worker, a runner, an installer or a fetcher
-        run_worker.py           from the fork to the exit code; the job's name in `ps`, tracebacks without the engine
         channel.py              messages from and to the executor; the lease
         exit_handlers.py        what Python does at the end of a process, before the worker's own end
         users_code.py           which modules are the user's, and the variables and folders of a job
@@ -22,7 +24,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         compiled_models.py      what torch.compile must do for equal bits
         cpu_throttle.py         limits a CPU slot to a share of a core
         telemetry.py            reports progress, speed and lack of progress
-    elastic/      workers that find, lose and join each other
+        memory_limit.py         what tasks on a CPU slot may allocate
+    group/        workers that find, lose and join each other
         rendezvous.py           workers of a generation find and connect to each other
         rendezvous_store.py     its key-value store, with waits that can be aborted
         tcp_connections.py      this process's connections: their secret, their network interface, their end
@@ -33,29 +36,36 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         nccl_transport.py       between GPUs
         peer_loss.py            detects the loss of a peer; the peer-loss watchdog
         compatibility_digest.py what workers must have in common
-        switch.py               to another generation, without a stop
         state_transfer.py       the job's state from memory to memory
         nested_tensors.py       a state as its structure and its tensors (pure)
-    steps/        training
-        training_loop.py        from the assignment to the end of the job
-        worker_setup.py         from the assignment to a worker that can train; its first, dry step
+    checkpoint/   the job's state on disk
+        store.py                complete or absent, newest generation first
+        files.py                files with their digest, whole, of parts, or of a model
+        parameter_slices.py     how parameters are divided among workers
+        writer.py               when to write, and in the background
+    data/         samples
+        dataset.py              recognizes the user's data set
+        loader_settings.py      what a script's DataLoader says: kept or refused
+        sample_order.py         (seed, iteration, virtual node) -> samples (pure)
+        sample_readers.py       read map-style and streamed data sets
+        streams.py              the job's place in a data set without a length
+        stream_reader.py        reads such a data set, and comes to a place in it
+        read_ahead.py           batches of coming steps, read by a process, and on their way to the device
+        virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
+        random_seeds.py         seeds by phase, iteration and virtual node
+    engine/       a step
         restored_state.py       the state with which all workers start, from a checkpoint
-        local_training.py       a job in its user's process: no executor, no peers
         trainer.py              steps, evaluations, and the way from generation to generation
         training_step.py        one step: compute, agree; which worker is slow, and whether the memory grows
         step_metrics.py         what train() returned, agreed on one step late
         step_agreement.py       what all workers agree on in each step; whether their states differ
         job_state.py            the model, data and optimizer; what a checkpoint or a state transfer carries
-        training_function.py    the interface of the user's class, and its import
+        training_function.py    the import of the user's class, and what its errors mean
         user_code_checks.py     what user code must return and do
-        repeatability_check.py  whether a step depends on declared state only
         undeclared_state.py     modules and tensors that train() changes beside the job's state
         additional_state.py     objects beside the model and the optimizer that are state
         plain_state.py          numbers, texts and containers of user code that are state
         carried_gradients.py    gradients that outlive their step
-        speed_measurement.py    the speed of a job in a profiling run
-        virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
-        random_seeds.py         seeds by phase, iteration and virtual node
         bitwise.py              a step with the same bits at any number of workers
         whole_batch.py          values of the whole batch within train()
         gradient_scaling.py     a GradScaler as state of the job
@@ -68,9 +78,21 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         gradients_and_buffers.py   what the calls of one step share, and the statistics of layers
         sharded_optimizer.py    an optimizer of which each worker holds a part
         redistribution.py       its parts to their owners in a new generation
+    scripts/      user scripts instead of a class
+        elastic_script.py       a script with elasticflow.elastic(...), as a training function
+        schedules.py            schedules step once a step, and are built for the job's steps
+        torchrun_script.py      an unchanged torchrun script, restarted at each resize; its progress
+        script_environment.py   folder, arguments, environment variables, and where its process groups meet
+    loop/         from the assignment to the end
+        training_loop.py        from the assignment to the end of the job
+        worker_setup.py         from the assignment to a worker that can train; its first, dry step
+        local_training.py       a job in its user's process: no executor, no peers
+        repeatability_check.py  whether a step depends on declared state only
+        speed_measurement.py    the speed of a job in a profiling run
+        switch.py               to another generation, without a stop
+        run_worker.py           from the fork to the exit code; the job's name in `ps`, tracebacks without the engine
     tasks/        a runner instead of a worker
         run_tasks.py            from the first message to the end: bundles one after another
-        memory_limit.py         what tasks on a CPU slot may allocate
     training_tasks/   a training whose gradients are tasks of a padding load
         __main__.py             the manager's process, which a client starts
         manager.py              a worker that lets runners compute its gradients
@@ -81,22 +103,4 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
     preparation/  before a job starts
         fetch_data.py           a fetcher gets its data, by fsspec
         install_packages.py     an installer installs its packages, by uv or pip
-    data/         samples
-        dataset.py              recognizes the user's data set
-        loader_settings.py      what a script's DataLoader says: kept or refused
-        sample_order.py         (seed, iteration, virtual node) -> samples (pure)
-        sample_readers.py       read map-style and streamed data sets
-        streams.py              the job's place in a data set without a length
-        stream_reader.py        reads such a data set, and comes to a place in it
-        read_ahead.py           batches of coming steps, read by a process, and on their way to the device
-    checkpoint/   the job's state on disk
-        store.py                complete or absent, newest generation first
-        files.py                files with their digest, whole, of parts, or of a model
-        parameter_slices.py     how parameters are divided among workers
-        writer.py               when to write, and in the background
-    scripts/      user scripts instead of a class
-        elastic_script.py       a script with elasticflow.elastic(...), as a training function
-        schedules.py            schedules step once a step, and are built for the job's steps
-        torchrun_script.py      an unchanged torchrun script, restarted at each resize; its progress
-        script_environment.py   folder, arguments, environment variables, and where its process groups meet
 """

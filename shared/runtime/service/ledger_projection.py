@@ -10,7 +10,7 @@ from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
 from elasticflow.shared.runtime.process.metrics import Metrics
-from elasticflow.shared.runtime.service.decider import chain_problem
+from elasticflow.shared.runtime.service.decision_problems import chain_problem
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable

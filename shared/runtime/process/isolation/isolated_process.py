@@ -8,8 +8,6 @@ closes its `WorkerFolders`, which it does before it runs users' code.
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +18,6 @@ from elasticflow.shared.runtime.process.isolation import system_calls
 from elasticflow.shared.runtime.process.isolation.cgroups import enter_group, limit_worker
 from elasticflow.shared.runtime.process.isolation.folder_view import FolderView
 from elasticflow.shared.runtime.process.isolation.system_calls import filter_system_calls
-from elasticflow.shared.runtime.process.run_module import module_command
 
 UNPRIVILEGED_USER = 65_534  # of the workers of an executor that runs as root
 SIGNAL_EXIT_CODE = 128  # added to the number of the signal that ended the worker
@@ -128,30 +125,3 @@ def _end_as(worker_pid: int) -> NoReturn:
         if pid == worker_pid:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else SIGNAL_EXIT_CODE - code)
-
-
-# --- machine check -------------------------------------------------------------------------------------
-# What this machine cannot enforce of the isolation of workers. Importable on all systems: clients ask, too.
-
-_TIMEOUT_S = 30.0
-_TRIAL = "elasticflow.shared.runtime.process.isolation.namespace_trial"
-_IMPORT_ROOT = Path(__file__).parents[5]  # of elasticflow
-
-
-def python_folders() -> tuple[str, ...]:
-    """All that a worker imports from: the interpreter, its packages, this package; not the working directory."""
-    imported = [path for path in sys.path if path and Path(path) != Path.cwd()]
-    named = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    found = (sys.prefix, sys.base_prefix, str(_IMPORT_ROOT), *imported, *named)
-    return tuple(dict.fromkeys(each for path in found for each in (os.path.realpath(path), path)))
-
-
-def namespaces_problem() -> str:
-    """Why workers cannot have namespaces of their own here; "" if they can. Blocking, for about half a second."""
-    if sys.platform != "linux":
-        return "only Linux has them"
-    try:
-        tried = subprocess.run(module_command(_TRIAL), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return "" if tried.returncode == 0 else (tried.stderr.strip().splitlines() or [f"exit {tried.returncode}"])[-1]

@@ -4,7 +4,8 @@ import os
 import sys
 
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
-from elasticflow.shared.runtime.process.isolation.isolated_process import enter_isolation, fork_isolated, python_folders
+from elasticflow.shared.runtime.process.isolation.isolated_process import enter_isolation, fork_isolated
+from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
 
 
 def exit_code() -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from elasticflow.client.doctor import data_folder_problems
-from elasticflow.services.executor.node_record import FILE_NAME, data_folder_name
+from elasticflow.services.executor.node_identity import FILE_NAME, data_folder_name
 from tests.support.histories import History
 from tests.support.worker_events import joined
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.services.executor.node_record import only_executor
+from elasticflow.services.executor.node_identity import only_executor
 from elasticflow.shared.errors import BadSettings
 from tests.support.executor_node import node_specification
 

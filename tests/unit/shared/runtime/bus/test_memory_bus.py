@@ -12,7 +12,7 @@ from elasticflow.shared.messages.subjects import tasks
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker, matches
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.link import Faults
-from elasticflow.shared.runtime.service.replica import Lease
+from elasticflow.shared.runtime.service.leader_lease import Lease
 from tests.support.virtual_clock import VirtualClock
 
 FACT = "ef.ledger.p.job.j"

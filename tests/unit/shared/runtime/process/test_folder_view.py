@@ -11,7 +11,7 @@ ISOLATED = """
 import os, sys
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.runtime.process.isolation.isolated_process import enter_isolation, fork_isolated
-from elasticflow.shared.runtime.process.isolation.isolated_process import python_folders
+from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
 
 isolation = Isolation(namespaces=True, readable=(*python_folders(), sys.argv[1]))
 pid = fork_isolated(isolation)

@@ -12,7 +12,7 @@ from elasticflow.shared.runtime.process.isolation.system_calls import filter_pro
 
 PROGRAM = """
 import ctypes, errno, multiprocessing, os, subprocess, sys, threading
-from elasticflow.shared.runtime.process.isolation import system_call_filter as f
+from elasticflow.shared.runtime.process.isolation import system_calls as f
 from elasticflow.shared.runtime.process.isolation.system_calls import forbid_new_rights
 
 def speculation():
