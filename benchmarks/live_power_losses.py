@@ -20,7 +20,7 @@ import psutil
 import typer
 
 from elasticflow.client.ledger import LedgerView
-from elasticflow.client.run_file import RunFile, read_run_file
+from elasticflow.client.pool_endpoint import RunFile, read_run_file
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.state.job import Job

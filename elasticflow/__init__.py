@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from elasticflow.sdk.fetching import load as load
     from elasticflow.sdk.job import Condition as Condition
     from elasticflow.sdk.job import ElasticJob as ElasticJob
+    from elasticflow.sdk.job import gather as gather
+    from elasticflow.sdk.job import mean as mean
     from elasticflow.sdk.job_fields import data_path as data_path
     from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
     from elasticflow.sdk.local_run import LocalRun as LocalRun
@@ -81,8 +83,6 @@ if TYPE_CHECKING:
     from elasticflow.sdk.synchronous import submit as submit
     from elasticflow.sdk.synchronous import wait as wait
     from elasticflow.sdk.training import train as train
-    from elasticflow.sdk.whole_batch import gather as gather
-    from elasticflow.sdk.whole_batch import mean as mean
     from elasticflow.shared.errors import BadCredentials as BadCredentials
     from elasticflow.shared.errors import ElasticFlowError as ElasticFlowError
     from elasticflow.shared.errors import PermanentFailure as PermanentFailure
@@ -122,7 +122,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES_BY_MODULE = {
-    "sdk.job": "Condition ElasticJob",
+    "sdk.job": "Condition ElasticJob gather mean",
     "sdk.job_fields": "data_path",
     "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
@@ -133,7 +133,6 @@ _NAMES_BY_MODULE = {
     "sdk.padding_executor": "PaddingExecutor",
     "times": "Duration Moment",
     "sdk.training": "train",
-    "sdk.whole_batch": "gather mean",
     "sdk.synchronous": "JobViews Quote amend cancel checkpoint jobs profile quote release reserve scale submit wait",
     "client.client": "Client",
     "client.pool_endpoint": "Endpoint",

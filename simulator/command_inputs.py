@@ -1,19 +1,21 @@
 """Inputs and output folders of the simulate commands, and how a command reports errors in them."""
 
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import FrameType
 
 import typer
 
 from elasticflow.shared.errors import BadSettings, ElasticFlowError
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.csv_table import bad_input
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import (
+    ClusterShape,
     Workload,
     bundled_throughputs,
     bundled_trace,
@@ -74,3 +76,24 @@ def reporting_errors() -> Iterator[None]:
 def note(text: str) -> None:
     """Print a line that is not part of the result."""
     print(text, file=sys.stderr, flush=True)
+
+
+# --- interruptible -------------------------------------------------------------------------------------
+# Ctrl-C as a condition instead of an exception, so that a partial result can be shown.
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed; the second one ends at once."""
+    pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    earlier = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, earlier)

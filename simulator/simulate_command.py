@@ -14,8 +14,14 @@ from rich.table import Table
 
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
-from elasticflow.simulator.command_inputs import cluster_of, make_folder, note, reporting_errors, workload_of
-from elasticflow.simulator.engine.interruptible import interruptible
+from elasticflow.simulator.command_inputs import (
+    cluster_of,
+    interruptible,
+    make_folder,
+    note,
+    reporting_errors,
+    workload_of,
+)
 from elasticflow.simulator.padding.command import loads
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS

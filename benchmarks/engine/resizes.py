@@ -27,7 +27,7 @@ from benchmarks.engine.models import PerceptronOfEight, Trained
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from elasticflow.services.executor.processes.launcher import Exited, WorkerHandle
 from elasticflow.services.executor.processes.manager import GenerationSecrets
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import Progressed, Started, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,

@@ -13,7 +13,7 @@ from benchmarks.engine.elastic import running_engine
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from benchmarks.engine.resizes import Resized
 from elasticflow.services.executor.processes.manager import GenerationSecrets
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline
 
 _SECRETS = {"without": GenerationSecrets(), "with": GenerationSecrets(b"0" * 64)}
 _TIMES = ("stop_s", "prepare_s")

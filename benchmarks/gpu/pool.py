@@ -18,8 +18,7 @@ from benchmarks.engine.device import Device
 from benchmarks.gpu.jobs import GLOBAL_BATCH_SIZE, Paced
 from benchmarks.report import Measured, Row
 from elasticflow.client.client import Client
-from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.client.run_file import read_run_file
+from elasticflow.client.pool_endpoint import Endpoint, read_run_file
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState

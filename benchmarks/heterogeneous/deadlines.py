@@ -16,11 +16,11 @@ from benchmarks.report import Measured, Row
 from elasticflow.simulator.baselines.policy_catalogue import OURS
 from elasticflow.simulator.bound import feasible_alone, hindsight_schedule
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import (
+    ClusterShape,
     TypedPool,
     Workload,
     bundled_throughputs,

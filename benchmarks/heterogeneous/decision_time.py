@@ -20,10 +20,9 @@ from elasticflow.shared.state.pool import PoolState, spec_of
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.trace.simulated_pool import submission
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
-from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs
+from elasticflow.simulator.workload.workload import ClusterShape, TypedPool, bundled_throughputs
 
 SPEEDS = {"H100": 1.0, "A100": 0.6, "V100": 0.3, "T4": 0.1}
 GPUS_PER_NODE, APART_S = 8, 0.01

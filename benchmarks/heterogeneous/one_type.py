@@ -9,10 +9,15 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import OURS
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs, bundled_trace, bundled_traces
+from elasticflow.simulator.workload.workload import (
+    ClusterShape,
+    TypedPool,
+    bundled_throughputs,
+    bundled_trace,
+    bundled_traces,
+)
 
 NAME = "H100-80GB-HBM3"
 FAILURES = (None, Failures(seed=3, mean_up_s=20_000.0, mean_down_s=2_000.0))

@@ -13,8 +13,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ScalingCurve
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob, TypedPool, Workload, within
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, TypedPool, Workload, within
 
 BATCH_SIZE = 128  # of every job: the models of the table are named with theirs
 GPUS_PER_NODE = 8

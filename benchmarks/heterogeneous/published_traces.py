@@ -19,8 +19,7 @@ from benchmarks.report import Measured, Row
 from benchmarks.scheduling.workloads import Case, tables, trace_cases
 from elasticflow.simulator.baselines.policy_catalogue import OURS
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TypedPool
+from elasticflow.simulator.workload.workload import ClusterShape, TypedPool
 
 PARTS = (4, 16)  # of the published cluster, on each type
 

@@ -200,7 +200,7 @@ _TENANTS = (
     ),
     Mutation(
         name="other tenants' jobs in a reply",
-        file="shared/runtime/service/reply_publisher.py",
+        file="shared/runtime/service/ledger_appender.py",
         old="seen = without_other_jobs(self._projection.folded, tenant, reply)",
         new="seen = reply",
         tests=(f"{_SERVICE}/test_reply_publisher.py",),
@@ -459,7 +459,7 @@ _NODES = (
     ),
     Mutation(
         name="two executors of one node",
-        file="services/executor/node_record.py",
+        file="services/executor/heartbeat.py",
         old="self._bucket, self._node_id, data, expected_revision=expected_revision",
         new="self._bucket, self._node_id, data, expected_revision=None",
         tests=(f"{_EXECUTOR}/test_node_record.py",),
@@ -624,7 +624,7 @@ _TRAINING = (
     ),
     Mutation(
         name="equal random numbers in all virtual nodes",
-        file="services/executor/worker/data/random_seeds.py",
+        file="services/executor/worker/data/virtual_nodes.py",
         old="    key = (job_seed, phase, iteration, virtual_node + 1, micro_batch)\n",
         new="    key = (job_seed, phase, iteration, 0, micro_batch)\n",
         tests=(f"{_WORKER}/data/test_virtual_nodes.py",),
@@ -693,7 +693,7 @@ _TRAINING = (
 _SIMULATOR = (
     Mutation(
         name="a clock that goes backwards",
-        file="simulator/engine/event_queue.py",
+        file="simulator/engine/virtual_time.py",
         old="(max(at_s, self.now_s), self._tickets, callback)",
         new="(at_s, self._tickets, callback)",
         tests=("tests/unit/simulator/engine/test_event_queue.py",),

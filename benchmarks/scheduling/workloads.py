@@ -6,11 +6,11 @@ from math import gcd
 from pathlib import Path
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Arrivals, Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import (
+    ClusterShape,
     Workload,
     bundled_throughputs,
     bundled_trace,

@@ -18,9 +18,8 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.simulator.timing.recorded_times import RecordedTimes, recorded_times
 from elasticflow.simulator.timing.training_time import TrainingTime
-from elasticflow.simulator.trace.cluster_state import ClusterState
+from elasticflow.simulator.trace.cluster_state import ClusterState, Training
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.trace.training import Training
 from elasticflow.simulator.workload.workload import TraceJob
 
 

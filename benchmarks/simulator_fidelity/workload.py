@@ -12,8 +12,7 @@ import numpy as np
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 NUM_NODES, SLOTS_PER_NODE = 3, 2
 CLUSTER = ClusterShape(num_nodes=NUM_NODES, gpus_per_node=SLOTS_PER_NODE)

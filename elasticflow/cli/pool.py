@@ -17,8 +17,7 @@ from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config
 from elasticflow.client.operator_decisions import configure as configure_pool
-from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.client.run_file import DATA_DIR, find_run_file, holder_of, read_run_file
+from elasticflow.client.pool_endpoint import DATA_DIR, find_endpoint, find_run_file, holder_of, read_run_file
 from elasticflow.errors import InvalidJob, UnknownJob
 from elasticflow.history.formatting import limits_in_words, schedule_in_words
 from elasticflow.shared.extras import require_extra

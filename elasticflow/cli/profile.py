@@ -33,7 +33,7 @@ from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfi
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.state.fold.owned_profiles import with_own_curves
+from elasticflow.shared.state.fold.profiles import with_own_curves
 from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.times import clock_time

@@ -18,8 +18,7 @@ from elasticflow.cli.command_options import Json, Pool
 from elasticflow.cli.option_values import end_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say, say_line
 from elasticflow.client.operator_decisions import read_config
-from elasticflow.client.pool_endpoint import DEFAULT_POOL
-from elasticflow.client.run_file import DATA_DIR, RunFile, holder_of, make_folder, read_run_file
+from elasticflow.client.pool_endpoint import DATA_DIR, DEFAULT_POOL, RunFile, holder_of, make_folder, read_run_file
 from elasticflow.errors import AlreadyRunning
 from elasticflow.history.tables import table
 from elasticflow.local.up_plan import REPLICABLE, UpPlan

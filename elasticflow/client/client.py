@@ -4,10 +4,12 @@ It reads the ledger, or with the key of a tenant that tenant's view. The same wi
 `elasticflow/sdk/synchronous.py`.
 """
 
+import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import get_args
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, get_args
 
 from elasticflow.client.artifacts import ArtifactReader
 from elasticflow.client.command_requests import Package, ask_quote, check, fresh_job_id, fresh_message_id
@@ -240,3 +242,28 @@ class Client(ArtifactReader, DetachedLoads):
         if duration is not None:
             return self.now_s() + seconds_of(duration)
         return None if moment is None else timestamp_of(moment)
+
+
+# --- One call of the asynchronous client from synchronous code -----------------------------------------
+
+T = TypeVar("T")
+
+
+def with_client(endpoint: Endpoint, tenant: str, call: Callable[[Client], Awaitable[T]]) -> T:
+    """Connect to the pool, make the call, and disconnect."""
+
+    async def connected() -> T:
+        async with Client.connect(endpoint, tenant=tenant) as client:
+            return await call(client)
+
+    return _blocking(connected())
+
+
+def _blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, in another thread if this one runs an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

@@ -23,7 +23,7 @@ from elasticflow.shared.messages.event_summary import gpus_in_words
 from elasticflow.shared.messages.events import Event, LoadEvent
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.load_spec import LoadSpec
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.single_gpu_step_times import counts_to_measure
+from elasticflow.shared.messages.measurements import counts_to_measure
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import (
     JobStepTimes,
     job_step_times,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elasticflow.client.operator_decisions import configure
-from elasticflow.client.run_file import RunFile, RunningProcess, remove_run_file, take
+from elasticflow.client.pool_endpoint import RunFile, RunningProcess, remove_run_file, take
 from elasticflow.errors import StartFailed, UnusableFolder
 from elasticflow.local.up_plan import DECIDERS, PlannedProcess, UpPlan
 from elasticflow.shared import machine_code

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elasticflow.client.artifacts import STORED_TIMEOUT_S, StoredArtifacts
-from elasticflow.client.client import Client
+from elasticflow.client.client import Client, with_client
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.errors import NoModel, NotConvertible, OutsideOfFolder
-from elasticflow.sdk.blocking_call import with_client
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.events import UnstoredFile
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, WORKING_FOLDER
+from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_FOLDER, WORKING_FOLDER
 from elasticflow.times import Duration
 
 ModelFormat = Literal["torch", "safetensors"]

@@ -24,8 +24,8 @@ from elasticflow.sdk.job_fields import (
 )
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_VARIABLE
-from elasticflow.shared.training_interface import OnStep, Stateful
+from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_VARIABLE
+from elasticflow.shared.training_interface import OnStep, Stateful, offered_whole_batch
 from elasticflow.times import Duration, Moment, seconds_of, timestamp_of
 
 if TYPE_CHECKING:
@@ -341,3 +341,34 @@ class ElasticJob:
         if problems:
             raise InvalidJob(*problems)
         return spec
+
+
+# --- whole batch ---------------------------------------------------------------------------------------
+# Values of the whole global batch, for `train`, which gets one part of it at a time. This imports no torch.
+
+
+def mean(value: Tensor | float) -> float:
+    """The mean over the global batch of what all calls of `train` give, each weighted by its samples; no gradient.
+
+        self.schedule.step(elasticflow.mean(loss))  # ReduceLROnPlateau
+
+    All calls of a step get the same bits, on any number of GPUs. Call it before `optimizer.step()` where possible: a
+    worker that is lost behind that costs the work since the newest checkpoint. Outside of `train`: the value.
+    """
+    if (worker := offered_whole_batch()) is not None:
+        return worker.mean(value)
+    return float(value) if isinstance(value, int | float) else value.item()
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """The rows of all parts of the global batch, in its order: for losses that compare all samples, as in CLIP, SimCLR.
+
+        loss = contrastive(elasticflow.gather(images), elasticflow.gather(texts))
+
+    tensor: (samples of this part, ...). Returns (samples of all parts, ...), the same bits in each call and on any
+    number of GPUs, with gradients. Compute the loss of the whole batch from it, as on one device. A loss over the own
+    rows only must be their mean. All parts of a worker keep their activations until then, so that smaller micro-batches
+    save no memory. Outside of `train`: the tensor. Not in the fast mode, nor in scripts.
+    """
+    worker = offered_whole_batch()
+    return tensor if worker is None else worker.gather(tensor)

@@ -22,7 +22,7 @@ from elasticflow.sdk.submission import quotable
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_environment import local_path
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER, MODEL_FOLDER, iteration_of_model
+from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_FOLDER, MODEL_FOLDER, iteration_of_model
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # iterations done, and metrics

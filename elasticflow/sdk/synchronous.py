@@ -10,13 +10,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
-from elasticflow.client.client import REPLY_TIMEOUT_S, Client
+from elasticflow.client.client import REPLY_TIMEOUT_S, Client, with_client
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import JobView, job_view, job_views
 from elasticflow.history.tables import as_html, as_text, table
-from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import code_of, profilable, quotable, submission_of
 from elasticflow.shared.messages.events import (

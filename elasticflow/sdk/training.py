@@ -7,12 +7,11 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from elasticflow.client.client import Client
+from elasticflow.client.client import Client, with_client
 from elasticflow.client.command_requests import Package
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.training_load import TrainingOptions, TrainingProgress, train_in_tasks
 from elasticflow.errors import InvalidJob
-from elasticflow.sdk.blocking_call import with_client
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import Submission, submission_of
 from elasticflow.shared.extras import require_extra

@@ -36,7 +36,7 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.events import AdmissionEvent, Event, PlanEvent
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.fold.owned_profiles import with_own_curves
+from elasticflow.shared.state.fold.profiles import with_own_curves
 from elasticflow.shared.state.idempotent_replies import (
     ANSWERS,
     idempotent_reply,

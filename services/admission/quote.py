@@ -22,8 +22,7 @@ from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.job_table import gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, promised_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.fold.owned_profiles import with_own_curves
-from elasticflow.shared.state.fold.profiles import with_profile
+from elasticflow.shared.state.fold.profiles import with_own_curves, with_profile
 from elasticflow.shared.state.gpu_types import part_of_type, possible_types, shown_type, spec_on, type_name
 from elasticflow.shared.state.pool import PoolState
 

@@ -33,12 +33,12 @@ from elasticflow.services.executor.processes.worker_isolation import WorkerIsola
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
+from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.process.clock import boot_s
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
-from elasticflow.shared.runtime.service.until_available import until_available
 
 DEREGISTER_TIMEOUT_S = 5.0  # for the last events, after the workers have stopped or were killed
 

@@ -14,9 +14,9 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
 from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus, Message, Subscription
 from elasticflow.shared.runtime.bus.streams import node_bucket
+from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.host import Host
-from elasticflow.shared.runtime.service.until_available import until_available
 from elasticflow.shared.state.nodes import slower_node_in_words, slower_nodes
 from elasticflow.shared.state.pool import PoolState
 

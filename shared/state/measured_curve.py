@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticflow.shared.messages.gpu_limits import GpuRange
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes
 from elasticflow.shared.state.job import NO_SPEEDS, SpeedStatistics
 
 

@@ -18,7 +18,7 @@ from elasticflow.shared.messages.gpu_limits import GpuLimits
 from elasticflow.shared.messages.job_spec import SHARED
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.persistent_map import Map
-from elasticflow.shared.state.fold.owned_profiles import curves_by_owner
+from elasticflow.shared.state.fold.profiles import curves_by_owner
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.measured_curve import MeasuredCurve

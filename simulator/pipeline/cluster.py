@@ -22,7 +22,7 @@ from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
+from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.invariants import Acknowledged, ClockSetting
 from elasticflow.simulator.pipeline.nodes import Environment, Machine, MonitorTasks, VirtualNode
 from elasticflow.simulator.pipeline.simulated_process import PLANNERS, PoolSetting, SimulatedProcess, SteppedClock

@@ -39,7 +39,7 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
-from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
+from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SilentLog, SimulatedProcess, SteppedClock
 from elasticflow.simulator.pipeline.virtual_runs import Runs
 from elasticflow.simulator.pipeline.virtual_workers import Process, Processes, RunKey, TimingModel, TrueSpeeds

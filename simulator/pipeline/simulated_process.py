@@ -21,7 +21,7 @@ from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 
 # --- previous version ----------------------------------------------------------------------------------
 # Services of the previous version in a simulated pool whose services are upgraded one after the other.

@@ -9,7 +9,7 @@ from typing import Literal
 
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId, WorkerReported
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
     ExitCode,
@@ -23,7 +23,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Switched,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
-from elasticflow.simulator.engine.virtual_time_loop import VirtualTimeLoop
+from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.virtual_workers import (
     Process,
     Processes,

@@ -6,8 +6,8 @@ from typing import Literal
 
 from elasticflow.services.executor.decisions.local_events_and_actions import LocalEvent, WorkerId
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes, counts_to_measure
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import Progress, TrainingTime, step_s, true_rate
 

@@ -32,8 +32,8 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, know
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage, Policy
 from elasticflow.shared.state.pool import PoolState, spec_of
-from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.engine.policy_driver import PolicyDriver
+from elasticflow.simulator.engine.virtual_time import Engine
 from elasticflow.simulator.replay.recorded_ledger import (
     OPERATOR,
     Entry,

@@ -24,7 +24,7 @@ from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.timing.overhead import overhead_model
 from elasticflow.simulator.trace.plots import require_matplotlib
 from elasticflow.simulator.trace.simulated_run import Outcome
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
+from elasticflow.simulator.workload.workload import ClusterShape
 
 if TYPE_CHECKING:
     from elasticflow.simulator.bound import Bound

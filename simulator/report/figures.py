@@ -20,8 +20,7 @@ from elasticflow.simulator.bound import Bound
 from elasticflow.simulator.report.run_matrix import RunMatrix, Runner, due_after, mixed
 from elasticflow.simulator.trace.plots import efficiency, held_gpus
 from elasticflow.simulator.trace.simulated_run import Outcome
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import ClusterShape, Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

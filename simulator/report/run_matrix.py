@@ -9,10 +9,9 @@ from itertools import takewhile
 import numpy as np
 
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.simulator.engine.interruptible import interruptible
+from elasticflow.simulator.command_inputs import interruptible
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 BEST_EFFORT_SEED = 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from elasticflow.shared.messages.gpu_limits import largest_size_up_to
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes, counts_to_measure
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
 
 # A job with less than this left is done: after months, floats of seconds resolve little more. It is forgiven once

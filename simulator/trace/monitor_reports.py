@@ -11,10 +11,9 @@ from elasticflow.services.monitor.progress import LONGEST_REPORT_S, REPORT_EVERY
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured, WorkerReport
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.event_queue import Engine
+from elasticflow.simulator.engine.virtual_time import Engine
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.cluster_state import ClusterState
-from elasticflow.simulator.trace.training import Training
+from elasticflow.simulator.trace.cluster_state import ClusterState, Training
 
 
 class MonitorReports:

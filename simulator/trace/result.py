@@ -17,11 +17,9 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.trace.cluster_state import Outage
+from elasticflow.simulator.trace.cluster_state import Occupancy, Outage
 from elasticflow.simulator.trace.idle_time import IdleTime
-from elasticflow.simulator.trace.training import Occupancy
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 HOUR_S = 3_600.0
 

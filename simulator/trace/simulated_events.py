@@ -20,7 +20,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import StoppingWorkers
 from elasticflow.shared.state.pool import NodeState
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR
-from elasticflow.simulator.trace.training import Training
+from elasticflow.simulator.trace.cluster_state import Training
 
 
 def pool_configured(config: PoolConfig, based_on: int, at_s: float) -> PlanDecided:

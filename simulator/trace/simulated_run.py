@@ -19,8 +19,7 @@ from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.result import HOUR_S, Fate, Result
 from elasticflow.simulator.trace.simulation import Observer, Simulation
 from elasticflow.simulator.verification.trace_verification import VerificationByType
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import ClusterShape, Workload
 
 if TYPE_CHECKING:
     from elasticflow.simulator.bound import Bound

@@ -16,11 +16,11 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
-from elasticflow.simulator.engine.event_queue import Engine
 from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
+from elasticflow.simulator.engine.virtual_time import Engine
 from elasticflow.simulator.timing.training_time import TrainingTime
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState
+from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState, Training
 from elasticflow.simulator.trace.failures_and_speed_noise import (
     EndsOfNodes,
     FailingNodes,
@@ -34,9 +34,7 @@ from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.monitor_reports import MonitorReports
 from elasticflow.simulator.trace.result import JobLog, Result
 from elasticflow.simulator.trace.simulated_pool import pool_config, single_gpu_profiles, submission
-from elasticflow.simulator.trace.training import Training
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- simulated nodes -----------------------------------------------------------------------------------
 # Nodes of the simulated cluster: they join, leave at their announced end, are lost, and rejoin.

@@ -43,8 +43,7 @@ from elasticflow.simulator.verification.certificates import (
     PromiseCertificate,
     RejectionCertificate,
 )
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- certified jobs ------------------------------------------------------------------------------------
 # The jobs of a trace as certificates have them. Speeds and stops come from the trace, progress from the ledger.

@@ -22,8 +22,7 @@ from elasticflow.services.executor.processes.worker_isolation import WorkerIsola
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
-from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Started
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER
+from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_FOLDER, Failed, Started
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats

@@ -7,9 +7,8 @@ import pytest
 from elasticflow.shared.errors import StorageFull, TooLarge
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
-from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue
 from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, StreamLimits
-from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
 from tests.support.shared_pool import POOL, SUBMIT, Connect
 
 

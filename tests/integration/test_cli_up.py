@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from elasticflow.client.client import Client
-from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.client.run_file import RunFile, holder_of, read_run_file
+from elasticflow.client.pool_endpoint import RunFile, find_endpoint, holder_of, read_run_file
 from elasticflow.shared import machine_code
 from elasticflow.shared.runtime.process.http_server import page_is_ok
 from elasticflow.shared.state.job import Phase

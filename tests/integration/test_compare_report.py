@@ -15,11 +15,16 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.__main__ import app
 from elasticflow.simulator.report.figures import efficiencies, mixes
 from elasticflow.simulator.report.run_matrix import BEST_EFFORT_SEED, RunMatrix, Runner, due_after, mixed
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace, write_trace
-from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace, throughputs_by_type
+from elasticflow.simulator.workload.workload import (
+    ClusterShape,
+    Workload,
+    bundled_throughputs,
+    bundled_trace,
+    throughputs_by_type,
+)
 from tests.support.interrupting import interrupt_at
 
 

@@ -18,8 +18,8 @@ from elasticflow.services.executor.service import serve
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import codec, events, subjects
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
     Progressed,

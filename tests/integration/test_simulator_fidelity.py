@@ -8,7 +8,7 @@ import pytest
 from benchmarks.simulator_fidelity import live_run
 from benchmarks.simulator_fidelity.__main__ import measure, rows
 from benchmarks.simulator_fidelity.workload import CONTROL, arrivals
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
+from elasticflow.simulator.workload.workload import ClusterShape
 
 
 @pytest.mark.nightly("a benchmark; unit/benchmarks/test_simulator_fidelity.py has its arithmetic")

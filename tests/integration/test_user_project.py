@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticflow.client.run_file import read_run_file
+from elasticflow.client.pool_endpoint import read_run_file
 from tests.support.installation import ROOT, build, copy_of_checkout, install
 from tests.support.real_pool import children, eventually
 from tests.support.rings import few_daily

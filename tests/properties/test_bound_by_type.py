@@ -13,9 +13,8 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import bound_program, clairvoyant_bound, hindsight_schedule, price_ascent
 from elasticflow.simulator.bound.feasible_demand import Demand, Grid
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
-from elasticflow.simulator.workload.workload import TypedPool, Workload
+from elasticflow.simulator.workload.workload import ClusterShape, TypedPool, Workload
 from tests.support.example_specs import examples
 from tests.support.resize_schedules import problems
 from tests.support.workload_strategies import COSTS, num_gpus_by_type, typed_workloads, workloads

@@ -17,10 +17,9 @@ from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs, bundled_trace
 
 
 class Recorder:

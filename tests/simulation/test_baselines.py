@@ -17,10 +17,9 @@ from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, Workload, bundled_throughputs, bundled_trace
 from tests.support.trace_jobs import job as trace_job
 
 CLUSTER = ClusterShape(num_nodes=2, gpus_per_node=8)  # half of what the trace was made for: GPUs are scarce

@@ -8,10 +8,9 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.trace.failures_and_speed_noise import SpeedNoise
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
-from elasticflow.simulator.workload.workload import bundled_throughputs
+from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs
 
 CLUSTER = ClusterShape(num_nodes=4, gpus_per_node=4)
 RECIPE = Recipe(num_jobs=60, cluster_gpus=16, load=1.5, median_gpu_hours=0.5, gpu_hours_sigma=1.0, tightness=(0.7, 1.5))

@@ -8,10 +8,9 @@ from elasticflow.shared.scheduling.allocation.allocation import IdleCause
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs, bundled_trace
 
 CLUSTER = ClusterShape(num_nodes=3, gpus_per_node=8)
 FAILURES = Failures(seed=1, mean_up_s=20_000.0, mean_down_s=2_000.0)

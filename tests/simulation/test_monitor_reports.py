@@ -4,8 +4,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import Workload
+from elasticflow.simulator.workload.workload import ClusterShape, Workload
 from tests.support.trace_jobs import job
 
 SETTINGS = {1: 1.0, 2: 2.0, 4: 4.0}

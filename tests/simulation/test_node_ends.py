@@ -6,10 +6,9 @@ import pytest
 
 from elasticflow.simulator.trace.failures_and_speed_noise import NodeEnds
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
-from elasticflow.simulator.workload.workload import bundled_throughputs
+from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs
 from tests.support.rings import few_daily
 
 NUM_RUNS = int(os.environ.get("EF_NODE_END_RUNS", "40"))

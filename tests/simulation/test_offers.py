@@ -16,10 +16,9 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs, bundled_trace
 
 NUM_SUBMISSIONS = 60
 LATER_S = (1.0, 30.0, 1_000.0, 30_000.0)

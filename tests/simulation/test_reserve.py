@@ -18,10 +18,9 @@ from elasticflow.shared.state.pool import NodeState, PoolState
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
-from elasticflow.simulator.workload.workload import bundled_throughputs
+from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs
 from tests.support.rings import few_daily
 
 NUM_RUNS = int(os.environ.get("EF_FAILURE_RUNS", "50"))

@@ -25,13 +25,12 @@ from elasticflow.shared.state.policy import LedgerMessage, Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.engine.policy_driver import PolicyDriver
-from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, read_entries
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 POOL = "p"
 START_S = 1_700_000_000.0

@@ -17,11 +17,10 @@ from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failure
 from elasticflow.simulator.trace.plots import efficiency
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import Workload, bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, Workload, bundled_throughputs, bundled_trace
 from tests.support.trace_jobs import job
 
 FOUR = ClusterShape(num_nodes=1, gpus_per_node=4)

@@ -31,10 +31,9 @@ from elasticflow.simulator.trace.result_files import write_tables
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.verification.trace_verification import TraceVerification
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload, bundled_throughputs, bundled_trace
 
 SIXTEEN = ClusterShape(num_nodes=2, gpus_per_node=8)
 OFTEN = Failures(seed=3, mean_up_s=6 * HOUR_S, mean_down_s=HOUR_S)

@@ -6,10 +6,9 @@ from benchmarks.heterogeneous.typed_workloads import on_types
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, TypedPool, bundled_throughputs, bundled_trace
 from tests.support.rings import few_daily
 
 FAST, SLOW = "V100", "P100"

@@ -10,10 +10,9 @@ from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import TypedPool, bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, TypedPool, bundled_throughputs, bundled_trace
 
 NAMED = "H100-80GB-HBM3"
 EQUAL = ClusterShape(num_nodes=4, gpus_per_node=4)

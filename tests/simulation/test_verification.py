@@ -22,10 +22,9 @@ from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.verification.trace_verification import TraceVerification
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload, bundled_throughputs, bundled_trace
 
 COST = ResizeCost((1, 4), (2.0, 5.0))
 NUM_GPUS, RATE = 4, 0.3

@@ -14,10 +14,9 @@ from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
-from elasticflow.simulator.workload.workload import bundled_throughputs
+from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs
 from tests.support.histories import NOW_S, pool, spec, submit
 
 WARM_UP_AND_DECIDE = (

@@ -13,7 +13,7 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     PlanEvent,
 )
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.policy import LedgerMessage
 

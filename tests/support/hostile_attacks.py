@@ -4,8 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from elasticflow.shared.messages.worker_protocol.from_worker import Alive, ExitCode, Failed, Finished, Started
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_FOLDER
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    ARTIFACT_FOLDER,
+    Alive,
+    ExitCode,
+    Failed,
+    Finished,
+    Started,
+)
 from tests.training.conftest import Generation, Node, job_spec
 
 MEMORY_LIMIT_BYTES = 512 << 20  # of an attacker

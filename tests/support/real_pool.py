@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import write_ledger
-from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.client.run_file import RunFile, read_run_file
+from elasticflow.client.pool_endpoint import Endpoint, RunFile, read_run_file
 from elasticflow.local.supervisor import Supervisor
 from elasticflow.local.up_plan import UpPlan
 from elasticflow.shared.errors import Retry

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ReserveQuote
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes, counts_to_measure
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
 from tests.support.histories import LINEAR, NOW_S, History, spec
 from tests.support.worker_events import joined
 

@@ -89,7 +89,7 @@ from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.fast import FastSteps
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment

@@ -22,7 +22,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.to_worker import PrepareSwitch

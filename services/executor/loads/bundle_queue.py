@@ -19,8 +19,7 @@ from elasticflow.shared.messages.padding_tasks import (
     split_into_batches,
 )
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
-from elasticflow.shared.runtime.bus.contract import TASK_ACK_WAIT_S, Bus
-from elasticflow.shared.runtime.bus.work_queue import WorkItem, WorkQueue
+from elasticflow.shared.runtime.bus.contract import TASK_ACK_WAIT_S, Bus, WorkItem, WorkQueue
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.state.load import Load
 

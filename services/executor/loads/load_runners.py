@@ -11,8 +11,7 @@ from dataclasses import replace
 from elasticflow.services.executor.decisions.local_events_and_actions import NO_PADDING_SLOTS, UsePaddingSlots
 from elasticflow.services.executor.loads.bundle_queue import BundleQueue, BundleSettlement, PulledBundle, keep_unsettled
 from elasticflow.services.executor.loads.padding_slot import RETRY_S, PaddingSlot, RunnerSettings
-from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.work_queue import WorkItem
+from elasticflow.shared.runtime.bus.contract import Bus, WorkItem
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
 from elasticflow.shared.scheduling.padding.hand_out import (
     ActiveLoad,

@@ -23,7 +23,7 @@ from elasticflow.shared.errors import ElasticFlowError, NotFound, Retry, Storage
 from elasticflow.shared.messages.events import StoredFile, UnstoredFile
 from elasticflow.shared.messages.limits import FILE_PATH_PATTERN, MAX_FEW_ITEMS, MAX_PATH_LENGTH
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.worker_protocol.job_files import (
+from elasticflow.shared.messages.worker_protocol.from_worker import (
     ARTIFACT_FOLDER,
     INPUTS_FILE,
     MODEL_FOLDER,

@@ -14,17 +14,14 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
     process/      one operating-system process
         channel.py              messages from and to the executor; the lease
         exit_handlers.py        what Python does at the end of a process, before the worker's own end
-        users_code.py           which modules are the user's, and the variables and folders of a job
-        users_module.py         imports a module of the user's code
+        users_code.py           which modules are the user's, and their import; the variables and folders of a job
         working_folder.py       the folder in which a job's processes work
         log_file.py             where output goes
-        device.py               the CPU slot or GPU: memory, errors, timing, the cores next to it
+        device.py               the CPU slot or GPU: memory, errors and what to do about them, timing, the cores next to it
         device_numbers.py       numbers that a device computes, on their way to the host
-        gpu_problems.py         what an operator can do about a GPU
         compiled_models.py      what torch.compile must do for equal bits
-        cpu_throttle.py         limits a CPU slot to a share of a core
+        cpu_slot_limits.py      what a CPU slot may use: a share of a core, and the memory of tasks
         telemetry.py            reports progress, speed and lack of progress
-        memory_limit.py         what tasks on a CPU slot may allocate
     group/        workers that find, lose and join each other
         rendezvous.py           workers of a generation find and connect to each other
         rendezvous_store.py     its key-value store, with waits that can be aborted
@@ -51,8 +48,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         streams.py              the job's place in a data set without a length
         stream_reader.py        reads such a data set, and comes to a place in it
         read_ahead.py           batches of coming steps, read by a process, and on their way to the device
-        virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
-        random_seeds.py         seeds by phase, iteration and virtual node
+        virtual_nodes.py        parts of a batch, fixed for life, their workers, and their seeds (pure)
     engine/       a step
         restored_state.py       the state with which all workers start, from a checkpoint
         trainer.py              steps, evaluations, and the way from generation to generation

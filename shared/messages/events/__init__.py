@@ -8,8 +8,6 @@ and the strategies of the property tests follow from the unions.
 from elasticflow.shared.messages.commands import DeadlineQuoted, MessageRejected
 from elasticflow.shared.messages.events.admission import *  # noqa: F403
 from elasticflow.shared.messages.events.admission import AdmissionEvent
-from elasticflow.shared.messages.events.epochs import *  # noqa: F403
-from elasticflow.shared.messages.events.epochs import EpochBegan, SnapshotSaved
 from elasticflow.shared.messages.events.job_changes import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import JobEvent
@@ -20,7 +18,7 @@ from elasticflow.shared.messages.events.loads import LoadReport
 from elasticflow.shared.messages.events.nodes import *  # noqa: F403
 from elasticflow.shared.messages.events.nodes import NodeEvent, NodeFenced, NodeReported
 from elasticflow.shared.messages.events.planning import *  # noqa: F403
-from elasticflow.shared.messages.events.planning import PlanEvent
+from elasticflow.shared.messages.events.planning import EpochBegan, PlanEvent, SnapshotSaved
 
 Event = PlanEvent | NodeEvent | JobEvent | LoadReport | EpochBegan | SnapshotSaved
 Reply = AdmissionEvent | DeadlineQuoted | MessageRejected  # to the sender of a command

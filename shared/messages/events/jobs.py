@@ -32,8 +32,7 @@ from elasticflow.shared.messages.limits import (
     TimeS,
     Token,
 )
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes
 
 # --- artifacts -----------------------------------------------------------------------------------------
 # What a job has produced, stored for its user: its model, and the files that it wrote.

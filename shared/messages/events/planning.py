@@ -11,6 +11,7 @@ from elasticflow.shared.messages.commands import Command, id_of
 from elasticflow.shared.messages.events.admission import AdmissionEvent
 from elasticflow.shared.messages.limits import (
     ChainDigest,
+    Digest,
     Generation,
     GpuType,
     NumGpus,
@@ -176,3 +177,39 @@ class PlanDecided:
         times = Counter(names)
         positions = zip(names, self.queue_positions, strict=False)
         return {name: position.sequence for name, position in positions if times[name] == 1}
+
+
+# --- epochs --------------------------------------------------------------------------------------------
+# What the ledger says about its snapshots: those of its epochs, and the monitor's own (docs/adr/0061, 0078).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochBegan:
+    """All messages up to based_on are in archives, and a reader may start after them. From the operator.
+
+    chain: the digest of all these messages (shared/state/ledger_chain.py). snapshot: the SHA-256 of the state there, as
+    it is stored. fold: FOLD of the program that made it; a later one continues from this state.
+    It says what others have decided, so it changes no state.
+    """
+
+    VERSION: ClassVar[int] = 1
+    based_on: Sequence
+    chain: ChainDigest
+    snapshot: Digest
+    fold: Sequence
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSaved:
+    """A service may start from the state after message based_on. From the monitor.
+
+    snapshot: the SHA-256 of the state, as it is stored. shape: of fold and state, for readers of the same one.
+    It says what others have decided, so it changes no state.
+    """
+
+    VERSION: ClassVar[int] = 1
+    based_on: Sequence
+    snapshot: Digest
+    shape: Token
+    at_s: TimeS

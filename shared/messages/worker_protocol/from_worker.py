@@ -1,5 +1,6 @@
 """Messages of a worker to its executor, and its exit codes. Pure."""
 
+import re
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Literal
@@ -8,6 +9,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import Strict
 
 from elasticflow.shared.messages.limits import (
+    MAX_ITERATIONS,
     DurationS,
     Generation,
     Index,
@@ -20,8 +22,7 @@ from elasticflow.shared.messages.limits import (
     Text,
     WorkerMetrics,
 )
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
 SLOWEST_PROFILE = 1e-9  # iterations per second; planners divide by the speed
@@ -193,3 +194,31 @@ FromWorker = (
     | Finished
     | Failed
 )
+
+
+# --- job files -----------------------------------------------------------------------------------------
+# Names within the folder of a job's checkpoints, on which its workers and their executor agree. Pure.
+
+ARTIFACT_FOLDER = "artifacts"  # files of the job that are stored for its user
+ARTIFACT_VARIABLE = "EF_ARTIFACTS"  # its path, for users' code
+WORKING_FOLDER = "files"  # in which its processes work: a copy of what was sent, and what they write there
+INPUTS_FILE = "inputs.json"  # names what was copied: {"code_digest": ..., "files": {path: [bytes, changed_at_ns]}}
+MODEL_FOLDER = "model"
+_MODEL_FILE = re.compile(r"i([0-9]{14})(?:-([0-9a-f]{64}))?\.pt")
+
+
+def model_file_name(iteration: int, digest: str) -> str:
+    """Of the model after so many steps. digest: the SHA-256 of its bytes."""
+    return f"i{iteration:014d}-{digest}.pt"
+
+
+def iteration_of_model(file_name: str) -> int | None:
+    """None if it is no such file. Users' code may give a file any name."""
+    found = _MODEL_FILE.fullmatch(file_name)
+    return int(found[1]) if found and int(found[1]) <= MAX_ITERATIONS else None
+
+
+def digest_of_model(file_name: str) -> str:
+    """The SHA-256 that the file had when it was written; "" if its name tells none."""
+    found = _MODEL_FILE.fullmatch(file_name)
+    return (found[2] or "") if found else ""

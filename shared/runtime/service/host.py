@@ -22,10 +22,9 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.command_queue import CommandQueue, Pending
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult, DecisionGuard
-from elasticflow.shared.runtime.service.ledger_appender import LedgerAppender
+from elasticflow.shared.runtime.service.ledger_appender import LedgerAppender, ReplyPublisher
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
-from elasticflow.shared.runtime.service.reply_publisher import ReplyPublisher
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
 from elasticflow.shared.state.policy import Policy, State

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, Generic
 
 from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.leader_lease import Lease
-from elasticflow.shared.runtime.service.until_available import until_available
 from elasticflow.shared.state.policy import Policy, State
 
 

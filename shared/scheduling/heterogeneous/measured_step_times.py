@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Literal
 
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes
 from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes, StepTimes, predicted_from
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import GpusOfType
-from elasticflow.shared.state.fold.owned_profiles import readable_curves
+from elasticflow.shared.state.fold.profiles import readable_curves
 from elasticflow.shared.state.gpu_types import possible_types, spec_on, type_name, type_of_profile
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState

@@ -12,12 +12,11 @@ from benchmarks.papers.published_jobs import GeneratorSettings, Seeds, published
 from benchmarks.papers.quantities import share_with_time_enough
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.simulator.trace.cluster_state import Occupancy
 from elasticflow.simulator.trace.result import Fate, Result
 from elasticflow.simulator.trace.simulated_run import completion_numbers
-from elasticflow.simulator.trace.training import Occupancy
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
-from elasticflow.simulator.workload.workload import TraceJob, Workload, bundled_throughputs
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload, bundled_throughputs
 
 CURVE = ScalingCurve((1, 2, 4), (1.0, 1.8, 3.0))
 TABLES = Throughputs(source="tables", curves={"resnet50": {64: CURVE}, "other": {8: CURVE}})

@@ -26,10 +26,9 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
-from elasticflow.simulator.workload.workload import bundled_throughputs, bundled_trace
+from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs, bundled_trace
 from tests.support.scenarios import services
 
 NOW_S = 1_000.0

@@ -9,8 +9,7 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import FREE
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_run import completion_numbers
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob, Workload
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 from tests.support.trace_jobs import job
 
 ONE = ClusterShape(num_nodes=1, gpus_per_node=1)

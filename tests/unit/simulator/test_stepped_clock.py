@@ -11,7 +11,7 @@ from elasticflow.shared.errors import MaybeStored, NotFound, StorageFull, Unavai
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink, Faults
-from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.pipeline.simulated_process import SteppedClock
 from tests.support.shared_pool import PLAN, POOL
 

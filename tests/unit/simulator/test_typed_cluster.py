@@ -9,8 +9,7 @@ from elasticflow.simulator.trace.cluster_state import ClusterState
 from elasticflow.simulator.trace.simulated_pool import pool_config
 from elasticflow.simulator.trace.simulated_run import numbers_by_type
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.workload.cluster_shape import ClusterShape, SimulatedNode
-from elasticflow.simulator.workload.workload import TraceJob, Workload, typed_pool
+from elasticflow.simulator.workload.workload import ClusterShape, SimulatedNode, TraceJob, Workload, typed_pool
 
 FAST, SLOW = ScalingCurve((1, 2, 4), (4.0, 8.0, 16.0)), ScalingCurve((1, 2), (1.0, 2.0))
 

@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from elasticflow.services.executor.worker.checkpoint.parameter_slices import whole_state
-from elasticflow.shared.messages.worker_protocol.job_files import MODEL_FOLDER, model_file_name
+from elasticflow.shared.messages.worker_protocol.from_worker import MODEL_FOLDER, model_file_name
 from elasticflow.shared.runtime.process.files import rename_durably
 
 

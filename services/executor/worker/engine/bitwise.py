@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
-from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState, Snapshot, further_optimizers
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients, parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, gradient_digest
@@ -30,7 +29,7 @@ from elasticflow.services.executor.worker.engine.virtual_node_scheduler import M
 from elasticflow.services.executor.worker.engine.whole_batch import WholeBatch
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.compiled_models import CUDA_GRAPHS_REFUSED, uses_cuda_graphs
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from elasticflow.services.executor.worker.process.device_numbers import Number
 from elasticflow.shared.training_interface import offering

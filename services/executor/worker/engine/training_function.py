@@ -16,7 +16,7 @@ from elasticflow.services.executor.worker.process.compiled_models import (
     is_refused_cuda_graph,
 )
 from elasticflow.services.executor.worker.process.device import DeviceLost, has_no_repeatable_kernel, is_device_lost
-from elasticflow.services.executor.worker.process.users_module import NotImportable, import_users_module
+from elasticflow.services.executor.worker.process.users_code import NotImportable, import_users_module
 from elasticflow.shared.messages.job_spec import JobSpec
 
 _METHODS = (

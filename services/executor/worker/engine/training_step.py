@@ -39,7 +39,7 @@ from elasticflow.services.executor.worker.engine.training_function import in_use
 from elasticflow.services.executor.worker.engine.undeclared_state import UndeclaredState
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, finish_work, is_out_of_memory
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
 from elasticflow.services.executor.worker.process.telemetry import Telemetry

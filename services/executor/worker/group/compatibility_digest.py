@@ -18,7 +18,7 @@ from torch import nn
 from elasticflow.services.executor.worker.group.nested_tensors import TensorPlaceholder
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.process.compiled_models import is_compiled
-from elasticflow.services.executor.worker.process.gpu_problems import driver_version
+from elasticflow.services.executor.worker.process.device import driver_version
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.training_interface import Stateful
 

@@ -22,6 +22,7 @@ from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.loop import training_loop
 from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.cpu_slot_limits import job_memory_advice, limit_memory
 from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
     DeviceUnusable,
@@ -31,10 +32,8 @@ from elasticflow.services.executor.worker.process.device import (
     warm_up,
 )
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
-from elasticflow.services.executor.worker.process.memory_limit import job_memory_advice, limit_memory
 from elasticflow.services.executor.worker.process.users_code import enter_environment, without_own_secrets
-from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed
-from elasticflow.shared.messages.worker_protocol.job_files import ARTIFACT_VARIABLE
+from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_VARIABLE, ExitCode, Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 

@@ -16,7 +16,7 @@ from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.loop.repeatability_check import run_first_step_twice
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import DeviceLost
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes, counts_to_measure
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
 from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
 
 log = structlog.get_logger()

@@ -30,7 +30,7 @@ from elasticflow.services.executor.worker.group.state_transfer import StateTrans
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import MemoryExceeded, release_memory
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import Interrupted, Started, Switched
 
 _POLL_S = 0.002

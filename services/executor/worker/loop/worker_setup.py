@@ -12,10 +12,9 @@ import structlog
 import torch
 
 from elasticflow.services.executor.worker.data.dataset import DataSet
-from elasticflow.services.executor.worker.data.random_seeds import keep_generators
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.streams import Stream, StreamPlace
-from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes, keep_generators
 from elasticflow.services.executor.worker.engine.bitwise import BitwiseSteps
 from elasticflow.services.executor.worker.engine.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.engine.fast import FastSteps
@@ -48,7 +47,7 @@ from elasticflow.services.executor.worker.group.state_transfer import (
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.services.executor.worker.process.compiled_models import is_compiled
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import (
     Stopwatch,
     allow_other_kernels,
@@ -58,8 +57,8 @@ from elasticflow.services.executor.worker.process.device import (
     has_no_repeatable_kernel,
     prepare_thread,
     release_memory,
+    warn_if_occupied,
 )
-from elasticflow.services.executor.worker.process.gpu_problems import warn_if_occupied
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec

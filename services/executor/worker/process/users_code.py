@@ -2,17 +2,19 @@
 functions, and their objects.
 """
 
+import importlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, ClassVar
 
 from elasticflow.services.executor.worker.interface import TrainingFailed
+from elasticflow.shared.errors import Stop
 from elasticflow.shared.messages.job_environment import DATA_VARIABLE, without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
@@ -83,3 +85,32 @@ def enter_code(assignment: Assignment) -> Assignment:
 def without_own_secrets(text: str) -> str:
     """The text of an error, which the ledger keeps, without values of the job's secrets."""
     return without_secrets(text, _secret_values)
+
+
+# --- users module --------------------------------------------------------------------------------------
+# Imports a module of the user's code by name: of a training function, or of a task function.
+
+_WHERE_MODULES_ARE = (
+    "; put it beside your file (modules that its imports name are sent with it), send its folder with --workdir, or "
+    "let the nodes install it with --requirement"
+)
+
+
+@dataclass(eq=False)
+class NotImportable(Stop):
+    """Its cause is what the import raised."""
+
+    module: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "cannot import {module}: {reason}"
+
+
+def import_users_module(name: str, code_path: str) -> ModuleType:
+    """code_path: folder (or zip) with the module; "": the working directory. Raises NotImportable."""
+    sys.path.insert(0, code_path or os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:  # a module may raise anything while it is imported
+        what_to_do = _WHERE_MODULES_ARE if isinstance(error, ModuleNotFoundError) else ""
+        raise NotImportable(name, f"{type(error).__name__}: {error}{what_to_do}") from error

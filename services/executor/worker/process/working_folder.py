@@ -18,7 +18,7 @@ import structlog
 
 from elasticflow.services.executor.worker.process.users_code import enter_code
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
-from elasticflow.shared.messages.worker_protocol.job_files import (
+from elasticflow.shared.messages.worker_protocol.from_worker import (
     ARTIFACT_FOLDER,
     ARTIFACT_VARIABLE,
     INPUTS_FILE,

@@ -44,7 +44,7 @@ from elasticflow.services.executor.worker.group.rendezvous_store import Rendezvo
 from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.channel import Channel
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import claim
 from elasticflow.services.executor.worker.process.exit_handlers import AT_END_S, EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.telemetry import Telemetry

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NoReturn
 import structlog
 import torch
 
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle, limit_memory, memory_advice
 from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
     DeviceUnusable,
@@ -33,8 +33,7 @@ from elasticflow.services.executor.worker.process.device import (
     is_out_of_memory,
 )
 from elasticflow.services.executor.worker.process.log_file import write_output_to
-from elasticflow.services.executor.worker.process.memory_limit import limit_memory, memory_advice
-from elasticflow.services.executor.worker.process.users_module import NotImportable, import_users_module
+from elasticflow.services.executor.worker.process.users_code import NotImportable, import_users_module
 from elasticflow.shared.errors import Stop
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode

@@ -25,7 +25,7 @@ from elasticflow.services.executor.worker.engine.training_function import (
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.group.compatibility_digest import compatibility_digest
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import (
     Stopwatch,
     choose_repeatable_kernels,

@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.group.compatibility_digest import comp
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.loop.training_loop import RunInNewThread, train
 from elasticflow.services.executor.worker.process.channel import Channel
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, prepare_thread
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.process.users_code import enter_code

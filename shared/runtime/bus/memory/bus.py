@@ -44,6 +44,7 @@ from elasticflow.shared.runtime.bus.contract import (
     LedgerEnd,
     Message,
     Value,
+    WorkQueue,
 )
 from elasticflow.shared.runtime.bus.memory.broker import Listener, MemoryBroker
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, Faults, FaultSource, Link
@@ -54,7 +55,6 @@ from elasticflow.shared.runtime.bus.stream_configs import (
     check_replicas,
     stream_configs,
 )
-from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 
 # --- Reading a stream of the bus in memory -------------------------------------------------------------

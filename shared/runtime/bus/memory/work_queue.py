@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from elasticflow.shared.runtime.bus.contract import WorkItem
 from elasticflow.shared.runtime.bus.memory.broker import Consumer
 from elasticflow.shared.runtime.bus.memory.link import FaultSource, Link
-from elasticflow.shared.runtime.bus.work_queue import WorkItem
 from elasticflow.shared.runtime.process.clock import Clock
 
 

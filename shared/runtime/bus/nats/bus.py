@@ -22,6 +22,7 @@ from elasticflow.shared.runtime.bus.contract import (
     LedgerEnd,
     Message,
     Value,
+    WorkQueue,
     is_stored_as,
 )
 from elasticflow.shared.runtime.bus.nats import (
@@ -36,7 +37,6 @@ from elasticflow.shared.runtime.bus.nats.connection import Connection, OnState
 from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, check_replicas, stream_configs
-from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.process.nats_access import WITH_TOKEN, NatsAccess
 

@@ -8,8 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
-from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.client.run_file import RunFile, RunningProcess, find_run_file, holder_of, read_run_file, take
+from elasticflow.client.pool_endpoint import (
+    RunFile,
+    RunningProcess,
+    find_endpoint,
+    find_run_file,
+    holder_of,
+    read_run_file,
+    take,
+)
 from elasticflow.errors import AlreadyRunning, NoPoolHere, UnusableFolder
 from elasticflow.local.supervisor import kept_token
 from elasticflow.local.up_plan import UpPlan, node_environments

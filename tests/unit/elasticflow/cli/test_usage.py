@@ -17,7 +17,7 @@ from elasticflow.cli.command_options import ClassName, SubmissionOptions, class_
 from elasticflow.cli.option_values import parse_data, parse_setting, read_secret
 from elasticflow.cli.up import cpu_slots_in_words, show_pool
 from elasticflow.client.operator_decisions import configure, read_config
-from elasticflow.client.run_file import RunFile
+from elasticflow.client.pool_endpoint import RunFile
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.events import JobAdmitted

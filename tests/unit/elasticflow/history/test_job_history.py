@@ -9,9 +9,9 @@ from elasticflow.history.event_text import event_text
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, job_history
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from tests.support.histories import LINEAR, NOW_S, gpus, spec
 

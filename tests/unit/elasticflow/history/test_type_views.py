@@ -9,9 +9,9 @@ from elasticflow.cli.profile import show_types
 from elasticflow.history.profile_views import SplitView, TypesView, types_view
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import job_step_times
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import MAX_CORRECTION
 from tests.support.histories import NOW_S, History, spec

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from elasticflow.cli.sweep import combinations, in_sweep, job_ids, job_of
 from elasticflow.errors import InvalidJob
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.script import Script
-from elasticflow.sdk.sweep import combinations, in_sweep, job_ids, job_of
 from elasticflow.shared.messages.job_spec import Scalar
 from tests.support.histories import NOW_S, spec
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.executor.node_record import NodeRecord
+from elasticflow.services.executor.heartbeat import NodeRecord
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import NodeFenced, NodeReported

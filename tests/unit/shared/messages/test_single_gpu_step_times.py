@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.shared.messages.single_gpu_step_times import counts_to_measure
+from elasticflow.shared.messages.measurements import counts_to_measure
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.job_spec import JobSpec, MetricCondition
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes
 from elasticflow.shared.messages.worker_protocol.forking import (
     FetchData,
     ForkFailed,

@@ -13,7 +13,7 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     WorkersStopped,
 )
-from elasticflow.shared.messages.resize_timeline import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.simulator.timing.recorded_times import fitted_to, recorded_times

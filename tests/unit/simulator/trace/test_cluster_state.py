@@ -6,8 +6,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.trace.cluster_state import ClusterState
-from elasticflow.simulator.workload.cluster_shape import ClusterShape
-from elasticflow.simulator.workload.workload import TraceJob
+from elasticflow.simulator.workload.workload import ClusterShape, TraceJob
 
 JOB = TraceJob(
     job_id="a",

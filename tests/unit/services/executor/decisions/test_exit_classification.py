@@ -7,7 +7,7 @@ import pytest
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId, WorkerReported
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,

@@ -12,8 +12,8 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob, id_of
 from elasticflow.shared.messages.events import MessageRejected, PlanDecided, QueuePosition, WorkersStopped
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import WorkQueue
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.work_queue import WorkQueue
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, ANSWER_TO, HOLD_S, CommandBudgets, CommandQueue

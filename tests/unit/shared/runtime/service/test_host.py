@@ -28,7 +28,7 @@ from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time_loop import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
 from tests.support.histories import NOW_S, spec
 from tests.support.one_pool import PLAN, POOL, Fault, FaultyBus, OnePool, Store

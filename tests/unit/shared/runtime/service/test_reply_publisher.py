@@ -6,7 +6,7 @@ from typing import Any
 
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages.events import JobAdmitted
-from elasticflow.shared.runtime.service.reply_publisher import ReplyPublisher
+from elasticflow.shared.runtime.service.ledger_appender import ReplyPublisher
 from tests.support.histories import NOW_S, History, spec, submit
 
 

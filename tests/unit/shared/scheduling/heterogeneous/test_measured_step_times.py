@@ -3,7 +3,7 @@
 import pytest
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.single_gpu_step_times import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import JobStepTimes, job_step_times
 from elasticflow.shared.scheduling.heterogeneous.step_times import StepTime
 from tests.support.histories import LINEAR, NOW_S, History, spec

@@ -8,8 +8,7 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import owned
-from elasticflow.shared.state.fold.owned_profiles import readable_curves, with_own_curves
-from elasticflow.shared.state.fold.profiles import with_profile
+from elasticflow.shared.state.fold.profiles import readable_curves, with_own_curves, with_profile
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
 from tests.support.two_types import two_types

@@ -9,8 +9,12 @@ import torch
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Superseded
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter, HostCopies
-from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
-from elasticflow.shared.messages.worker_protocol.job_files import digest_of_model, iteration_of_model
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointFailed,
+    CheckpointWritten,
+    digest_of_model,
+    iteration_of_model,
+)
 from elasticflow.shared.runtime.process.files import rename_durably
 
 

@@ -13,7 +13,7 @@ from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import Part, Partitions, SampleOrder
 from elasticflow.services.executor.worker.data.sample_readers import MapStyleReader
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 
 NODES = VirtualNodes(count=4, global_batch_size=8)
 ORDER = SampleOrder(

@@ -17,7 +17,7 @@ from elasticflow.services.executor.worker.data.stream_reader import UnsizedReade
 from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 
 NEVER = 10**6
 

@@ -14,7 +14,7 @@ from elasticflow.services.executor.worker.engine.bitwise import BitwiseSteps
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 
 READS = ("aten.equal.default", "aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.item.default")

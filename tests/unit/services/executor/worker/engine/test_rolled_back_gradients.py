@@ -14,7 +14,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import Generatio
 from elasticflow.services.executor.worker.engine.training_step import StepEngine
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigests
 from elasticflow.services.executor.worker.engine.trainer import Trainer
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 
 
 def test_a_generation_does_not_pay_for_what_its_workers_did_before() -> None:

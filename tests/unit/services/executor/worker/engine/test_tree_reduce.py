@@ -12,7 +12,7 @@ from elasticflow.services.executor.worker.engine.carried_gradients import Carrie
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 
 BATCH_SIZE = 24

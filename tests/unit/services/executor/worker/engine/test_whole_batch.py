@@ -19,7 +19,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import Generatio
 from elasticflow.services.executor.worker.engine.user_code_checks import begin_call
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 
 CPU = torch.device("cpu")

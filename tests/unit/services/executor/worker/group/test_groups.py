@@ -24,7 +24,7 @@ from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost, ThreadAbandoned
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousStore
 from elasticflow.services.executor.worker.group.transport import Transfer
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from tests.unit.services.executor.worker.group.test_tcp_connections import connected
 

@@ -19,7 +19,7 @@ from elasticflow.services.executor.worker.engine.training_function import in_use
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.compiled_models import MOST_SHAPES
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch, choose_repeatable_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of the compiler's import

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.services.executor.worker.process.cpu_throttle import CpuThrottle, pause_s
+from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle, pause_s
 
 
 @given(

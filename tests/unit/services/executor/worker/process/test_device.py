@@ -13,13 +13,13 @@ import torch
 
 from elasticflow.services.executor.worker.process import device
 from elasticflow.services.executor.worker.process.device import (
+    SLOTS_OF_GPU,
     allow_other_kernels,
     allowing_other_kernels,
     choose_repeatable_kernels,
     claim,
     has_no_repeatable_kernel,
 )
-from elasticflow.services.executor.worker.process.gpu_problems import SLOTS_OF_GPU
 
 
 @pytest.fixture(autouse=True)

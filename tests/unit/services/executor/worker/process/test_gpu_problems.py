@@ -8,8 +8,13 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from elasticflow.services.executor.worker.process.device import DeviceUnusable, claim
-from elasticflow.services.executor.worker.process.gpu_problems import SLOTS_OF_GPU, driver_version, warn_if_occupied
+from elasticflow.services.executor.worker.process.device import (
+    SLOTS_OF_GPU,
+    DeviceUnusable,
+    claim,
+    driver_version,
+    warn_if_occupied,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,12 @@ from dataclasses import replace
 import pytest
 
 from elasticflow.services.executor.worker.process import users_code
-from elasticflow.services.executor.worker.process.users_code import enter_code, enter_environment, without_own_secrets
-from elasticflow.services.executor.worker.process.users_module import import_users_module
+from elasticflow.services.executor.worker.process.users_code import (
+    enter_code,
+    enter_environment,
+    import_users_module,
+    without_own_secrets,
+)
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from tests.support.histories import spec

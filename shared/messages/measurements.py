@@ -1,4 +1,4 @@
-"""The step time of one GPU by its number of virtual nodes, as a profiling run measures it."""
+"""What is measured of jobs: the timeline of a resize, and the step times of one GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,27 @@ from typing import Annotated, Literal
 from annotated_types import Gt, Le
 from pydantic import Strict
 
-from elasticflow.shared.messages.limits import MAX_BATCH, FewItems, PositiveDurationS
+from elasticflow.shared.messages.limits import MAX_BATCH, DurationS, FewItems, NumBytes, PositiveDurationS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeTimeline:
+    """As measured by one worker, on its monotonic clock.
+
+    prepare_s: from the order to switch, or the start of a joining worker, to the step boundary at which all were ready.
+    stop_s: from that boundary to the first step; only in this time no worker trained.
+    first_step_s: the first step of the new generation.
+    bytes_moved: state that each joining worker received.
+    """
+
+    prepare_s: DurationS
+    stop_s: DurationS
+    first_step_s: DurationS
+    bytes_moved: NumBytes
+
+
+# --- single gpu step times -----------------------------------------------------------------------------
+# The step time of one GPU by its number of virtual nodes, as a profiling run measures it.
 
 PositiveVirtualNodes = Annotated[int, Strict(), Gt(0), Le(MAX_BATCH)]
 
