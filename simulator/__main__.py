@@ -12,7 +12,8 @@ with ending_at_interrupt():
     import typer
     from typer.core import TyperGroup
 
-    from elasticflow.shared.runtime.process.terminal import prepare_standard_streams, reserve_stdout
+    from elasticflow.shared.runtime.process.standard_streams import prepare_standard_streams
+    from elasticflow.shared.runtime.process.terminal import reserve_stdout
 
 CALLED_AS = os.environ.get("EF_CALLED_AS", "python -m elasticflow.simulator")  # `eflow` passes its own name
 

@@ -3,7 +3,7 @@
 import sys
 
 from elasticflow.shared.library_imports import INTERRUPTED, ending_at_interrupt, without_gc
-from elasticflow.shared.runtime.process.terminal import forget_stdout, prepare_standard_streams
+from elasticflow.shared.runtime.process.standard_streams import forget_stdout, prepare_standard_streams
 
 
 def main() -> None:

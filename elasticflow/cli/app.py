@@ -130,7 +130,7 @@ class _Eflow(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # the reader of our output has closed the pipe
-            from elasticflow.shared.runtime.process.terminal import forget_stdout
+            from elasticflow.shared.runtime.process.standard_streams import forget_stdout
 
             forget_stdout()
             raise typer.Exit(0) from None

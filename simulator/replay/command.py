@@ -19,7 +19,8 @@ from elasticflow.cli.replay_options import AsJson, At, Delay, Follow, FromSequen
 from elasticflow.cli.terminal_output import with_progress
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages.export import BadExport, LedgerRecord, read_export, records_in
-from elasticflow.shared.runtime.process.terminal import console, forget_stdout
+from elasticflow.shared.runtime.process.standard_streams import forget_stdout
+from elasticflow.shared.runtime.process.terminal import console
 
 if TYPE_CHECKING:
     from elasticflow.simulator.replay.recorded_ledger import Entry

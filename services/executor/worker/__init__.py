@@ -17,7 +17,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         users_code.py           which modules are the user's, and their import; the variables and folders of a job
         working_folder.py       the folder in which a job's processes work
         log_file.py             where output goes
-        device.py               the CPU slot or GPU: memory, errors and what to do about them, timing, the cores next to it
+        device.py               the CPU slot or GPU: memory, errors, advice, timing, the cores next to it
         device_numbers.py       numbers that a device computes, on their way to the host
         compiled_models.py      what torch.compile must do for equal bits
         cpu_slot_limits.py      what a CPU slot may use: a share of a core, and the memory of tasks

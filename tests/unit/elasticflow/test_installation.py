@@ -129,3 +129,11 @@ def test_two_packages_in_one_folder_are_refused_and_in_two_folders_are_not(tmp_p
     (older / f"{other}.dist-info").rename(tmp_path / f"{other}.dist-info")
     ran = python("-P", "-c", code, cwd=tmp_path)
     assert f"several packages with a module elasticflow are installed in {tmp_path}: elasticflow" in ran.stderr
+
+
+def test_the_version_is_told_without_the_libraries_of_tables_and_messages() -> None:
+    """Its start is what a user waits for before each command."""
+    loaded = "import sys; from elasticflow.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+    loaded += "print([name for name in ('rich', 'pydantic', 'nats', 'numpy', 'structlog') if name in sys.modules])"
+    ran = python("-c", loaded, "--version", cwd=ROOT)
+    assert ran.stdout == f"eflow {elasticflow.__version__}\n[]\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.history.tables import bar, table
-from elasticflow.shared.runtime.process.terminal import adapt, console, prepare_standard_streams
+from elasticflow.shared.runtime.process.standard_streams import adapt, prepare_standard_streams
+from elasticflow.shared.runtime.process.terminal import console
 
 _ROOT = Path(__file__).parents[5]
 _SHOWN = "josé donn\udce9es.csv ━━──\n"
