@@ -103,6 +103,7 @@ _WITHOUT_PROCESS_GROUP = (  # as torch says it
 
 
 _PORT_IN_USE = "EADDRINUSE"
+_NO_SIGNAL_HANDLER = "signal only works in main thread"  # as Python says it
 
 
 def _raised_by_user(error: BaseException) -> bool:
@@ -146,6 +147,11 @@ def in_users_code(where: str, *, has_peers: bool = False) -> Iterator[None]:
             raise TrainingFailed(
                 f"a compiled function met more than {MOST_SHAPES} shapes {where}, and the bitwise mode compiles each "
                 'alone: pad the batches to a few sizes, set reproducible = "fast", or do not compile'
+            ) from error
+        if _NO_SIGNAL_HANDLER in str(error):
+            raise TrainingFailed(
+                f"no signal handler can be set {where}: users' code runs in a thread of its worker. Leave it out: at "
+                "the end of a job `finally` and atexit run. A script that needs a handler runs with --torchrun"
             ) from error
         if is_refused_cuda_graph(error):
             raise TrainingFailed(f"{CUDA_GRAPHS_REFUSED} ({where})") from error
