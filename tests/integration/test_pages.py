@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import pytest
 
-from elasticflow.shared.runtime.process import metrics as pages_module
+from elasticflow.shared.runtime.process import http_server as pages_module
 from elasticflow.shared.runtime.process.http_server import HttpResponse, HttpServer, page_is_ok
 from elasticflow.shared.runtime.process.metrics import Metrics, serve_metrics
 

@@ -16,18 +16,18 @@ from tests.support.trained_jobs import all_switched, end_of, stateful, train
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LAST = 97  # iterations; not one with an evaluation
-ENGINE = "elasticflow.services.executor.worker"
+WORKER = "elasticflow.services.executor.worker"
 IN_A_SWITCH = {
-    "in a rendezvous": f"{ENGINE}.elastic.rendezvous:require_compatible",
-    "after all have agreed to switch": f"{ENGINE}.steps.trainer:transfer_state",
-    "while it sends the state to a joining worker": f"{ENGINE}.elastic.state_transfer:_exchange",
-    "before the first step after the switch": f"{ENGINE}.steps.trainer:Trainer.begin_generation",
+    "in a rendezvous": f"{WORKER}.group.rendezvous:require_compatible",
+    "after all have agreed to switch": f"{WORKER}.engine.trainer:transfer_state",
+    "while it sends the state to a joining worker": f"{WORKER}.group.state_transfer:_exchange",
+    "before the first step after the switch": f"{WORKER}.engine.trainer:Trainer.begin_generation",
 }
 ALONE = {
-    "while it evaluates": f"{ENGINE}.steps.evaluation:Evaluation.here",
+    "while it evaluates": f"{WORKER}.engine.trainer:Evaluation.here",
     "while it writes a checkpoint": "os:fsync",
 }
-AFTER_THE_LAST_STEP = f"{ENGINE}.checkpoint.writer:CheckpointWriter.write_now"
+AFTER_THE_LAST_STEP = f"{WORKER}.checkpoint.writer:CheckpointWriter.write_now"
 
 
 async def test_survivors_of_rank_0_continue_from_their_step(node, spec_of, tmp_path, slow_down):

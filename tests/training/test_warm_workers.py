@@ -74,8 +74,8 @@ async def warm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Warm]:
         warm_workers=NUM_GPUS,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_PAUSE_S", 0.0)
-        patch.setattr(launcher, "_FIRST_RETRY_S", 0.0)
+        patch.setattr(f"{Launcher.__module__}._PAUSE_S", 0.0)
+        patch.setattr(f"{Launcher.__module__}._FIRST_FORK_RETRY_S", 0.0)
         await launcher.start()
         yield Warm(launcher, folder, events)
         await launcher.close()
