@@ -94,7 +94,7 @@ async def _failing_beside(pool: RunningPool, specs: list[JobSpec], name: str) ->
 
 
 async def _step_s(pool: RunningPool, job_id: str, steps: int) -> float:
-    """From the start of the training to its end."""
+    """The time of a step, from the start of the training to its end."""
     spec = job(JobClass.BEST_EFFORT, hyperparameters={"step_s": STEP_S}, max_iterations=steps, max_gpus=1)
     await pool.client.submit(spec, job_id=job_id)
     started = await pool.when(lambda state: _started_s(state.job(job_id)) is not None, f"{job_id} trains")

@@ -1,4 +1,4 @@
-"""Where hostile messages go, and what they are: bytes from a seed, and frames that workers of real jobs send."""
+"""Hostile messages, and the places they go to: bytes from a seed, and frames that workers of real jobs send."""
 
 import contextlib
 import re
@@ -43,7 +43,7 @@ class Hostile:
 
 
 def senders(pool: RunningPool) -> dict[str, Send]:
-    """By name of the kind of place."""
+    """The senders, by name of the kind of place."""
     bus = pool.bus
 
     def append(subject: str) -> Send:
@@ -80,7 +80,7 @@ def senders(pool: RunningPool) -> dict[str, Send]:
 
 
 def rare_senders(pool: RunningPool) -> dict[str, Send]:
-    """After these, planners wait for the operator, or the monitor makes all views again."""
+    """The senders after which planners wait for the operator, or the monitor makes all views again."""
     return {
         "plan": lambda data, number: pool.bus.append(PLAN, data, message_id=f"hostile-{number}"),
         "writer of views": lambda data, _: pool.bus.put_value(streams.view_bucket(POOL), streams.WRITER_KEY, data),
@@ -107,7 +107,7 @@ async def send_frames(pool: RunningPool) -> None:
 
 
 def frames_sent(pool: RunningPool) -> int:
-    """By all workers, as their logs tell."""
+    """The frames that all workers have sent, as their logs tell."""
     logs = pool.data_dir.glob(f"logs/{FRAMES_JOB}*/g*-r*.log")
     return sum(max(map(int, _FRAMES_SENT.findall(log.read_text(errors="replace"))), default=0) for log in logs)
 

@@ -17,7 +17,7 @@ TIMEOUT_S = 600.0  # of one seed
 
 
 def seed_options(prog: str, description: str | None, *, num_seeds: int, num_parallel: int) -> argparse.ArgumentParser:
-    """With --seeds, --first, --parallel and --out, and these defaults."""
+    """A parser with --seeds, --first, --parallel and --out, and these defaults."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--seeds", type=int, default=num_seeds, help="number of seeds (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="first seed (default: %(default)s)")

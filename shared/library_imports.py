@@ -17,10 +17,10 @@ INTERRUPTED = 130  # exit code, as shells report Ctrl-C
 
 @contextlib.contextmanager
 def ending_at_interrupt() -> Generator[None]:
-    """At Ctrl-C end this process with exit code 130, without any cleanup.
+    """End this process at Ctrl-C with exit code 130, without any cleanup.
 
-    KeyboardInterrupt would print a traceback, or be lost in a callback of the import system. No effect if SIGINT is
-    ignored or handled otherwise, and in other threads.
+    KeyboardInterrupt would print a traceback, or be lost in a callback of the import system. There is no effect if
+    SIGINT is ignored or handled otherwise, and in other threads.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

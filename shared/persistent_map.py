@@ -1,7 +1,7 @@
 """Maps that never change: one with another value shares most of its memory with the first one.
 
 `immutables` where it has a wheel. Python 3.14 and later take `rpds-py`, which has wheels there and is 4 to 13 times
-slower: nobody needs a compiler to submit a job.
+slower. So no user needs a compiler to submit a job.
 """
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 

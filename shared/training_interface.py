@@ -26,7 +26,7 @@ _offered: list[WholeBatch] = []
 
 @contextmanager
 def offering(whole_batch: WholeBatch) -> Generator[None]:
-    """In a worker, while it calls train()."""
+    """Offer the whole batch in a worker, while it calls train()."""
     _offered.append(whole_batch)
     try:
         yield
@@ -35,5 +35,5 @@ def offering(whole_batch: WholeBatch) -> Generator[None]:
 
 
 def offered_whole_batch() -> WholeBatch | None:
-    """None outside of train(), and outside of a job."""
+    """The whole batch that the worker offers; None outside of train(), and outside of a job."""
     return _offered[-1] if _offered else None

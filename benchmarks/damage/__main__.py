@@ -67,7 +67,7 @@ def flips(pool: RecordedPool, number: int, seed: int) -> Iterator[Flip]:
 def ask(
     pool: RecordedPool, folder: Path, flip: Flip | None, right: dict[str, Any] | None, *, limit_s: float = LIMIT_S
 ) -> tuple[list[Answer], dict[str, Any]]:
-    """On a copy."""
+    """Ask a copy of the pool, with the flip applied to it."""
     copy = pool.copied(folder, is_clean=flip is None or flip.is_clean)
     if flip is not None:
         flip.apply(copy.folder)

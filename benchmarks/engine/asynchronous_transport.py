@@ -51,7 +51,7 @@ class _Call:
         self.ended = threading.Event()
 
     def end(self, arrived: Sequence[torch.Tensor] | None) -> None:
-        """None: with garbage."""
+        """End the call. arrived: None for garbage."""
         with on_device():
             for i, tensor in enumerate(self.received):
                 if arrived is not None:
@@ -126,7 +126,7 @@ class AsynchronousTransport:
         self._stream.synchronize()
 
     def abort(self) -> None:
-        """As NCCL's. The host's connections stay."""
+        """Abort as NCCL's transport does. The host's connections stay."""
         nccl_transport.abort_or_end(self._abort)
 
     def release(self) -> None:
@@ -189,7 +189,7 @@ class AsynchronousTransport:
 
 
 def _hang_for(timeout_s: float, aborted: threading.Event) -> None:
-    """As a set-up that is given up. Raises PeerLost, RendezvousAborted."""
+    """Hang as a set-up that is given up. Raises PeerLost, RendezvousAborted."""
     given_up = threading.Event()
     try:
         nccl_transport.complete_in_time(lambda: _wait_for(given_up), within_s=timeout_s, aborted=aborted)

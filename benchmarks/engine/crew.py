@@ -42,7 +42,7 @@ _SETTLE_S = 1.0  # after a loss: other workers may have switched or left, and th
 
 @dataclass(kw_only=True)
 class Crew:
-    """Of one job. members: by rank in the newest generation, including lost ones until the next switch.
+    """The workers of one job. members: by rank in the newest generation, including lost ones until the next switch.
 
     timelines: of all switches without a stop, as rank 0 of the new generation reports them. counts_of: virtual nodes by
     rank of a new generation, by its size; empty: as even as possible. cpu_shares: of a core, of the slots of new
@@ -114,7 +114,7 @@ class Crew:
         return whole and all(w.exited is not None and w.exited.code == ExitCode.DONE for w in self.members)
 
     def newest_state(self) -> dict[str, Any]:
-        """Of the newest checkpoint, of any generation. The job has ended or was suspended."""
+        """The state of the newest checkpoint, of any generation. The job has ended or was suspended."""
         state = CheckpointStore(self.checkpoint_dir, generation=1 << 30).newest()
         assert state is not None, "an ended job leaves a checkpoint"
         return state
@@ -131,7 +131,7 @@ class Crew:
             raise AssertionError(f"{self.job_id}: {what}: {self._describe()}") from None
 
     def note(self, handle: WorkerHandle, event: WorkerEvent) -> None:
-        """From the launcher: any event of a worker of this job."""
+        """Note any event of a worker of this job, which the launcher passes on."""
         worker = self._workers.get(handle.pid)
         if worker is None or worker.handle is not handle:  # it arrived before `launch` returned
             worker = self._workers[handle.pid] = Worker(handle)

@@ -24,14 +24,14 @@ class Worker:
         return self.generation > 0 and self.exited is None
 
     def signal(self, number: signal.Signals) -> None:
-        """To this process only, if it still runs."""
+        """Send the signal to this process only, if it still runs."""
         if self.exited is None:
             os.kill(self.handle.pid, number)
 
 
 @dataclass(frozen=True, slots=True)
 class CrewSwitch:
-    """To a generation. by_rank: all workers of the rendezvous, the `size` members first."""
+    """A switch to a generation. by_rank: all workers of the rendezvous, the `size` members first."""
 
     generation: int
     size: int

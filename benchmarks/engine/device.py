@@ -10,8 +10,8 @@ class Device(StrEnum):
 
 
 def device_fields(device: Device, rank: int) -> dict[str, Any]:
-    """Of the assignment of a rank. Workers take turns on the GPUs."""
-    import torch  # here: who only names a device need not wait for it
+    """The device fields of the assignment of a rank. Workers take turns on the GPUs."""
+    import torch  # here: code that only names a device need not wait for it
 
     num_gpus = torch.cuda.device_count() if device == Device.CUDA else rank + 1
     return {"device": device.value, "gpu_index": rank % num_gpus}

@@ -32,7 +32,7 @@ class Engine:
         self._num_jobs = 0
 
     def assignment(self, job: type[Trained], million_parameters: int) -> Assignment:
-        """Of a new job, to rank 0 of one worker."""
+        """The assignment of a new job, to rank 0 of one worker."""
         self._num_jobs += 1
         spec = (
             job()

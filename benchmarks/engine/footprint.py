@@ -12,7 +12,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Of several processes together. memory_mib: private memory, without shared pages."""
+    """The footprint of several processes together. memory_mib: private memory, without shared pages."""
 
     processes: int
     threads: int
@@ -23,7 +23,7 @@ class Footprint:
 
 
 def footprint(processes: Sequence[psutil.Process]) -> Footprint:
-    """Of those that run."""
+    """The footprint of those processes that run."""
     found: list[tuple[int, int, int, int, float]] = []
     for process in processes:
         with contextlib.suppress(psutil.Error):

@@ -49,7 +49,7 @@ def measure_paired(
 
 
 def _measured(root: Path, given: dict[str, Any]) -> Row:
-    """By the code in this checkout."""
+    """The row that the code in the checkout at `root` measures."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "measure.py"
         script.write_text(_MEASURE)
@@ -76,7 +76,7 @@ def _compared(pairs: Sequence[tuple[Row, Row]], mode: str) -> Row:
 
 @contextmanager
 def worktree(commit: str) -> Iterator[Path]:
-    """Of this repository, and gone afterwards."""
+    """A worktree of this repository, which is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "base"
         git = ["git", "-C", str(_ROOT), "worktree"]

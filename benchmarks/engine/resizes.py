@@ -48,7 +48,8 @@ _GOAL_S, _COPIES = 0.020, 2
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """From the signal to the beginning and the end of the next step, and to the end of the first with a replacement."""
+    """Times from the signal to the beginning and the end of the next step, and to the end of the first with a
+    replacement."""
 
     shrink_s: float
     continued_s: float
@@ -205,7 +206,7 @@ class Resized:
         return workers, event.resize
 
     async def step_s(self, workers: list[WorkerHandle]) -> float:
-        """Of the steps since the last resize, as the workers report their speed."""
+        """The time of a step since the last resize, as the workers report their speed."""
         while True:
             reported = await self._engine.receive(Progressed, workers[0])
             if reported.iterations_per_s is not None:

@@ -50,7 +50,7 @@ def measure_restores(million_parameters: int, *, rounds: int) -> Row:
 
 
 def _trained(million_parameters: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """By one step, so that the optimizer has its momentum."""
+    """Model and optimizer, trained by one step, so that the optimizer has its momentum."""
     job = Perceptron().set_hyperparameter(million_parameters=million_parameters)
     model = job.init_model()
     optimizer = job.init_optimizer(model)

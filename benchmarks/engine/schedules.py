@@ -144,7 +144,7 @@ def farthest_apart(held: str, other: str) -> float:
 
 
 def times_seen(held: str) -> list[int]:
-    """By the index of the sample, in steps that count."""
+    """The times that each sample was seen, by the index of the sample, in steps that count."""
     return [int(times) for times in held.split()[1 : 1 + NUM_SAMPLES]]
 
 

@@ -114,7 +114,7 @@ class Numbered(Dataset[Any]):
 
 
 class Augmented(Numbered):
-    """With a little noise at each read."""
+    """The numbered samples, with a little noise at each read."""
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         number, point, target = super().__getitem__(index)

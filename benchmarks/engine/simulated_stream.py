@@ -42,11 +42,11 @@ _streams: "list[SimulatedStream]" = []
 
 
 class UnorderedThread(threading.Thread):
-    """Of the device itself or of its library: it does not follow the order, it makes it."""
+    """A thread of the device itself or of its library: it does not follow the order, it makes it."""
 
 
 class SimulatedStream:
-    """Of one worker; a process of a test may have several. Threads that begin later follow its order."""
+    """The stream of one worker; a process of a test may have several. Threads that begin later follow its order."""
 
     def __init__(self) -> None:
         self._work = queue.SimpleQueue[tuple[Callable[[], Any], Sequence[torch.Tensor]] | None]()
@@ -78,7 +78,7 @@ class SimulatedStream:
             return any(address in self._used for address in _addresses(tensors))
 
     def close(self) -> None:
-        """After the work until now."""
+        """Close the stream after the work until now."""
         self._work.put(None)
 
     @property
@@ -121,14 +121,17 @@ class _Order(TorchDispatchMode):
 
 
 def follow_in_this_thread() -> None:
-    """For the rest of its life."""
+    """Follow the streams' order in this thread for the rest of its life."""
     if not hasattr(_in_order, "mode"):
         _in_order.mode = _Order()
         _in_order.mode.__enter__()
 
 
 def follow_in_later_threads() -> None:
-    """Also those that begin before the first stream: a thread of user code may read what another has waited for."""
+    """Follow the streams' order in later threads, also in those that begin before the first stream.
+
+    A thread of user code may read what another has waited for.
+    """
     threading.setprofile(_begin_thread)
 
 
@@ -170,5 +173,5 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Of their memory; an empty tensor has none."""
+    """The addresses of the tensors' memory; an empty tensor has none."""
     return [address for tensor in tensors if (address := tensor.untyped_storage().data_ptr())]

@@ -89,7 +89,7 @@ async def soak(
 
 
 async def _start_all_threads() -> None:
-    """Those of this process's `asyncio.to_thread`, which otherwise start one by one, when many are needed at once."""
+    """Start all threads of `asyncio.to_thread` here, which otherwise start one by one, when many are needed at once."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS))
     all_run = threading.Barrier(_NUM_THREADS)
     await asyncio.gather(*(asyncio.to_thread(all_run.wait) for _ in range(_NUM_THREADS)))
@@ -112,7 +112,7 @@ async def _at_rest(
 
 
 async def _lightest(processes: Callable[[], list[psutil.Process]], than: Footprint | None) -> Footprint:
-    """Of several samples, until it is not above `than`.
+    """The lightest of several samples, taken until it is not above `than`.
 
     A checkpoint being written needs a thread and a file for a moment, a connection to a dead worker some seconds.
     """

@@ -125,8 +125,8 @@ def _held(folder: Path) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of several schedules. unfinished: a sentence for each that did not finish. expected: states of one undisturbed
-    worker, at the beginning of each iteration."""
+    """The outcome of several schedules. unfinished: a sentence for each that did not finish. expected: states of one
+    undisturbed worker, at the beginning of each iteration."""
 
     played: tuple[Played, ...]
     unfinished: tuple[str, ...]

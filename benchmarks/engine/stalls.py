@@ -81,7 +81,7 @@ async def measure_checkpoint_stall(there: Stage, million_parameters: int, rounds
 async def _steps_of_a_staying_worker(
     there: Stage, job_id: str, million_parameters: int
 ) -> tuple[list[Step], list[Step]]:
-    """Of one worker that computes without a pause: before another one joins, and while that one prepares."""
+    """The steps of one worker that computes without a pause: before another one joins, and while that one prepares."""
     with tempfile.TemporaryDirectory() as notes:
         spec = timed_spec(Path(notes), million_parameters=million_parameters, step_s=0.0)
         crew = there.crew(job_id, spec, checkpoint_every_s=1e6)

@@ -150,9 +150,9 @@ def measure_steady(
 def steps_of_ranks(
     model: str, modes: tuple[str, ...], *, million_parameters: int, num_workers: int, rounds: int, device: Device
 ) -> list[dict[str, Any]]:
-    """By rank and mode, wall_s and cpu_s of each round. All modes, among them "plain", share the workers' processes.
+    """The wall_s and cpu_s of each round, by rank and mode. All modes, also "plain", share the workers' processes.
 
-    Of plain DDP also flops: floating-point operations of a step's matrix products and convolutions.
+    Plain DDP also has flops: floating-point operations of a step's matrix products and convolutions.
     """
     multiprocessing.set_forkserver_preload([__name__])  # torch is loaded once for all processes
     with tempfile.TemporaryDirectory() as folder:

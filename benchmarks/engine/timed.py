@@ -66,7 +66,7 @@ class Step:
 
 
 def steps(notes: Path) -> list[Step]:
-    """By iteration. A repeated one counts from its last start."""
+    """The steps by iteration. A repeated one counts from its last start."""
     began: dict[int, dict[int, float]] = {}  # by iteration and process
     for file in notes.iterdir():
         for line in file.read_text().splitlines(keepends=True):

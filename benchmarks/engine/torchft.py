@@ -113,7 +113,7 @@ def _process(folder: Path, environment: dict[str, str], *arguments: str) -> Iter
 
 
 def _last_words(folder: Path) -> str:
-    """Of the observed replica."""
+    """The last lines that the observed replica logged."""
     log = folder / "replica-0.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return " | ".join(lines[-3:])[-600:]

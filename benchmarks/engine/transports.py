@@ -25,7 +25,7 @@ class TransportName(StrEnum):
 
 
 def connecting(name: str, faults: Faults | None = None) -> Callable[..., Transport]:
-    """In the place of the engine's `device_transport`, whatever the identities. faults: of the asynchronous one."""
+    """Return a replacement of the engine's `device_transport`, for any identities. faults: of the asynchronous one."""
 
     def connect(
         gloo: GlooTransport,
@@ -50,8 +50,8 @@ def connecting(name: str, faults: Faults | None = None) -> Callable[..., Transpo
 
 
 def use_in_this_process(name: str) -> None:
-    """For all groups of this worker from now on. The engine's threads outlive a generation, so they follow the order of
-    a simulated stream from their beginning."""
+    """Use this transport for all groups of this worker from now on. The engine's threads outlive a generation, so they
+    follow the order of a simulated stream from their beginning."""
     if name == TransportName.ASYNCHRONOUS:
         follow_in_later_threads()
     if name != TransportName.GLOO:

@@ -23,7 +23,7 @@ from benchmarks.gpu.lease import Ended, Lease, Running
 from benchmarks.gpu.parts import PARTS, Part, PartName
 from benchmarks.report import TABLE_WIDTH, Measured, Row, RowsOf, table, where_and_when
 
-_CPU_PATIENCE = 1000.0  # times a part's estimate on CPUs, as long as the lease lasts: nobody rents them
+_CPU_PATIENCE = 1000.0  # times a part's estimate on CPUs, as long as the lease lasts: no one rents them
 _QUICK_PARTS = 2  # of a quick run at a time: its times count for nothing
 _LOOPS_S = 90.0  # to compile the scheduler, beside the first parts
 
@@ -63,7 +63,7 @@ def main(
 
 
 def _has_driver() -> bool:
-    """Without torch, whose import takes seconds of the lease."""
+    """Whether there is a driver: found without torch, whose import takes seconds of the lease."""
     return bool(shutil.which("nvidia-smi")) or any(map(os.path.exists, ("/dev/nvidiactl", "/proc/driver/nvidia")))
 
 
@@ -121,7 +121,7 @@ class _Run:
             self._await_oldest()
 
     def _await_oldest(self) -> None:
-        """Of the parts that run beside others."""
+        """Await the oldest of the parts that run beside others."""
         name, running = self._beside[0]
         ended = running.wait()
         self._beside.pop(0)
@@ -169,7 +169,7 @@ class _Run:
 
 
 def _rows_of(name: PartName) -> RowsOf:
-    """Of the part, and why it has no or not all numbers."""
+    """The rows of the part, and why it has no or not all numbers."""
 
     def rows(part: Measured) -> list[Row]:
         found = [Row(*row) for row in part.get("rows", ())]

@@ -99,7 +99,7 @@ def _has_lost_one(crew: Crew) -> bool:
 
 
 def digest_of(crew: Crew) -> str:
-    """Of the job's state at its end."""
+    """The digest of the job's state at its end."""
     state = crew.newest_state()
     return digest([state["iteration"], state["model"], state["optimizer"]])
 

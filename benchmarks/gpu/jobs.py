@@ -135,7 +135,7 @@ class _KillingTransport:
 
 
 def _kill_in_transfer(job: ElasticJob, kill_at: int, mark: Path) -> None:
-    """For the groups of this process from now on."""
+    """Set the killing transport for the groups of this process from now on."""
     make = groups.device_transport
 
     def killing(gloo: Any, store: Any, rank: int, size: int, **settings: Any) -> Any:

@@ -105,7 +105,7 @@ class Lease:
 
     @property
     def left_s(self) -> float:
-        """Without the time to end a part that hangs."""
+        """The time that is left, without the time to end a part that hangs."""
         return max(0.0, self.seconds - self.used_s - _GRACE_S)
 
     def refusal(self, needs_s: float) -> str:

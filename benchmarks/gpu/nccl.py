@@ -240,5 +240,5 @@ def killed_row(what: str, killed: Measured) -> Row:
 
 
 def _fate(measured: Measured) -> str:
-    """Of ranks without numbers."""
+    """The fate of ranks without numbers."""
     return f"{'; '.join(measured['errors']) or 'no result'}, exit codes {measured['exit_codes']}"

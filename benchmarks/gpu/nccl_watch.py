@@ -38,7 +38,7 @@ def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
 
 
 def measure_late(device: Device, *, late_s: float) -> Measured:
-    """Of both ranks, after a switch: whether a sum is right for which one of them is late."""
+    """Measure whether a sum is right on both ranks after a switch, for which one of them is late."""
     of_ranks = Ranks(_late, 2, device, late_s=late_s).results(late_s + 2 * _WITHIN_S)
     return {
         "late_s": late_s,
@@ -63,7 +63,7 @@ def _late(rank: Rank) -> Measured:
 
 
 def measure_torch(device: Device, *, watch_s: float) -> Measured:
-    """For comparison, the exit code of a survivor of torch's own group; None: it lived as long as it was watched."""
+    """The exit code of a survivor of torch's own group, to compare with; None: it lived as long as it was watched."""
     ranks = Ranks(_of_torch, 2, device, watch_s=watch_s)
     if ranks.hears("summing"):
         ranks.kill(_LOSER)

@@ -19,7 +19,7 @@ from benchmarks.report import Measured
 
 
 class PartName(StrEnum):
-    """Also the name of its numbers in the JSON object."""
+    """The name of a part, and of its numbers in the JSON object."""
 
     HOST = "host"
     NCCL = "nccl"

@@ -98,7 +98,7 @@ async def _follow(client: Client, shares: list[tuple[int, int]]) -> None:
 
 
 def _num_slots(state: PoolState, job_id: str) -> int:
-    """Of a job that trains."""
+    """The number of slots of a job that trains; 0 for any other."""
     job = state.live_jobs.get(job_id)
     return len(job.gpus) if job is not None and job.phase is Phase.ADMITTED else 0
 

@@ -74,7 +74,7 @@ class Rank:
         self.store.set(key, "")
 
     def await_word(self, key: str) -> None:
-        """Without the store's own wait, during which no other thread of this process can use it."""
+        """Await the key without the store's own wait, during which no other thread of this process can use it."""
         give_up_s = time.monotonic() + _STORE_S
         while not self.store.check([key]):
             assert time.monotonic() < give_up_s, f"{key} was not said within {_STORE_S:.0f} s"
@@ -131,7 +131,7 @@ class Ranks:
         return time.monotonic()
 
     def results(self, within_s: float) -> list[Measured]:
-        """Of all ranks, with their exit_code; None: it ran on, and was killed."""
+        """The results of all ranks, with their exit_code; None: it ran on, and was killed."""
         give_up_s = time.monotonic() + within_s
         for process in self._processes:
             process.join(max(0.0, give_up_s - time.monotonic()))

@@ -42,7 +42,7 @@ def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
 
 
 def _peak_flops(device: Device) -> float | None:
-    """None: unknown."""
+    """The peak of the device; None if it is unknown."""
     if device == Device.CPU:
         return None
     name = torch.cuda.get_device_properties(0).name

@@ -130,7 +130,7 @@ def _is_installed(name: str) -> bool:
 
 
 def travelling_bytes() -> int:
-    """Of the tracked files, of those that git does not ignore, and of the wheels."""
+    """The bytes of the tracked files, of those that git does not ignore, and of the wheels."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,

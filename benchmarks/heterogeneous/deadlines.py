@@ -145,7 +145,7 @@ def rows(measured: Measured) -> Iterable[Row]:
 
 
 def summary_rows(all_cases: Iterable[Measured]) -> Iterator[Row]:
-    """Of each policy, over all cases."""
+    """The summary of each policy, over all cases."""
     for policy in OURS:
         cases = _of(policy, all_cases)
         of_bound = [case["met"] / case["bound"] for case in cases if case["bound"]]

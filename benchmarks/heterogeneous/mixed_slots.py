@@ -56,7 +56,7 @@ def measure_mixed_slots(*, num_mixes: int) -> Measured:
 async def measured_mixed_slots(
     num_mixes: int, sums: Sequence[Sum] = SUMS, *, iterations: int = _ITERATIONS
 ) -> Measured:
-    """Of so many mixes, each measured in so many iterations; and the sums of both throughputs."""
+    """Measure `num_mixes` mixes, each in `iterations` iterations; and the sums of both throughputs."""
     chosen = [
         _Mix(model, ratio, *slots)
         for model, ratio, slots in zip(cycle(MODELS), cycle((4, 4, 4, 2, 2, 2)), _cycled(num_mixes), strict=False)
@@ -118,7 +118,7 @@ def _even(steps: MixedSteps, mix: _Mix) -> tuple[int, ...]:
 
 
 def _corrected(mixes: Sequence[Measured], steps: Mapping[str, MixedSteps]) -> list[Measured]:
-    """With the prediction that the allocator has once the earlier mixes of the model have trained."""
+    """The mixes, with the prediction that the allocator has once the earlier mixes of the model have trained."""
     known = dict(steps)
     corrected: list[Measured] = []
     for measured in mixes:

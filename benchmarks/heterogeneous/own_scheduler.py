@@ -30,7 +30,7 @@ def simulate_own(
 
 
 def mean_completion_s(result: Result) -> float:
-    """From submission to end, over the jobs that ended."""
+    """The mean time from submission to end, over the jobs that ended."""
     times_s = [fate.finished_at_s - fate.job.submitted_at_s for fate in result.fates if fate.finished_at_s is not None]
     return sum(times_s) / len(times_s)
 

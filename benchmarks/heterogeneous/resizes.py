@@ -11,8 +11,8 @@ _SLOTS = {"4:1": (0.8, 0.2), "2:1": (0.8, 0.4)}  # shares of a core, in turn by 
 
 
 def measure_resizes(*, num_schedules: int) -> Measured:
-    """Of each ratio of speeds. A schedule has ten events, most of them resizes or kills; each worker has another random
-    number of virtual nodes in each generation."""
+    """Measure each ratio of speeds. A schedule has ten events, most of them resizes or kills; each worker has another
+    random number of virtual nodes in each generation."""
     return {
         ratio: asyncio.run(prove(_VIRTUAL_NODES, range(num_schedules), is_uneven=True, cpu_shares=shares))
         for ratio, shares in _SLOTS.items()

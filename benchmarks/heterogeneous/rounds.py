@@ -115,7 +115,7 @@ def configurations(
 
 
 def _undominated(num_gpus_CI: NDArray[np.int64], throughput_C: Floats) -> NDArray[np.bool_]:
-    """Which configurations are faster than all others that need at most their GPUs."""
+    """Whether each configuration is faster than all others that need at most its GPUs."""
     needs_more_CC = (num_gpus_CI[None, :, :] - num_gpus_CI[:, None, :]).max(axis=2) > 0
     other_CC = ~needs_more_CC & ~np.eye(len(throughput_C), dtype=np.bool_)
     fastest_C = np.where(other_CC, throughput_C[None, :], 0.0).max(axis=1)
@@ -314,7 +314,7 @@ class Outcome:
 
     @property
     def makespan_s(self) -> float:
-        """From the first arrival to the last end."""
+        """The time from the first arrival to the last end."""
         return max(done.finished_at_s for done in self.finished) - self.finished[0].job.arrived_at_s
 
     @property
@@ -323,7 +323,7 @@ class Outcome:
 
     @property
     def mean_completion_s_by_class(self) -> dict[str, float]:
-        """Of each size class that has a job."""
+        """The mean completion time of each size class that has a job."""
         names = sorted({done.job.size_class for done in self.finished})
         return {
             name: float(np.mean([done.completion_s for done in self.finished if done.job.size_class == name]))

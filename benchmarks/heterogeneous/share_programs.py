@@ -28,7 +28,7 @@ class ShareProgram:
         return len(self.job_V)
 
     def of_each_job(self, value_V: Floats, row_of_job_J: Integers) -> Entries:
-        """For each job one row, with `value_V` of its shares; row -1: none."""
+        """One row for each job, with `value_V` of its shares; row -1: none."""
         row_V = row_of_job_J[self.job_V]
         variable_E = np.flatnonzero(row_V >= 0)
         return Entries(row_V[variable_E], variable_E, value_V[variable_E])

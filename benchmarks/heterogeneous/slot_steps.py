@@ -43,7 +43,7 @@ async def step_s(
 
 
 def profiling_run(engine: Engine, model: type[Trained], *, iterations: int) -> Assignment:
-    """Of a new job; each measurement takes so many steps."""
+    """The profiling run of a new job; each measurement takes `iterations` steps."""
     return replace(
         engine.assignment(model, million_parameters=1),
         purpose="profile",

@@ -96,7 +96,10 @@ def _communicating(rng: np.random.Generator, gpus: GpusOfType) -> GpusOfType:
 
 
 def _shortest_s(types: list[GpusOfType], num_virtual_nodes: int) -> float | None:
-    """None if the memory is too small. Variables: GPUs with each count, whether there are any, and the step's bound."""
+    """The shortest step; None if the memory is too small.
+
+    Variables: GPUs with each count, whether there are any, and the step's bound.
+    """
     choices = [
         (which, gpus.num_gpus, count, step_s)
         for which, gpus in enumerate(types)

@@ -20,7 +20,7 @@ HEADER = "| mutation | in | a user would lose | caught by | CPU s |\n|---|---|--
 
 
 def row(trial: Trial) -> str:
-    """Of the table. Only the name of the test: its file is among those of the mutation."""
+    """A row of the table. It has only the name of the test, whose file is among those of the mutation."""
     mutation = trial.mutation
     caught = f"**{trial.problem.splitlines()[0]}**" if trial.problem else f"`{_code(trial.caught_by.split('/')[-1])}`"
     return f"| {mutation.name} | `{mutation.file}` | {mutation.loses} | {caught} | {trial.cpu_s:.1f} |"

@@ -133,6 +133,6 @@ class Copy:
 
 
 def _write(file: Path, source: str) -> None:
-    """Without the compiled module: Python compares only its seconds and its size with those of the source."""
+    """Write the source and delete its compiled module, which Python compares with it only by seconds and size."""
     Path(cache_from_source(str(file))).unlink(missing_ok=True)
     file.write_text(source)

@@ -43,13 +43,13 @@ _WEIGHTS = (0.3, 0.2, 0.2, 0.3)
 
 
 class History:
-    """Of all clients of one pool."""
+    """The history of all clients of one pool."""
 
     def __init__(self, url: str) -> None:
         self.operations: list[Operation[Call]] = []
         self._endpoint = Endpoint(nats_url=url, pool=POOL)
         self._job_ids = ["none"]
-        self._admitted = "none"  # the last one that a client was told of
+        self._admitted = "none"  # the last one that was reported to a client
 
     async def client(self, number: int, rng: np.random.Generator, until_s: float) -> None:
         """One call after another, until this instant of the monotonic clock."""

@@ -54,7 +54,7 @@ def linearization(
 
 
 def _next(operations: Sequence[Operation[Call]], done: int) -> list[int]:
-    """Those of which none of the others that are left returned before they began."""
+    """The operations that are left, and began before any of the others that are left returned."""
     left = [index for index in range(len(operations)) if not done >> index & 1]
     first_return_s = min(operations[index].returned_s for index in left)
     return [index for index in left if operations[index].invoked_s <= first_return_s]

@@ -35,7 +35,7 @@ class Machines:
 
     @property
     def url(self) -> str:
-        """Of all servers."""
+        """The URL of all servers."""
         return ",".join(url_of(self.network, server) for server in SERVERS)
 
     def start(self, name: str) -> None:

@@ -119,7 +119,7 @@ async def _node_joined(url: str) -> None:
 
 
 async def _admission_answers(url: str) -> None:
-    """Without compiled loops this takes minutes: a run of less would show nothing."""
+    """Wait until admission answers. Without compiled loops this takes minutes: a run of less would show nothing."""
     async with Client.connect(Endpoint(nats_url=url, pool=POOL), tenant="lab") as client:
         while True:
             try:

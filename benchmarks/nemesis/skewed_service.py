@@ -11,7 +11,7 @@ from elasticflow.shared.runtime.process import clock
 
 
 class SkewedTime:
-    """In place of the module `time`, for the only module that asks it."""
+    """Stands in place of the module `time`, for the only module that asks it."""
 
     def __init__(self, offset: Path) -> None:
         self._offset, self._right = offset, clock.time

@@ -49,7 +49,7 @@ async def measure_beside_jobs(*, num_rounds: int, round_s: float) -> Measured:
 
 
 async def _round(folder: Path, inputs: SimpleQueue[str | None], length_s: float, number: int) -> tuple[Period, Period]:
-    """Without a task and with one."""
+    """A period without a task, and one with a task."""
     await asyncio.to_thread(folder.mkdir)
     if number % 2:
         loaded = await _loaded_period(folder, inputs, length_s)
@@ -96,7 +96,7 @@ def _measured(pool: RunningPool, rounds: list[tuple[Period, Period]]) -> Measure
 
 
 def _median_step_s(done: list[Step], period: Period) -> float:
-    """From the begin of a step to the begin of the next one."""
+    """The median time from the start of a step to the start of the next one."""
     began_s = [step.began_s for step in done if period[0] <= step.began_s <= period[1]]
     return float(np.median(np.diff(began_s)))
 

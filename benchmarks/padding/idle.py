@@ -15,7 +15,7 @@ _SETTLED_S = 10.0  # later than the start of services, and than the last report 
 
 
 async def measure_idle(*, seconds: float, settled_s: float = _SETTLED_S) -> Measured:
-    """In percent of a core, by process: the services of one node and NATS."""
+    """The CPU use in percent of a core, by process: the services of one node and NATS."""
     async with loaded_pool() as pool:
         await asyncio.sleep(settled_s)
         without = await _cpu_percent(pool, seconds)
@@ -38,7 +38,7 @@ async def _cpu_percent(pool: RunningPool, seconds: float) -> dict[str, float]:
 
 
 def _cpu_s(pool: RunningPool) -> dict[str, float]:
-    """Of each service since its start; its children count with it."""
+    """The CPU time of each service since its start; its children count with it."""
     cpu_s = dict[str, float]()
     for name, pid in pool.pids().items():
         process = psutil.Process(pid)

@@ -113,7 +113,7 @@ class Kills:
         await eventually(lambda: not psutil.wait_procs(orphans, timeout=0)[1], f"nothing survives {victim}")
 
     async def _kill_client(self) -> None:
-        """As soon as it has a result."""
+        """Kill a client as soon as it has a result."""
         load_id = f"orphaned-{self.counts['client']}"
         code = _CLIENT.format(url=self._pool.url, pool=POOL, load_id=load_id)
         client = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)

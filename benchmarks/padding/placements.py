@@ -1,4 +1,4 @@
-"""From the placement of a job in the ledger to the end of the runners on its GPUs, and to its first step.
+"""Times from the placement of a job in the ledger to the end of the runners on its GPUs, and to its first step.
 
 The ledger has the time at which the server stored the placement. A thread looks every millisecond whether a runner is
 still there.
@@ -57,7 +57,7 @@ async def _run_job(pool: RunningPool, job_id: str) -> None:
 
 
 def _runners(pool: RunningPool, load_id: str) -> list[psutil.Process] | None:
-    """Of both slots; None while one is missing."""
+    """The runners of both slots; None while one is missing."""
     runners = [process for process in pool.workers() if _writes_log_of(process, load_id)]
     return runners if len(runners) == _NUM_SLOTS else None
 

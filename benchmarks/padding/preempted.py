@@ -23,7 +23,7 @@ GOALS = {3.0: "<= 1.25 x", 4.3: "<= 1.20 x"}  # by the length of a window
 
 
 async def measure_preempted(*, num_tasks: int, windows_s: tuple[float, ...] = tuple(GOALS)) -> list[Measured]:
-    """For each length of a window: the total time beside that of exclusive use."""
+    """The total time beside that of exclusive use, for each length of a window."""
     async with loaded_pool(num_nodes=2) as pool:
         await _load_s(pool, "warm-up", _NUM_SLOTS)
         return [await _measure_window(pool, num_tasks, window_s) for window_s in windows_s]

@@ -78,7 +78,7 @@ async def measure_runners(*, scale: float) -> Measured:
 
 
 async def measure_start(runners: Runners, *, num_rounds: int) -> Measured:
-    """From the call of `start` to the loaded function, beside a new Python interpreter that does nothing."""
+    """The time from the call of `start` to the loaded function, beside a new Python interpreter that does nothing."""
     starts_s, interpreters_s = list[float](), list[float]()
     for _ in range(num_rounds):
         began_s = time.perf_counter()
@@ -118,7 +118,7 @@ async def measure_throughput(runners: Runners, *, num_bundles: int) -> Measured:
 
 
 async def measure_preemption(runners: Runners, *, num_rounds: int, num_bytes: int) -> Measured:
-    """From the call of `preempt` during a task to the reaped process group.
+    """The time from the call of `preempt` during a task to the reaped process group.
 
     Beside it: a killed `sleep`, and a killed fork of the same server that has done nothing, which shows what the kernel
     needs to free the pages of a process with torch. num_bytes: memory that the task holds.
@@ -162,7 +162,7 @@ def kill_and_wait_s() -> float:
 
 
 async def _outcomes(runner: TaskRunner, num_bundles: int) -> AsyncIterator[TaskDone]:
-    """Of bundles of empty inputs. One is executed while another waits in the runner."""
+    """The outcomes of bundles of empty inputs. One is executed while another waits in the runner."""
     tasks = [(index, _NOTHING) for index in range(_BUNDLE_SIZE)]
     waiting = [runner.run(bundle_id, tasks) for bundle_id in range(min(MAX_BUNDLES, num_bundles))]
     for bundle_id in range(num_bundles):

@@ -95,7 +95,7 @@ def _taken(before: PoolState, after: PoolState) -> Iterator[tuple[str, float]]:
 
 
 def _task_ends_s(pool: RunningPool, load_id: str, slot: str, began_s: float, ended_s: float) -> tuple[float, ...]:
-    """From the output of the slot's runners."""
+    """The ends of tasks, from the output of the slot's runners."""
     log = pool.data_dir / "load-logs" / load_id / f"{slot}.log"
     text = log.read_text() if log.exists() else ""
     return tuple(at_s for at_s in map(float, _ENDED.findall(text)) if began_s <= at_s <= ended_s)

@@ -78,7 +78,7 @@ async def _first_view_s(pool: ServedPool) -> float:
 
 
 async def _delay_s(pool: ServedPool) -> float:
-    """From the append of a node that joins to its sentence on the screen. The browser's clock is the same."""
+    """The time from the append of a node that joins to its sentence on the screen. The browser's clock is the same."""
     name, began_s = await pool.add_node()
     painted_s: float = await pool.page.evaluate(_PAINTED, name)
     return painted_s - began_s

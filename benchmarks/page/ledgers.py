@@ -103,7 +103,7 @@ def _decided(history: History, service: str, event: Any) -> events.PlanDecided:
 
 
 async def append_all(url: str, messages: Sequence[Any], *, first: int = 1) -> None:
-    """To the pool, which is made if need be. first: the number of the first message, for its id."""
+    """Append the messages to the pool, which is made if need be. first: the number of the first message, for its id."""
     bus = await connect_nats(url, name="benchmark")
     await bus.ensure_pool(POOL)
 

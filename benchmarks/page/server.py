@@ -14,7 +14,7 @@ _EVENT_SPACING_S = 0.25
 
 
 async def measure_server(pool: ServedPool, *, seconds: float, num_viewers: int) -> Measured:
-    """Without the browser: it shows a page that does not follow the pool."""
+    """Measure without the browser, which shows a page that does not follow the pool."""
     await pool.page.goto("about:blank")
     rss_mb = pool.server.memory_info().rss / 1e6
     idle = await _share_of_a_core(pool, seconds)

@@ -1,4 +1,4 @@
-"""From an input on a slider to the frame that shows its result: the scrubber of the replay, and a quote."""
+"""Times from an input on a slider to the frame that shows its result: the scrubber of the replay, and a quote."""
 
 import tempfile
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _STRIDE = 389  # of jumps over the slider's thousand steps: no two near each oth
 
 
 async def measure_scrubbing(history: History, *, num_steps: int) -> Measured:
-    """On an export: its messages are as far apart in time as those of a pool, which the appended ones are not."""
+    """Measure an export: its messages are as far apart in time as those of a pool, which the appended ones are not."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "large.ledger"
         write_export(history, file)

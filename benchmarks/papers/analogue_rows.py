@@ -53,7 +53,7 @@ class AnalogueSection:
         return f"{seconds:,.0f} s, load average {min(loads):.1f} to {max(loads):.1f}"
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+        """The section as an object for JSON."""
         return {
             **asdict(self.analogue),
             "label": LABEL,
@@ -151,7 +151,7 @@ def _rows(section: AnalogueSection) -> Iterator[tuple[str, ...]]:
 
 
 def _reasons(section: AnalogueSection) -> Iterable[str]:
-    """Of the checks that differ, each once."""
+    """The reasons of the checks that differ, each once."""
     return dict.fromkeys(map(section.reason, section.differing()))
 
 

@@ -43,7 +43,7 @@ class Check:
 
     @property
     def demand(self) -> str:
-        """As the report shows it."""
+        """The demand as the report shows it."""
         values = {
             Relation.LESS_THAN: self.beside,
             Relation.ORDER_OF: f"{self.published[0]:,.4g} to {self.published[1]:,.4g}, against {self.beside}",
@@ -95,7 +95,7 @@ class Analogue:
 
 
 def chosen_analogues(analogues: Sequence[Analogue], figures: Sequence[Figure]) -> tuple[Analogue, ...]:
-    """Those that stand beside one of these figures."""
+    """The analogues that stand beside one of these figures."""
     ids = {figure.figure_id for figure in figures}
     return tuple(analogue for analogue in analogues if ids.intersection(analogue.figures))
 

@@ -31,8 +31,8 @@ Measures = Mapping[str, Callable[..., Mapping[str, float]]]
 def read_analogues(
     figures: tuple[Figure, ...], measures: Measures, file: Path = ANALOGUES, *, readers: Measures = READERS
 ) -> tuple[Analogue, ...]:
-    """In the order of the file. figures: with the claims that checks name. measures: of live runs; readers: of results
-    of other benchmarks. BadSettings names what is wrong.
+    """The analogues in the order of the file. figures: with the claims that checks name. measures: of live runs;
+    readers: of results of other benchmarks. BadSettings names what is wrong.
     """
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))

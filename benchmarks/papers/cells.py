@@ -7,7 +7,7 @@ from benchmarks.papers.verdicts import Measurement
 
 
 def number_text(found: Measurement | None) -> str:
-    """With the least and the greatest where they differ; "" for none."""
+    """The number, with the least and the greatest where they differ; "" for none."""
     if found is None:
         return ""
     spread = f" ({found.least:,.3g} to {found.most:,.3g})" if found.most > found.least else ""

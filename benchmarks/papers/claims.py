@@ -14,7 +14,7 @@ CLAIMS = Path(__file__).with_name("claims.toml")
 
 
 class ReadFrom(StrEnum):
-    """Where a value was read."""
+    """The source from which a value was read."""
 
     TEXT = "text"
     TABLE = "table"
@@ -24,7 +24,7 @@ class ReadFrom(StrEnum):
 
 
 class Better(StrEnum):
-    """Which numbers are better."""
+    """The numbers that are better: higher ones, lower ones or neither."""
 
     HIGHER = "higher"
     LOWER = "lower"

@@ -165,7 +165,7 @@ def _claim(figure: Table, own: Table) -> Claim:
 
 
 def _why_it_cannot_run(claim: Claim) -> list[str]:
-    """Without a list of what is missing a claim must be complete."""
+    """The problems of a claim that has no list of what is missing, and so must be complete."""
     known = QUANTITIES.get(claim.quantity)
     has_one_tolerance = (claim.tolerance is None) != (claim.relative_tolerance is None)
     is_alone = claim.form is Form.VALUE

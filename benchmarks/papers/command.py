@@ -160,5 +160,5 @@ def _analogue_section(
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
-    """Without the runs that have not begun."""
+    """End the pool without the runs that have not begun."""
     pool.shutdown(wait=False, cancel_futures=True)

@@ -38,7 +38,7 @@ class Inputs:
 
     @property
     def in_words(self) -> str:
-        """As options of the command, with a space behind each."""
+        """The inputs as options of the command, with a space behind each."""
         given = {"--traces": self.traces, "--throughputs": self.throughputs}
         return "".join(f"{option} {shlex.quote(str(path))} " for option, path in given.items() if path is not None)
 
@@ -65,7 +65,7 @@ class Inputs:
         return len(self.workload(replace(jobs, best_effort_share=None)).jobs) if jobs.trace else jobs.num_jobs
 
     def digest(self) -> str:
-        """Of all files and settings that results depend on."""
+        """The digest of all files and settings that results depend on."""
         traces = csv_files(self.traces) if self.traces is not None else []
         files = [*csv_files(self.throughputs or bundled_throughputs()), *traces]
         return _digest(files, begin=repr(self.generator) + code_digest())
@@ -81,7 +81,7 @@ def csv_files(folder: Path) -> list[Path]:
 
 @cache
 def code_digest() -> str:
-    """Of the code that simulations and live runs execute."""
+    """The digest of the code that simulations and live runs execute."""
     files = (file for package in _CODE for file in sorted((_REPOSITORY / package).rglob("*.py")))
     return _digest(files, begin="")
 

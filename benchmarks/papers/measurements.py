@@ -1,4 +1,4 @@
-"""From the numbers of runs to the measurement of a claim, and what is missing where there is none."""
+"""The measurement of a claim from the numbers of runs, and what is missing where there is none."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ NumbersOf = Callable[[Run], Numbers | None]  # None: not run yet
 
 
 def measured(claim: Claim, numbers_of: NumbersOf) -> Measurement | None:
-    """None if a run is missing, or a number is undefined in one of them."""
+    """The measurement; None if a run is missing, or a number is undefined in one of them."""
     pairs = runs_of(claim)
     values = [
         (_number(numbers_of(run), claim), _number(numbers_of(other), claim) if other else 1.0) for run, other in pairs

@@ -60,14 +60,17 @@ def run_numbers(result: Result) -> Numbers:
 
 
 def share_with_time_enough(workload: Workload) -> float | None:
-    """Of the jobs with a hard deadline: a scheduler that never widens a job can meet no others."""
+    """The share of the jobs with a hard deadline whose deadline is their duration away or more.
+
+    A scheduler that never widens a job can meet no others.
+    """
     dated = [job for job in workload.jobs if job.job_class is JobClass.SLO and job.deadline_s is not None]
     enough = sum(job.deadline_s - job.submitted_at_s >= job.duration_s for job in dated if job.deadline_s is not None)
     return enough / len(dated) if dated else None
 
 
 def part_of_linear_scaling(tables: Throughputs, model: str, batch_size: int, num_gpus: int) -> float | None:
-    """None if the tables lack the model, the batch size or a number of GPUs."""
+    """The part of linear scaling; None if the tables lack the model, the batch size or a number of GPUs."""
     if batch_size not in tables.batch_sizes(model):
         return None
     curve = tables.curve(model, batch_size)

@@ -14,7 +14,7 @@ NONE_KNOWN = "No reason is known."
 
 
 def read_reasons(figures: Sequence[Figure], analogues: Sequence[Analogue], file: Path = REASONS) -> Mapping[str, str]:
-    """By the id of a figure, a claim, or a check of an analogue; BadSettings for an id that does not exist."""
+    """Reasons by the id of a figure, a claim, or a check of an analogue; BadSettings for an id that does not exist."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -96,7 +96,10 @@ READERS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, float]]] = {
 
 
 def recorded_result(analogue: Analogue, folder: Path) -> Mapping[str, Any] | None:
-    """As of a measured part; None if the file, or the part in it, is missing. Raises BadSettings if it is unusable."""
+    """The result as of a measured part; None if the file, or the part in it, is missing.
+
+    Raises BadSettings if it is unusable.
+    """
     file = folder / analogue.recorded
     if not file.is_file():
         return None

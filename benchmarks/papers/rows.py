@@ -29,7 +29,7 @@ class Row:
     command: str  # for its figure alone
 
     def as_object(self) -> dict[str, object]:
-        """For JSON."""
+        """The row as an object for JSON."""
         return {**asdict(self), "claim": self.claim.claim_id, "about": asdict(self.claim)}
 
 

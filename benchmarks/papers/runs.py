@@ -50,7 +50,7 @@ Pair = tuple[Run, Run | None]
 
 
 def runs_of(claim: Claim) -> tuple[Pair, ...]:
-    """For each trace or seed the run, and the one that it is compared with; none if no jobs are needed."""
+    """The run of each trace or seed, and the one that it is compared with; none if no jobs are needed."""
     setup = claim.setup
     if setup is None or claim.needs:
         return ()

@@ -39,13 +39,13 @@ class Store:
         write_json(self._folder / f"{run.run_id}.json", result)
 
     def numbers(self, run: Run) -> Mapping[str, float | None] | None:
-        """None if it was not run yet."""
+        """The numbers of a run; None if it was not run yet."""
         result = self._known.get(run.run_id)
         return None if result is None else result["numbers"]
 
     @property
     def cpu_s(self) -> float:
-        """Of all runs together."""
+        """The CPU time of all runs together."""
         return sum(result["cpu_s"] for result in self._known.values())
 
 

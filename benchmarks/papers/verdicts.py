@@ -10,7 +10,7 @@ LEAST_CHANGE = 0.01  # a quotient or a reduction that is nearer to no change has
 
 
 class Verdict(StrEnum):
-    """In the order of reports: what was not reached comes first."""
+    """The verdicts in the order of reports: what was not reached comes first."""
 
     DIFFERS = "differs"
     HOLDS = "holds"
@@ -39,7 +39,7 @@ class Measurement:
 
 
 def verdict(claim: Claim, measurement: Measurement | None) -> Verdict:
-    """None: it was not run. No value: a trace that no paper has.
+    """The verdict on a claim. measurement: None if it was not run. No value: a trace that no paper has.
 
     Reproduced: within the tolerance. Better: beyond it in the better direction, for the paper's own system. Holds: the
     direction of a quotient or a reduction, or the order among those claims of the figure whose published values differ

@@ -34,7 +34,7 @@ _TEMPLATE = submissions(1)[0]
 
 
 def _cancellation(job_id: str) -> Command:
-    """Of an unknown job: the cheapest command."""
+    """The cancellation of an unknown job: the cheapest command."""
     return CancelJob(job_id=job_id, tenant="flood")
 
 
@@ -87,7 +87,7 @@ def _percentiles(waits_s: list[float]) -> dict[str, float]:
 
 @contextmanager
 def _flood(url: str, pool: str, kind: str) -> Iterator[None]:
-    """In a process of its own."""
+    """Flood the pool from a process of its own."""
     environment = os.environ | {"FLOOD_URL": url, "FLOOD_POOL": pool, "FLOOD_KIND": kind}
     flood = subprocess.Popen([sys.executable, "-m", "benchmarks.pipeline.commands"], env=environment)
     try:

@@ -49,7 +49,7 @@ async def measure_epochs(cluster: Cluster, *, num_events: int, num_epochs: int) 
 
 
 async def _memory_mib(cluster: Cluster, pool: str) -> float:
-    """Of an allocator that has caught up."""
+    """The memory of an allocator that has caught up."""
     await cluster.start("allocator", pool)
     (process,) = cluster.processes.values()
     used_bytes = psutil.Process(process.pid).memory_info().rss

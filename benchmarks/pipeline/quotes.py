@@ -67,7 +67,7 @@ async def _quote_waits_s(bus: NatsBus, seconds: float) -> list[float]:
 
 
 async def decision_waits_s(bus: NatsBus, pool: str, seconds: float, prefix: str) -> list[float]:
-    """Of a tenant that submits four jobs a second."""
+    """The waits for decisions of a tenant that submits four jobs a second."""
     loop, sent_s, waits_s = asyncio.get_running_loop(), dict[str, float](), list[float]()
     commands = submissions(int(seconds / SUBMIT_EVERY_S), prefix=prefix, longest_s=10.0)
     first = await bus.last_sequence(pool)
@@ -98,7 +98,7 @@ async def decision_waits_s(bus: NatsBus, pool: str, seconds: float, prefix: str)
 
 @contextmanager
 def _flood(url: str) -> Iterator[None]:
-    """In a process of its own."""
+    """Flood the pool from a process of its own."""
     flood = subprocess.Popen([sys.executable, "-m", "benchmarks.pipeline.quotes"], env=os.environ | {"FLOOD_URL": url})
     try:
         yield

@@ -159,7 +159,7 @@ def _without_node(state: PoolState, node_id: str) -> PoolState:
 
 
 def _share_in_pieces(state: PoolState) -> float:
-    """Of the jobs on several GPUs, how many lie further apart than they need to."""
+    """The share of the jobs on several GPUs that lie further apart than they need to."""
     last = LastPositions(pool_topology(state))
     held = {job_id: job.gpus for job_id, job in state.live_jobs.items() if len(job.gpus) > 1}
     return sum(any_spread(last, {job_id: gpus}) for job_id, gpus in held.items()) / max(len(held), 1)

@@ -121,7 +121,7 @@ def _recorded(commit: str, of_part: Sequence[Compared]) -> Recorded:
 
 
 def as_object(each: Compared) -> Measured:
-    """For JSON."""
+    """The comparison as an object for JSON."""
     return {
         **(as_json(each.measured) if each.measured else {}),
         "recorded": each.recorded.ratio if each.recorded else None,

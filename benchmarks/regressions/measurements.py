@@ -160,7 +160,7 @@ def _with_free_gpus(known: Throughputs) -> dict[str, float]:
 
 
 def _simulations(repeats: int) -> Iterator[Beside]:
-    """With all certificates checked."""
+    """Simulations with all certificates checked."""
     warm_up()
     known = read_throughputs(bundled_throughputs())
     bundled = [

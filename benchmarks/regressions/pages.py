@@ -27,7 +27,7 @@ class BadPage(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Of a page, or of a part of it. part: "" if it is the whole page."""
+    """The measurement of a page, or of a part of it. part: "" if it is the whole page."""
 
     page: str
     part: str
@@ -52,7 +52,7 @@ def result_pages() -> list[Path]:
 
 
 def measurements(page: Path) -> list[Measurement]:
-    """From the list below the title, without what is history. Raises BadPage."""
+    """The measurements from the list below the title, without what is history. Raises BadPage."""
     _title, _, *rest = page.read_text().splitlines()
     lines = list(takewhile(bool, rest))
     current = [line for line in lines if not _RECORDED.fullmatch(line)]
@@ -86,7 +86,7 @@ def all_changes() -> list[Change] | None:
 
 
 def current_commit() -> str:
-    """With -dirty if files have changed; "unknown" without git."""
+    """The current commit, with -dirty if files have changed; "unknown" without git."""
     return (_git("describe", "--always", "--dirty", "--abbrev=8", "--exclude=*") or "unknown").strip()
 
 

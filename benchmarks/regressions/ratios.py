@@ -21,7 +21,7 @@ class Beside(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Of the repeats: the median ratio of ours to the peer, the least and the greatest; median seconds of both."""
+    """The median ratio of ours to the peer over the repeats, the least and the greatest; median seconds of both."""
 
     ratio: float
     least: float
@@ -54,12 +54,12 @@ def ratios_of(repeats: Iterable[Beside]) -> dict[str, Ratio]:
 
 
 def lower(first: Ratios, second: Ratios) -> dict[str, Ratio]:
-    """Of two runs of a part: other work makes a ratio greater, and rarely does so twice."""
+    """The lower ratios of two runs of a part: other work makes a ratio greater, and rarely does so twice."""
     return {what: min(first[what], second[what], key=lambda ratio: ratio.ratio) for what in first}
 
 
 class Verdict(StrEnum):
-    """Of a ratio beside its recorded one."""
+    """The verdict on a ratio beside its recorded one."""
 
     AS_RECORDED = "as recorded"
     WORSE = "worse"
@@ -93,7 +93,7 @@ class Compared(NamedTuple):
 
 
 def compared(measured: Ratios, recorded: Ratios) -> Iterator[Compared]:
-    """Of one part: what was measured, then what only the record has."""
+    """The comparisons of one part: what was measured, then what only the record has."""
     for what in dict.fromkeys((*measured, *recorded)):
         yield Compared(what, measured.get(what), recorded.get(what))
 
@@ -118,13 +118,13 @@ class Recorded:
 
 
 def as_json(ratio: Ratio) -> dict[str, float]:
-    """With four digits: more would only be noise."""
+    """The ratio with four digits: more would only be noise."""
     names = ("ratio", "least", "greatest", "ours_s", "peer_s")
     return {name: float(f"{getattr(ratio, name):.4g}") for name in names}
 
 
 def read_recorded(file: Path) -> dict[str, Recorded]:
-    """By part; empty if nothing was recorded yet."""
+    """The recorded ratios by part; empty if nothing was recorded yet."""
     if not file.exists():
         return {}
     return {part: Recorded.from_json(known) for part, known in json.loads(file.read_text()).items()}

@@ -24,7 +24,7 @@ SEED, ARRIVALS_SEED = 1, 2
 
 
 def loaded_simulation(recipe: Recipe, known: Throughputs, num_live: int) -> Simulation:
-    """On GPUs that are equal; see `loaded`."""
+    """A simulation on GPUs that are equal; see `loaded`."""
     workload = generate(recipe, known, SEED, "generated load")
     return loaded(SimulatedRun(workload=workload, cluster=cluster_of(recipe.cluster_gpus)), num_live)
 
@@ -59,9 +59,10 @@ def submitted(job: TraceJob, at_s: float) -> TraceJob:
 
 
 def all_reported(state: PoolState, now_s: float, *, whole: bool = False) -> PoolState:
-    """After a report of every job that trains: no job is as it was, as a live pool sees it every few seconds.
+    """The state after a report of every job that trains.
 
-    whole: reports round down to whole iterations, so that every job is a little behind its plan.
+    No job is as it was, as a live pool sees it every few seconds. whole: reports round down to whole iterations, so
+    that every job is a little behind its plan.
     """
     curves = KnownCurves()  # as a pool knows them: new curves for each job would cost more than a decision
     for job in state.live_jobs.values():
@@ -71,7 +72,7 @@ def all_reported(state: PoolState, now_s: float, *, whole: bool = False) -> Pool
 
 
 def one_ended(state: PoolState, now_s: float) -> PoolState:
-    """After the end of the job that is nearest to its own."""
+    """The state after the end of the job that is nearest to its own."""
     training = [job for job in state.live_jobs.values() if job.training]
     job = min(training, key=lambda job: (spec_of(job).max_iterations - job.iteration, job.job_id))
     iterations = spec_of(job).max_iterations
@@ -100,7 +101,7 @@ def decided(state: PoolState, service: str, events: tuple[PlanEvent, ...], now_s
 
 
 def ends_announced(state: PoolState, num_nodes: int, now_s: float) -> PoolState:
-    """After the first of these nodes has announced its end in one hour, the second in two, and so on."""
+    """The state after the first of these nodes has announced its end in one hour, the second in two, and so on."""
     ends = [
         NodeEndAnnounced(
             node_id=node.node_id, incarnation=node.incarnation, until_s=now_s + HOUR_S * (number + 1), at_s=now_s

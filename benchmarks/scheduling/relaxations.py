@@ -54,7 +54,7 @@ class _Instants:
 
 
 def measure_relaxations(known: Throughputs, count: int, num_jobs: int) -> dict[str, Any]:
-    """Of `count` requests in each pool of `num_jobs` jobs, those that need other jobs to move."""
+    """Measure the requests that need other jobs to move, of `count` in each pool of `num_jobs` jobs."""
     return {
         "num_gpus": list(SIZES),
         "jobs": num_jobs,

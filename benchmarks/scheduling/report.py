@@ -62,7 +62,7 @@ def _quality_row(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _gaps(rows: list[dict[str, Any]]) -> Sheet:
-    """Of each policy: what is missing to the bound, and what it cost."""
+    """The gap of each policy: what is missing to the bound, and what it cost."""
     policies = tuple(rows[0]["ours"])
     return Sheet(
         title="The gap to the bound: won by another policy / by hindsight alone / by no known schedule",
@@ -91,7 +91,7 @@ def _gap_row(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _together(numbers: Iterable[float | None]) -> str:
-    """In one cell; what was not measured is left open."""
+    """The numbers in one cell; what was not measured is left open."""
     return " / ".join("-" if number is None else f"{number:,.0f}" for number in numbers)
 
 

@@ -54,6 +54,6 @@ class Results:
 
 
 def _cpu_s() -> float:
-    """Of this process and of those that it has waited for."""
+    """The CPU time of this process and of those that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)

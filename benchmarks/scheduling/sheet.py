@@ -14,7 +14,7 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
 
     def rich(self) -> Table:
-        """For a terminal."""
+        """The table for a terminal."""
         table = Table(title=self.title)
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="left" if number == 0 else "right")

@@ -36,7 +36,7 @@ def children_cpu_s() -> float:
 
 
 def spreads(times: Mapping[str, Iterable[Took]]) -> dict[str, dict[str, dict[str, float]]]:
-    """By CPU and by the wall, for each kind of call."""
+    """The spreads of CPU time and of wall time, for each kind of call."""
     return {
         "cpu_ms": {what: spread_ms([took.cpu_s for took in tooks]) for what, tooks in times.items()},
         "wall_ms": {what: spread_ms([took.wall_s for took in tooks]) for what, tooks in times.items()},

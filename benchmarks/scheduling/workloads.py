@@ -58,7 +58,7 @@ class Case:
 
 
 def tables(throughputs: Path | None) -> Throughputs:
-    """Of a folder; of the published ones if they are there, else of the bundled ones."""
+    """The tables of a folder; without one, the published ones if they are there, else the bundled ones."""
     if throughputs is None:
         throughputs = _FOUND_THROUGHPUTS if _FOUND_THROUGHPUTS.is_dir() else bundled_throughputs()
     return read_throughputs(throughputs)

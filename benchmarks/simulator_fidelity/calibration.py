@@ -53,7 +53,7 @@ class Calibration:
         return None if found is None else found / self.rates[CONTROL][1] - 1.0
 
     def simulated(self, jobs: tuple[Arrival, ...]) -> Outcomes:
-        """With the simulator's own decisions, under the settings of the live pool."""
+        """The outcomes with the simulator's own decisions, under the settings of the live pool."""
         simulation = Simulation(
             workload(jobs, self.rates),
             CLUSTER,

@@ -86,7 +86,7 @@ def _gpu_seconds(placements: list[TimedPlacement], finished_s: float | None) -> 
 
 
 def simulated_outcomes(result: Result) -> Outcomes:
-    """Of all jobs of a simulation."""
+    """The outcomes of all jobs of a simulation."""
     return {
         fate.job.job_id: Outcome(
             submitted_s=fate.job.submitted_at_s,

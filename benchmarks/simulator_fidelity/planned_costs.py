@@ -65,7 +65,7 @@ def _speeds(sigma: float | None, seeds: int) -> list[_Speeds]:
 
 
 def _measured(case: Case, factor: int, speeds: _Speeds) -> Measured:
-    """Of each budget: jobs admitted, and admitted jobs that met their deadline or were late."""
+    """The jobs admitted with each budget, and the admitted jobs that met their deadline or were late."""
     confidence, noise = speeds
     cost = _scaled(reference_cost(case.published_gpus), factor)
     changes = _changes(cost)

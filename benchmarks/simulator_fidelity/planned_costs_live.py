@@ -86,7 +86,7 @@ def main(
 
 
 def _measured(run: Run, undisturbed: Calibration, folder: Path, resume: bool) -> Measured:
-    """Of the jobs with a deadline: how many were admitted, and how many of these were late. Nothing of a void run."""
+    """The number of jobs with a deadline that were admitted, and of these that were late. Nothing of a void run."""
     asked, ledger = tight_arrivals(run.seed, run.jobs), folder / f"{run.name}.eflow"
     run_unless_kept(asked, ledger, resume=resume, config=run.config)
     messages = read_messages(ledger)

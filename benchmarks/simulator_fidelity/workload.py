@@ -61,7 +61,7 @@ class Arrival:
         return JobClass.BEST_EFFORT if self.deadline_in_s is None else JobClass.SLO
 
     def spec(self) -> JobSpec:
-        """For the live pool."""
+        """The specification for the live pool."""
         return JobSpec(
             training_function="tests.support.user_code.tiny_jobs:Steps",
             model_name=self.model_name,
@@ -75,7 +75,7 @@ class Arrival:
         )
 
     def trace_job(self, rates: Mapping[int, float]) -> TraceJob:
-        """For the simulator. rates: iterations/s by number of slots."""
+        """The job for the simulator. rates: iterations/s by number of slots."""
         levels = [num for num in LEVELS if self.min_gpus <= num <= (self.max_gpus or num)]
         return TraceJob(
             job_id=self.job_id,

@@ -19,7 +19,7 @@ def elastic(
     virtual_nodes: int = 0,
     on_step: OnStep | None = None,
 ) -> ElasticLoader:
-    """As `elasticflow.elastic`, for prepared objects. Call it after `accelerator.prepare`.
+    """Do what `elasticflow.elastic` does, for prepared objects. Call it after `accelerator.prepare`.
 
         model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
         loader = elastic(accelerator, loader, model, optimizer, schedule)

@@ -103,7 +103,7 @@ class _TrainedJob:
 
     @cached_property
     def epochs(self) -> Any:
-        """Of the training data. The trainer may ask before its optimizers are made."""
+        """The epochs of the training data. The trainer may ask before its optimizers are made."""
         if self.loader is None:
             self.trainer.fit_loop.setup_data()
         return self._worker.epochs_of(self.loader)
@@ -157,7 +157,7 @@ class _TrainedJob:
 
 
 class _JobLoader:
-    """In place of the trainer's loader for training."""
+    """Stands in place of the trainer's loader for training."""
 
     def __init__(self, job: _TrainedJob, loader: Any) -> None:
         self._job = job
@@ -170,7 +170,7 @@ class _JobLoader:
         self._job.trainer.should_stop |= self._job.steps.has_ended
 
     def __len__(self) -> int:
-        """Without one, the trainer would fetch a step before the present one is computed."""
+        """A length that never ends: without one, the trainer would fetch a step before the present one is computed."""
         return sys.maxsize
 
     def __getattr__(self, name: str) -> Any:

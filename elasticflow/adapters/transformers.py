@@ -81,7 +81,7 @@ class _ElasticLoop:
         return (sys.maxsize, sys.maxsize, *more)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """For the steps that the job takes, of those that the trainer plans."""
+        """Create the scheduler for the steps that the job takes, of those that the trainer plans."""
         steps = min(num_training_steps, self.elastic_worker.length.max_iterations or num_training_steps)
         if steps < num_training_steps:
             logging.getLogger(__name__).warning(
@@ -111,7 +111,7 @@ class _ElasticLoop:
 
 
 class _JobLoader:
-    """In place of the trainer's loader. steps: of the job, once the training has begun."""
+    """Stands in place of the trainer's loader. steps: of the job, once the training has begun."""
 
     steps: Any
 
@@ -141,7 +141,7 @@ def _callback_of(trainer: Any, attach: Callable[..., Any]) -> Any:
             state.global_step = trainer._initial_global_step = trainer._globalstep_last_logged = self._steps.iteration
 
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-            """Before the trainer's own callback, which compares the step with the last one."""
+            """Set the counters before the trainer's own callback, which compares the step with the last one."""
             state.global_step, state.epoch = self._steps.iteration, self._steps.epochs_done
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:

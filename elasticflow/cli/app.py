@@ -71,7 +71,7 @@ _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function 
 
 
 class Commands(Mapping[str, Any]):
-    """By name, each imported when it is asked for."""
+    """The commands by name, each imported when it is asked for."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}

@@ -163,7 +163,7 @@ class ClassName(StrEnum):
 
 
 def class_named(text: str) -> ClassName:
-    """Also as tables, JSON and the SDK print it: best_effort."""
+    """The class of this name, also as tables, JSON and the SDK print it: best_effort."""
     name = text.lower().replace("_", "-").replace(" ", "-")
     if name not in list(ClassName):
         near = did_you_mean(name, ClassName)

@@ -157,7 +157,7 @@ def show_end(job: Job) -> None:
 
 
 def show_last_lines(text: str) -> None:
-    """Of a failed worker's log, or of its traceback; nothing if there is neither."""
+    """Show the last lines of a failed worker's log, or of its traceback; nothing if there is neither."""
     for line in text.rstrip().splitlines()[-MAX_LAST_LINES:]:
         say_line(f"  | {line}")
 

@@ -1,4 +1,4 @@
-"""Which errors a user expects of a command, what is printed of them, and with which code it exits."""
+"""The errors that a user expects of a command, what is printed of them, and the code with which it exits."""
 
 import os
 from typing import Any

@@ -181,7 +181,7 @@ def _is_list_of_words(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """As TOML has it."""
+    """The value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     return "a table" if isinstance(value, dict) else f"{value!r:.80}"

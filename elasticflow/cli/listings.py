@@ -169,7 +169,7 @@ def nodes(
 
 
 def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
-    """With columns of GPU types, GPU memory, padding loads and announced ends, where any node has a value."""
+    """The table of nodes, with GPU types, GPU memory, isolation, padding loads and announced ends where any has one."""
     has_value = {
         _TYPE: any(view.gpu_type for view in views),
         _MEMORY: any(view.gpu_memory_bytes for view in views),
@@ -308,7 +308,7 @@ def loads_table(views: tuple[LoadView, ...], now_s: float) -> Table:
 
 
 def starving_lines(views: tuple[LoadView, ...]) -> list[str]:
-    """For each load whose tasks fit no idle window, what to do."""
+    """What to do for each load whose tasks fit no idle window."""
     return [
         f"{view.load_id} starves: a task takes {duration_in_words(view.task_s + view.overhead_s)}, and the longest "
         f"idle window lasted {duration_in_words(view.longest_window_s)}; `eflow suits` names a length that would fit"

@@ -122,7 +122,7 @@ def _show_split(split: SplitView) -> None:
 
 
 def _in_words(counts: Iterable[int]) -> str:
-    """As "7 + 3 x 6"."""
+    """The counts in words, such as "7 + 3 x 6"."""
     groups = [(count, len(list(same))) for count, same in groupby(counts)]
     return " + ".join(f"{count}" if number == 1 else f"{number} x {count}" for count, number in groups)
 

@@ -154,7 +154,7 @@ def show_answers(members: Sequence[Member], answers: Sequence[Answer], ended: di
 def answers_as_json(
     members: Sequence[Member], answers: Sequence[Answer], ended: dict[str, Job]
 ) -> list[dict[str, Any]]:
-    """As of a single submission, each with its hyperparameters."""
+    """The answers as those of single submissions, each with its hyperparameters."""
     return [_as_json(member, answer, ended) for member, answer in zip(members, answers, strict=True)]
 
 

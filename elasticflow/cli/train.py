@@ -110,7 +110,7 @@ def train(
 
 
 def _progress_bar(*, disable: bool) -> Progress:
-    """On a terminal only, while the command runs."""
+    """A progress bar, shown on a terminal only, while the command runs."""
     columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
     terminal = console()
     return Progress(*columns, console=terminal, transient=True, disable=disable or not terminal.is_terminal)

@@ -188,7 +188,7 @@ def change_line(view: JobView, now_s: float) -> str:
 
 
 def load_changes(seen: dict[str, tuple[object, ...]], views: tuple[LoadView, ...], now_s: float) -> Iterator[str]:
-    """As `changes`, for padding loads: "18:03:01  fold-91b0c4  sealed  120/300 tasks"."""
+    """Yield what `changes` yields, for padding loads: "18:03:01  fold-91b0c4  sealed  120/300 tasks"."""
     for view in views:
         mark = (view.phase, int(view.progress * _STEPS))
         if seen.get(view.load_id) != mark:

@@ -48,9 +48,9 @@ class ArtifactReader(CommandRequests):
     """Finds and downloads the artifacts of jobs."""
 
     async def artifacts(self, job_id: str, *, timeout: Duration = STORED_TIMEOUT_S) -> StoredArtifacts:
-        """Of an ended job; or of one that trains, with its model as it is now: the workers write a checkpoint first.
+        """The artifacts of an ended job; or of one that trains, with its model as it is now.
 
-        Raises UnknownJob, NothingStored, NotStoredYet, Undecided.
+        The workers of the latter write a checkpoint first. Raises UnknownJob, NothingStored, NotStoredYet, Undecided.
         """
         timeout_s = seconds_of(timeout)
         job = await self.job(job_id)

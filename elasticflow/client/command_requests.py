@@ -92,7 +92,7 @@ class PoolReader:
         return self.ledger.entries(after_sequence=after_sequence, up_to=up_to)
 
     async def last_sequence(self) -> int:
-        """Of the ledger. Raises OperatorsOnly."""
+        """The last sequence of the ledger. Raises OperatorsOnly."""
         return await self.ledger.last_sequence()
 
     async def state(self) -> PoolState:
@@ -119,7 +119,7 @@ class PoolReader:
         return history
 
     async def known_history(self, name: str) -> tuple[HistoryEntry, ...]:
-        """As `history`. Raises UnknownJob, with close names."""
+        """Return what `history` returns. Raises UnknownJob, with close names, if it is empty."""
         if not (history := await self.history(name)):
             raise UnknownJob(name, f"pool {self._pool}", (await self.state()).names)
         return history
@@ -268,7 +268,7 @@ class CommandRequests(PoolReader):
 
 
 def fresh_message_id(command: Command) -> str:
-    """Of the message with this command, on the bus and in its envelope."""
+    """A new id of the message with this command, on the bus and in its envelope."""
     return f"{type(command).__name__}-{fresh_id()}"
 
 

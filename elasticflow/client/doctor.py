@@ -111,7 +111,7 @@ _FIELDS_BEFORE_VALIDITY = 3  # serial number, signature algorithm, issuer
 
 
 def ends_of_validity(file: Path) -> list[datetime]:
-    """In the order of the certificates. Raises OSError, ValueError."""
+    """The ends of validity, in the order of the certificates. Raises OSError, ValueError."""
     return [_end_of_validity(ssl.PEM_cert_to_DER_cert(pem.decode())) for pem in _PEM.findall(file.read_bytes())]
 
 
@@ -275,7 +275,7 @@ def _findings(check: str, problems: Iterable[str | None]) -> tuple[Finding, ...]
 
 
 def _secret_problems(endpoint: Endpoint, environment: Mapping[str, str]) -> Iterable[str]:
-    """Of the files that `eflow up` has written, and of an executor with this environment."""
+    """Problems of the files that `eflow up` has written, and of the secret of an executor with this environment."""
     files = {file} if (file := workers_secret_file(environment)) else set[Path]()
     if endpoint.data_dir is not None:
         files |= {endpoint.data_dir / name for name in ("nats/token", "run.json", FILE_NAME)}
@@ -290,7 +290,10 @@ def _encryption_problems(endpoint: Endpoint, access: NatsAccess) -> Iterable[str
 
 
 def _certificate_problems(access: NatsAccess, clock: Clock) -> Iterable[str]:
-    """Of an authority the last one counts: a file may hold the next one already; of this client, its own one."""
+    """Certificates that expire soon. Of the authority's file the last end counts, since it may hold the next one.
+
+    Of the client's file its own certificate counts.
+    """
     used: tuple[tuple[str, Path | None, Callable[[list[datetime]], datetime]], ...] = (
         ("EF_NATS_CA", access.ca, max),
         ("EF_NATS_CERT", access.certificate, lambda ends: ends[0]),
@@ -319,7 +322,7 @@ def _executor_findings(environment: Mapping[str, str], access: NatsAccess) -> tu
 
 
 def _isolation_problems(environment: Mapping[str, str], access: NatsAccess) -> Iterable[str]:
-    """Of an executor with this environment."""
+    """Problems of the isolation of jobs by an executor with this environment."""
     has_key = access.credentials is not None and "EF_NODE_ID" in environment
     mode = environment.get("EF_ISOLATION") or ("auto" if has_key else "none")
     if mode != "none" and (problem := namespaces_problem()):

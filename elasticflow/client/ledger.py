@@ -96,7 +96,7 @@ def _needed(folder: Path, pool: str, began: EpochBegan, after_sequence: int) -> 
 
 
 def _digest_at(last: int, found: dict[tuple[int, str], Archive], pool: str, folder: Path) -> str:
-    """Of the file before; a changed name is found when the next file is read."""
+    """The digest of the file before. A changed name is found when the next file is read."""
     if last == 0:
         return ""
     digests = [digest for at, digest in found if at == last]
@@ -152,7 +152,7 @@ class LedgerView:
         return await with_retry(self._bus.last_sequence, self._pool)
 
     async def beginning(self) -> PoolState:
-        """Before the first message that can be read here: without archives, the state with which the epoch began."""
+        """The state before the first message that can be read here; without archives, that at the epoch's beginning."""
         return PoolState() if ARCHIVES in os.environ else await snapshot_store.beginning(self._bus, self._pool)
 
     async def loss(self) -> LedgerBroken | None:
@@ -297,7 +297,7 @@ def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:
 
 
 class ExportedLedger:
-    """Of a file that `eflow events export` wrote. Time stands at its last message. Raises NotAnExport."""
+    """The ledger in a file that `eflow events export` wrote. Time stands at its last message. Raises NotAnExport."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._entries = file, read_ledger(file)

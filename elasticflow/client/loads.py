@@ -87,7 +87,7 @@ class TaskFeed:
         return bool(self._tasks)
 
     async def next_bundle(self, most: int) -> TaskBundle | None:
-        """At most so many tasks; None after the last one, or if none is wanted.
+        """The next bundle, of at most `most` tasks; None after the last one, or if none is wanted.
 
         Raises what the inputs raise, TooLarge.
         """
@@ -266,7 +266,7 @@ class LoadRequests(CommandRequests):
         return client_id
 
     async def _hold_lease(self, load_id: str, client_id: str) -> None:
-        """Until cancelled: then release it."""
+        """Renew the lease until this is cancelled, then release it."""
         try:
             while True:
                 with contextlib.suppress(ElasticFlowError):  # the lease outlasts several attempts
@@ -424,7 +424,7 @@ class DetachedLoads(LoadRequests):
             await asyncio.wait({waiting, finishing})
 
     async def delete_stored_results(self, load_id: str) -> None:
-        """Of a load that has ended, with the files of large ones. A repeat has no effect."""
+        """Delete the results of a load that has ended, with the files of large ones. A repeat has no effect."""
         await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
         delete_result_files(load_id, self.endpoint.data_dir)
 

@@ -77,7 +77,7 @@ class TenantView:
         return (await with_retry(self._read_history, name))[1].decoded_events()
 
     async def new_events(self, name: str) -> AsyncGenerator[CausedEvent, None]:
-        """Those that are stored from now on, without end."""
+        """The events that are stored from now on, without end."""
         as_of, (_, history) = await self._read_as_of(), await with_retry(self._read_history, name)
         return self._events_after(name, max(as_of.sequence, history.sequence))
 
@@ -126,7 +126,7 @@ class TenantView:
                 await subscription.close()
 
     async def _read_state(self) -> tuple[object, PoolState]:
-        """With the revisions of what was read. `AsOf` first: the views hold at least up to there."""
+        """The state, with the revisions of what was read. `AsOf` is read first: the views hold at least up to there."""
         as_of = await self._read_as_of()
         pool, own = await asyncio.gather(
             self._value(streams.POOL_VIEW_KEY), self._value(streams.tenant_view_key(self._tenant))

@@ -72,7 +72,7 @@ class TrainingManager:
         return self._process.pid
 
     async def messages(self) -> AsyncIterator[FromWorker | FromManager]:
-        """Until the process ends."""
+        """The messages until the process ends."""
         frames = FrameReader[FromWorker | FromManager](*get_args(FromWorker), *get_args(FromManager))
         while data := await self._receive():
             try:
@@ -97,7 +97,10 @@ class TrainingManager:
             self._channel.close()
 
     async def _end_messages(self) -> None:
-        """After those that it has sent. Its processes that read data may survive it, and hold the channel open."""
+        """End the messages after those that it has sent.
+
+        Its processes that read data may survive it, and hold the channel open.
+        """
         await self._process.wait()
         self._channel.shutdown(socket.SHUT_RD)
 

@@ -33,7 +33,7 @@ def last_state(line: str) -> str:
 
 
 def log_folder(data_dir: Path | None, job: Job) -> Path | None:
-    """Of the job's workers; None if the data folder is elsewhere, or this job has not worked there."""
+    """The folder of the workers' logs; None if the data folder is elsewhere, or this job has not worked there."""
     if data_dir is None or not are_folders_of(data_dir, job.job_id, job.identity):
         return None
     return data_dir / "logs" / job.job_id
@@ -56,7 +56,7 @@ class LogReader:
 
     @property
     def ranks(self) -> set[int]:
-        """Of the workers with a log file now."""
+        """The ranks of the workers with a log file now."""
         return {rank for _, rank, _ in self._named()}
 
     @property
@@ -65,7 +65,7 @@ class LogReader:
         return not any(self._read_up_to.values())
 
     def new_lines(self, *, to_the_end: bool) -> Iterator[str]:
-        """By generation, then by rank: "g2-r0 | epoch 3 ...". to_the_end: include an unfinished last line."""
+        """New lines by generation, then by rank: "g2-r0 | epoch 3 ...". to_the_end: include an unfinished last line."""
         for path in self._files():
             moved = path.with_name(f"{path.name}.1")  # its beginning, on filesystems without holes (docs/adr/0073)
             lines = chain(
@@ -109,7 +109,7 @@ class LogReader:
         return [path for _, _, path in self._named()]
 
     def _named(self) -> list[tuple[int, int, Path]]:
-        """By generation and rank."""
+        """The files, sorted by generation and rank."""
         found: list[tuple[int, int, Path]] = []
         for path in self._folder.glob("*.log") if self._folder and self._folder.is_dir() else ():
             named = _NAME.fullmatch(path.name)
@@ -147,7 +147,7 @@ _AT_ONCE = 32  # nodes that are asked for the job
 
 @dataclass(slots=True)
 class _Place:
-    """Where the reader is in the chunks of one node. length: of the text that is read of this chunk."""
+    """The reader's position in the chunks of one node. length: of the text that is read of this chunk."""
 
     number: int
     newest: int
@@ -156,7 +156,7 @@ class _Place:
 
 
 class StoredLogs:
-    """Of one job; each call continues where the last one stopped. rank: None for all workers."""
+    """The stored logs of one job; each call continues where the last one stopped. rank: None for all workers."""
 
     def __init__(self, bus: Bus, pool: str, job: Job, rank: int | None) -> None:
         self._bus, self._bucket = bus, streams.log_bucket(pool)
@@ -178,7 +178,7 @@ class StoredLogs:
         return all(place.complete for place in self._places.values())
 
     async def new_lines(self, state: PoolState) -> AsyncIterator[str]:
-        """By node: "g2-r0 | epoch 3 ...". state: of the pool now. Raises NotPermitted, Unavailable."""
+        """New lines by node: "g2-r0 | epoch 3 ...". state: of the pool now. Raises NotPermitted, Unavailable."""
         self._job = state.job(self._job.job_id) or self._job
         self._node_ids |= {*self._job.nodes}
         node_ids = set(self._node_ids)

@@ -175,7 +175,7 @@ def _type_and_why(event: events.JobAdmitted, state: PoolState) -> str:
 
 
 def _unmeasured_types(event: events.JobAdmitted, state: PoolState) -> list[str]:
-    """Those that were not counted, although the job accepts them: no GPU could be lent, or its profiling run failed."""
+    """The accepted types that were not counted, because no GPU could be lent or the profiling run failed."""
     others = [each for each in large_enough_types(state, event.spec) if each != event.gpu_type]
     curves = {each: state.curves.get(spec_on(state, event.spec, each).profile_key) for each in others}
     return [type_name(state, each) for each, curve in curves.items() if curve is None or not curve.complete]
@@ -228,7 +228,7 @@ def _started(event: events.GenerationStarted, old: Job | None, new: Job) -> str:
 
 
 def _timeline_in_words(resize: ResizeTimeline) -> str:
-    """From the placement to the first step, as measured by rank 0."""
+    """The resize from the placement to the first step, as measured by rank 0."""
     moved = f", {resize.bytes_moved / 1e6:.1f} MB sent to each joining worker" if resize.bytes_moved else ""
     return (
         f"prepared in {duration_in_words(resize.prepare_s)} without a stop, "
@@ -319,7 +319,7 @@ def load_text(event: LoadEvent, load: Load | None) -> str:
 
 
 def _tasks(spec: LoadSpec) -> str:
-    """As "proteins:fold, tasks of 10.9 s with 2.8 s of overhead"."""
+    """The tasks in words, such as "proteins:fold, tasks of 10.9 s with 2.8 s of overhead"."""
     overhead = f" with {spec.overhead_s:g} s of overhead" if spec.overhead_s else ""
     start_stop = f", {spec.start_stop_s:g} s to start and end a runner" if spec.start_stop_s else ""
     gpu_type = f", on {spec.gpu_type}" if spec.gpu_type else ""

@@ -55,7 +55,7 @@ def other_offers(event: events.JobRejected) -> tuple[Offer, ...]:
 
 
 def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
-    """As "40 iterations, in batches of 64, by 15:04:14 (in 21.2s)"; the batch size only if it changes."""
+    """The offer as "40 iterations, in batches of 64, by 15:04:14 (in 21.2s)"; the batch size only if it changes."""
     other_batch = spec is None or offer.global_batch_size != spec.global_batch_size
     batches = f", in batches of {offer.global_batch_size}," if other_batch else ""
     return f"{offer.max_iterations} iterations{batches} by {moment_in_words(offer.deadline_s, now_s)}"
@@ -75,7 +75,7 @@ def artifacts_in_words(event: events.ArtifactsStored) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Without its middle if it is longer: names of one sweep differ at their ends."""
+    """The text, without its middle if it is longer: names of one sweep differ at their ends."""
     if len(text) <= width:
         return text
     head = (width - 1) * 2 // 5
@@ -83,7 +83,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def left_files_in_words(nodes: Sequence[str], storing: str) -> str:
-    """Of a job that trained on other nodes than the one that stores its files."""
+    """The files that a job left on other nodes than the one that stores its files."""
     return (
         f"files that it wrote on {', '.join(nodes)} stay there: only those in the data folder of {storing} are stored, "
         "which is another one"
@@ -91,14 +91,14 @@ def left_files_in_words(nodes: Sequence[str], storing: str) -> str:
 
 
 def end_in_words(event: events.NodeEndAnnounced) -> str:
-    """As "node-7 ends at 15:04:14 (in 2m 00s)"."""
+    """The announced end, such as "node-7 ends at 15:04:14 (in 2m 00s)"."""
     if event.until_s is None:
         return f"{event.node_id} stays: no end is known"
     return f"{event.node_id} ends at {moment_in_words(event.until_s, event.at_s)}"
 
 
 def bytes_in_words(count: int) -> str:
-    """As "1.2 MB"."""
+    """The number of bytes in words, such as "1.2 MB"."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
@@ -112,12 +112,12 @@ def gpus_counted(count: int, gpu_type: str = "") -> str:
 
 
 def gpus_by_type_in_words(num_gpus_by_type: Mapping[str, int]) -> str:
-    """As "8 H100-80GB-HBM3, 4 cpu-0.25"."""
+    """The counts in words, such as "8 H100-80GB-HBM3, 4 cpu-0.25"."""
     return ", ".join(f"{count} {gpu_type or 'of no named type'}" for gpu_type, count in num_gpus_by_type.items())
 
 
 def types_in_words(gpu_type: str, num_gpus: int, num_added_by_type: Mapping[str, int]) -> str:
-    """Of a job with `num_gpus` in all: as "V100", or "4 V100 + 2 P100" where GPUs of another type joined."""
+    """The types of a job with `num_gpus` in all: "V100", or "4 V100 + 2 P100" where GPUs of another type joined."""
     if not num_added_by_type:
         return gpu_type
     num_own = num_gpus - sum(num_added_by_type.values())
@@ -132,28 +132,28 @@ def gpus_of_types(num_gpus: int, gpu_type: str, num_added_by_type: Mapping[str, 
 
 
 def limits_in_words(limits: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:
-    """As "at least 4 GPUs until 15:04:14 (in 10m 00s)"."""
+    """The limits in words, such as "at least 4 GPUs until 15:04:14 (in 10m 00s)"."""
     ends = (("at least", limits.min_gpus), ("at most", limits.max_gpus))
     text = " and ".join(f"{word} {gpus_counted(count)}" for word, count in ends if count is not None)
     return text + ("" if limits.until_s is None else f" until {moment_in_words(limits.until_s, now_s)}")
 
 
 def schedule_in_words(schedule: ShareSchedule) -> str:
-    """As "2 GPUs for 1m 10s, then 1 GPU for 20.0s"."""
+    """The schedule in words, such as "2 GPUs for 1m 10s, then 1 GPU for 20.0s"."""
     steps = [f"{gpus_counted(s.num_gpus)} for {duration_in_words(s.end_s - s.start_s)}" for s in segments(schedule)]
     return ", then ".join(steps) or "nothing"
 
 
 def speeds_in_words(iterations_per_s: Mapping[int, float]) -> str:
-    """As "1.2/s on 1 GPU, 2.1/s on 2 GPUs"."""
+    """The speeds in words, such as "1.2/s on 1 GPU, 2.1/s on 2 GPUs"."""
     return ", ".join(f"{rate:.3g}/s on {gpus_counted(count)}" for count, rate in sorted(iterations_per_s.items()))
 
 
 def metrics_in_words(metrics: Mapping[str, float]) -> str:
-    """As ", accuracy 0.95, loss 0.12": the end of a sentence."""
+    """The end of a sentence, such as ", accuracy 0.95, loss 0.12"."""
     return "".join(f", {name} {value:.4g}" for name, value in metrics.items())
 
 
 def value_in_words(value: Scalar) -> str:
-    """As a command line has it."""
+    """The value as a command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

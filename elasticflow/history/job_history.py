@@ -241,7 +241,7 @@ class EventsInWords:
                 return ""
 
     def _tenant(self, event: Event, name: str, before: PoolState) -> str:
-        """Of a load that was never opened, the one that requested it."""
+        """The tenant of the job or load; of a load that was never opened, the one that requested it."""
         if isinstance(event, LoadEvent):
             load = self.state.loads.get(name) or before.loads.get(name)
             return getattr(event, "tenant", "") if load is None else load.tenant

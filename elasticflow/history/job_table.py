@@ -21,7 +21,7 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "cost",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """By which metric jobs are sorted, and whether its lowest value is the best."""
+    """The metric by which jobs are sorted, and whether its lowest value is the best."""
 
     metric: str
     lowest_first: bool
@@ -57,7 +57,7 @@ def ranked_sweep(views: Iterable[JobView], sweep: str, metric: str = "") -> Rank
 
 
 def ranking_of(views: Iterable[JobView], metric: str = "") -> Ranking | None:
-    """By the metric that ends the jobs; else by the metric that most of them report, the first by name.
+    """A ranking by the metric that ends the jobs; else by the metric that most of them report, the first by name.
 
     A metric of a termination condition says which end is better. For others the name decides: of a loss or an error
     the lowest value is the best.
@@ -77,7 +77,7 @@ def ranking_of(views: Iterable[JobView], metric: str = "") -> Ranking | None:
 
 
 def jobs_table(views: tuple[JobView, ...], now_s: float, *, all_columns: bool = False) -> Table:
-    """With columns of GPU types and of the values of a sweep, where any job has some."""
+    """The table of jobs, with columns of GPU types and of the values of a sweep, where any job has some."""
     has_value = {_TYPE_OF_JOB: any(view.gpu_type for view in views), _SWEPT: any(view.swept for view in views)}
     shown = (column for column in _COLUMNS if has_value.get(column, True))
     return table_of(shown, views, now_s, all_columns=all_columns)
@@ -95,7 +95,7 @@ def sweep_table(ranked: RankedSweep, now_s: float) -> Table:
 
 
 def swept_in_words(swept: Mapping[str, Scalar]) -> str:
-    """As "learning_rate 0.1, global_batch_size 32"."""
+    """The values in words, such as "learning_rate 0.1, global_batch_size 32"."""
     return ", ".join(f"{name} {value_in_words(value)}" for name, value in swept.items())
 
 
@@ -119,7 +119,7 @@ def _time(at_s: float | None, now_s: float) -> str:
 
 
 def _gpus(view: JobView) -> str:
-    """As "4", or "4 of 2..8" for a job with a range of GPUs."""
+    """The GPUs of the job, such as "4", or "4 of 2..8" for a job with a range of GPUs."""
     return f"{view.num_gpus or '-'}" + (f" of {view.gpu_range}" if view.gpu_range != ".." else "")
 
 

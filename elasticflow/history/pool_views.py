@@ -45,7 +45,7 @@ class LoadView:
 
     @property
     def progress(self) -> float:
-        """From 0 to 1; 0 while the number of tasks is unknown."""
+        """The progress from 0 to 1; 0 while the number of tasks is unknown."""
         if self.phase == LoadPhase.FINISHED:
             return 1.0  # also without tasks
         return self.num_results / self.num_tasks if self.num_tasks else 0.0
@@ -140,7 +140,7 @@ class JobView:
 
     @property
     def progress(self) -> float:
-        """From 0 to 1."""
+        """The progress from 0 to 1."""
         return self.iteration / self.max_iterations if self.max_iterations else 0.0
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class JobView:
         return f"{self.job_id} {self.activity}  {self.iteration}/{self.max_iterations} iterations{metrics}{said}"
 
     def _repr_html_(self) -> str:
-        """In a notebook: the row of `eflow jobs`, as of its end or decision, and what is said of a failure."""
+        """The row of `eflow jobs` for a notebook, as of its end or decision, and what is said of a failure."""
         from rich.text import Text
 
         from elasticflow.history.job_table import jobs_table  # it needs this module
@@ -256,7 +256,7 @@ def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[J
 
 
 def gpu_type_of(state: PoolState, job: Job) -> str:
-    """Of the GPUs on which it was admitted, where the pool has several types."""
+    """The type of the GPUs on which the job was admitted, where the pool has several types; else ""."""
     is_decided = job.phase not in (Phase.PROFILING, Phase.REJECTED) and len(state.gpu_types) > 1
     return type_name(state, job.spec.gpu_type) if is_decided and job.spec is not None else ""
 

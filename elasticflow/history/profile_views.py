@@ -91,21 +91,21 @@ class TypesView:
 
 
 class PredictedSteps(NamedTuple):
-    """Of a job that GPUs of other types have joined, and of its share alone."""
+    """The predicted steps of a job that GPUs of other types have joined, and of its share alone."""
 
     mixed_s: float
     alone_s: float
 
 
 def predicted_steps(state: PoolState, job: Job) -> PredictedSteps | None:
-    """None if no other GPUs have joined it, or if its profile does not know both steps."""
+    """The predicted steps; None if no other GPUs have joined the job, or if its profile does not know both steps."""
     mixed_s, curve = placed_step_s(state, job), state.curves.get(spec_of(job).profile_key)
     alone = curve.iterations_per_s.get(len(job.own_gpus)) if curve is not None else None
     return PredictedSteps(mixed_s, 1.0 / alone) if mixed_s is not None and alone else None
 
 
 def types_view(state: PoolState, spec: JobSpec, num_gpus_by_type: Mapping[str, int] | None = None) -> TypesView:
-    """Of a submitted spec. num_gpus_by_type: over which to split; None: all live GPUs.
+    """The view of a submitted spec. num_gpus_by_type: over which to split; None: all live GPUs.
 
     Raises BadSettings for a type on which the speed of one GPU is unknown.
     """
@@ -199,7 +199,7 @@ def _no_speed_on(state: PoolState, spec: JobSpec, gpu_type: str, known: Iterable
 
 
 def _profiled_step_s(state: PoolState, spec: JobSpec, counts: Mapping[str, tuple[int, ...]]) -> float | None:
-    """On one type, for which the profile has divided the virtual nodes evenly; None on several."""
+    """The profiled step on one type, whose profile has divided the virtual nodes evenly; None on several."""
     if len(counts) > 1:
         return None
     ((recorded, on_each),) = counts.items()
@@ -237,7 +237,7 @@ class ProfileView:
 
 
 def profile_view(state: PoolState, spec: JobSpec) -> ProfileView | None:
-    """Of a submitted spec, on each type that it accepts. None if nothing has been measured."""
+    """The profile of a submitted spec, on each type that it accepts. None if nothing has been measured."""
     if len(state.gpu_types) <= 1:
         return _on_type(state, spec_on(state, spec, spec.gpu_type))
     views = list[ProfileView]()

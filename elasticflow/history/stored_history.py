@@ -58,7 +58,10 @@ class StoredHistory:
     def extended(
         self, sequence: int, entries: Iterable[HistoryEntry], kept: Iterable[tuple[int, bytes]]
     ) -> "StoredHistory":
-        """With what is newer than it: adding the same twice changes nothing. sequence: up to which it holds then."""
+        """The history with what is newer than it. Adding the same twice changes nothing.
+
+        sequence: up to which it holds then.
+        """
         all_entries = list(self.entries)
         for entry in entries:
             if entry.sequence > self.sequence:
@@ -70,13 +73,13 @@ class StoredHistory:
         return longer.bounded(MAX_ENTRIES)
 
     def followed_by(self, newer: "StoredHistory") -> "StoredHistory":
-        """With what is newer in the other one."""
+        """The history with what is newer in the other one."""
         longer = self.extended(newer.sequence, newer.entries, newer.events)
         is_new = bool(newer.entries) and newer.entries[0].sequence > self.sequence
         return replace(longer, num_left_out=longer.num_left_out + newer.num_left_out) if is_new else longer
 
     def bounded(self, max_entries: int) -> "StoredHistory":
-        """With at most so many entries."""
+        """The history with at most `max_entries` entries."""
         too_many = len(self.entries) - max_entries
         if too_many <= 0:
             return self
@@ -85,7 +88,7 @@ class StoredHistory:
         return replace(self, entries=kept, num_left_out=self.num_left_out + too_many)
 
     def decoded_events(self) -> list[KeptEvent]:
-        """Those that this program can read."""
+        """The events that this program can read."""
         found: list[KeptEvent] = []
         for sequence, data in self.events:
             try:
@@ -96,7 +99,7 @@ class StoredHistory:
         return found
 
     def encode(self) -> bytes:
-        """At most MAX_BYTES before the compression: entries in the middle, then older events, give way."""
+        """Encode at most MAX_BYTES before the compression: entries in the middle, then older events, are left out."""
         history = self
         while len(packed := _packed(history)) > MAX_BYTES:
             if len(history.entries) > 1:

@@ -145,7 +145,7 @@ def as_text(shown: RenderableType) -> str:
 
 
 def as_html(shown: RenderableType) -> str:
-    """For a notebook. Markup in names is escaped."""
+    """The HTML for a notebook. Markup in names is escaped."""
     recording = Console(file=io.StringIO(), width=_IN_NOTEBOOKS, record=True, highlight=False)
     recording.print(shown)
     return recording.export_html(inline_styles=True, code_format=_HTML)

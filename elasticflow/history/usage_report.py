@@ -53,7 +53,7 @@ class TenantUsage:
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """Of one tenant, while the ledger is folded."""
+    """The account of one tenant, while the ledger is folded."""
 
     gpu_seconds: dict[str, float] = field(default_factory=dict[str, float])  # by type
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -95,7 +95,7 @@ class UsageFold:
                     self._hold(new, at_s)
 
     def usage(self, prices: Prices | None = None, *, now_s: float | None = None) -> tuple[TenantUsage, ...]:
-        """By tenant, which changes nothing. now_s: within a period that has not ended. Raises NoPrice."""
+        """The usage by tenant; the call changes nothing. now_s: within a period that has not ended. Raises NoPrice."""
         end_s = self._until_s if now_s is None else min(now_s, self._until_s)
         accounts = {
             name: _Account(gpu_seconds=dict(account.gpu_seconds), counts=account.counts.copy())
@@ -202,12 +202,12 @@ def _usage(tenant: str, account: _Account, prices: Prices | None) -> TenantUsage
 
 
 def price_of(prices: Prices, gpu_type: str) -> float | None:
-    """Of a GPU-hour; None if it has none."""
+    """The price of a GPU-hour; None if it has none."""
     return prices.get(gpu_type, prices.get(""))
 
 
 def cost_of(hours: Mapping[str, float], prices: Prices) -> float:
-    """Of GPU-hours by type. Raises NoPrice."""
+    """The cost of GPU-hours by type. Raises NoPrice."""
     if without := {gpu_type for gpu_type in hours if price_of(prices, gpu_type) is None}:
         raise NoPrice(without)
     return sum(used * (price_of(prices, gpu_type) or 0.0) for gpu_type, used in hours.items())

@@ -56,7 +56,7 @@ class UpPlan:
         return self.data_dir / FILE_NAME
 
     def nodes(self) -> tuple[dict[str, str], ...]:
-        """For each node of this machine, the environment that only its executor gets."""
+        """The environment that only its executor gets, for each node of this machine."""
         wanted = {"EF_DEVICE": self.device} if self.device != "auto" else {}
         environment = {**os.environ, **wanted}
         gpus = () if environment.get("EF_DEVICE") == "cpu" else tuple(gpu.name for gpu in visible_gpus(environment))

@@ -95,7 +95,7 @@ async def fetch_with(
     timeout: Duration = STORED_TIMEOUT_S,
     on_bytes: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fetched:
-    """As `fetch`, over a connection. on_bytes: gets how many bytes are written, and of how many."""
+    """Do what `fetch` does, over a connection. on_bytes: gets how many bytes are written, and of how many."""
     if model_format == "safetensors":
         require_extra("safetensors", "a model as safetensors")
     artifacts = await client.artifacts(job_id, timeout=timeout)

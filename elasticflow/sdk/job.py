@@ -111,7 +111,7 @@ class ElasticJob:
 
     @property
     def artifacts_folder(self) -> Path:
-        """On the nodes: the folder whose files `eflow fetch` brings back. Only the files of rank 0's node count, where
+        """The folder on the nodes whose files `eflow fetch` brings back. Only the files of rank 0's node count, where
         `on_step` and `evaluate` are called. Code without the job finds it in the variable EF_ARTIFACTS."""
         folder = os.environ.get(ARTIFACT_VARIABLE)
         if folder is None:

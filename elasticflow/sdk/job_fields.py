@@ -87,7 +87,7 @@ def uri_of(data: str | Path) -> str:
 
 
 def data_path(name: str) -> Path:
-    """In the processes of a job: the file or folder of its data of this name, for reading. Raises KeyError.
+    """The file or folder of a job's data of this name, for reading in the job's processes. Raises KeyError.
 
     Code that does not import elasticflow finds it in the variable EF_DATA_<name>.
     """
@@ -112,7 +112,7 @@ _NEEDED = {
 
 
 def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
-    """Of an unchecked specification; [] if it can be submitted."""
+    """The problems of an unchecked specification; [] if it can be submitted."""
     missing = {field: how for field, how in _NEEDED.items() if getattr(spec, field) is None}
     wrong = validate(SubmitJob(job_id="job", tenant="tenant", spec=spec))
     named = [problem.removeprefix("spec.") for problem in wrong]
@@ -130,5 +130,5 @@ def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
 
 
 def problems_of_names(*, job_id: str, tenant: str) -> tuple[str, ...]:
-    """Of a job's id and tenant; "" is replaced later."""
+    """The problems of a job's id and tenant; "" is replaced later."""
     return validate(CancelJob(job_id=job_id or "job", tenant=tenant or "tenant"))

@@ -97,7 +97,7 @@ def run_locally(
 
 
 def _local_spec(job: ElasticJob) -> JobSpec:
-    """Without a deadline. Raises InvalidJob for what needs a pool."""
+    """The specification without a deadline. Raises InvalidJob for what needs a pool."""
     if isinstance(job, Script):
         raise InvalidJob(
             "a script runs by itself, outside of a job: python FILE.py ARGUMENTS; elastic() then changes nothing"

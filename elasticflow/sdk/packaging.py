@@ -52,7 +52,7 @@ def package(source: type | str | Path, workdir: str | Path | None = None) -> Pac
 
 
 def _require_script(file: Path, class_name: str) -> None:
-    """Of a file that has no module's name. Raises PackagingFailed."""
+    """Check that a file without a module's name is a script that can be run. Raises PackagingFailed."""
     if class_name not in _SCRIPTS:
         raise PackagingFailed(
             f"{file.name} cannot be imported: {file.stem} or a package above it is no module name; rename it"
@@ -62,7 +62,7 @@ def _require_script(file: Path, class_name: str) -> None:
 
 
 def _all_files(workdir: Path, file: Path, root: Path) -> list[Path]:
-    """Of a workdir that has the file and the folder that it is imported from. Raises PackagingFailed."""
+    """All files of a workdir that has the file and the folder that it is imported from. Raises PackagingFailed."""
     from elasticflow.sdk.workdir import IGNORE_FILE, files_of_workdir  # its library is needed for a workdir only
 
     if not workdir.is_dir():
@@ -124,7 +124,7 @@ def _job_classes(tree: ast.Module, file: Path, read: set[Path]) -> list[str]:
 
 
 def _job_classes_of(module: Path, read: set[Path]) -> list[str]:
-    """Of a module beside the user's file; [] if there is none, or if it is not valid."""
+    """The job classes of a module beside the user's file; [] if there is none, or if it is not valid."""
     file = next((each for each in (module.with_suffix(".py"), module / "__init__.py") if each.is_file()), None)
     if file is None or file in read:
         return []
@@ -133,7 +133,7 @@ def _job_classes_of(module: Path, read: set[Path]) -> list[str]:
 
 
 def _parsed(file: Path) -> ast.Module:
-    """Without a statement if it is not valid: only the job's own file has to be."""
+    """The parsed file, without a statement if it is not valid: only the job's own file has to be."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
@@ -154,7 +154,7 @@ def _calls_elastic(tree: ast.Module) -> bool:
 
 
 def _last_name(base: ast.expr) -> str:
-    """Without the module that it is looked up in."""
+    """The name of a base class, without the module that it is looked up in."""
     return ast.unparse(base).rpartition(".")[2]
 
 
@@ -167,7 +167,7 @@ def _import_root(file: Path) -> Path:
 
 
 def _refuse_hidden_elasticflow(root: Path, module: str) -> None:
-    """On a user's path, a file or package named `elasticflow` hides the library."""
+    """Refuse a file or package named `elasticflow` on a user's path, which hides the library."""
     found = next((path for path in (root / _OURS, root / f"{_OURS}.py") if path.exists()), None)
     is_library = (root / _OURS / "sdk" / "job.py").is_file()  # a checkout
     if module.partition(".")[0] == _OURS or (found is not None and not is_library):

@@ -217,7 +217,7 @@ def _await_ends(loads: list[_ExecutorLoad]) -> None:
 
 
 def _await_open_loads() -> None:
-    """At the end of the interpreter, while threads can still start: wait for all calls, or cancel them after Ctrl-C."""
+    """Wait for all calls at the interpreter's end, while threads can still start, or cancel them after Ctrl-C."""
     loads = list(_open_loads)
     for load in loads:
         load.close()

@@ -64,7 +64,7 @@ def _dependencies(file: Path) -> list[str]:
 
 
 def _lines(file: Path, depth: int = 0) -> Iterator[_Line]:
-    """Without comments; included files in their place."""
+    """The lines without comments; included files stand in their place."""
     joined = re.sub(r"\\\n", lambda _: "\0", file.read_text())
     number = 1
     for raw in joined.split("\n"):

@@ -1,4 +1,4 @@
-"""From a job, class, function or file of a user to what is submitted: a specification and its code."""
+"""Turns a job, class, function or file of a user into what is submitted: a specification and its code."""
 
 import copy
 import importlib

@@ -66,7 +66,7 @@ def train_submission(
     pool: str,
     data_dir: Path | None,
 ) -> TrainingProgress:
-    """As `train`, for a job with its code."""
+    """Do what `train` does, for a job with its code."""
     require_extra("train", "a training manager")
     if ready.spec.entry in (SCRIPT, TORCHRUN):
         raise InvalidJob("a script cannot train as tasks of a padding load: write it as a subclass of ElasticJob")

@@ -37,8 +37,8 @@ from elasticflow.web.pool_history import FeedEntry, JobTrack, PoolHistory
 
 
 def expectations(job: Job) -> list[dict[str, Any]]:
-    """In the order of time. finish_s: of a live job, never before now. silent_since_s: of its last report, if it is
-    silent."""
+    """The expectations in the order of time. finish_s: of a live job, never before now. silent_since_s: of its last
+    report, if it is silent."""
     silent_at_s = silent_from_s(job) if job.live else None
     deadline_s = job.deadline_s if job.live else None
     return [
@@ -72,7 +72,7 @@ def margin_at(row: Mapping[str, Any], now_s: float) -> float | None:
 
 
 def sentence_at(row: Mapping[str, Any], now_s: float) -> str:
-    """As "running on 4 GPUs, iteration 120 of 300; the expected finish is 51.0s before its deadline"."""
+    """The sentence: "running on 4 GPUs, iteration 120 of 300; the expected finish is 51.0s before its deadline"."""
     margin_s, silent_since_s = margin_at(row, now_s), expected_at(row, now_s)["silent_since_s"]
     words = [row["sentence"]]
     if silent_since_s is not None:
@@ -199,7 +199,7 @@ def tenant_rows(state: PoolState, now_s: float, *, more: Iterable[str] = ()) -> 
 
 
 def feed_row(entry: FeedEntry) -> dict[str, Any]:
-    """In its column a sentence names files, not the folders and digests of the pool; the page of a job has all."""
+    """The row of an entry. A sentence names files, not the pool's folders and digests; the page of a job has all."""
     row = {"name": entry.name, **{name: getattr(entry.entry, name) for name in _OF_A_SENTENCE}}
     return row | {"text": _DIGEST.sub(r"\1…", _FOLDERS.sub("…/", row["text"]))}
 
@@ -253,7 +253,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
 
 
 def _sentence(view: JobView) -> str:
-    """As "running on 4 GPUs, iteration 120 of 300"; the page adds what is expected."""
+    """The sentence, such as "running on 4 GPUs, iteration 120 of 300"; the page adds what is expected."""
     words = [view.activity + (f" on {_gpus_in_words(view)}" if view.num_gpus else "")]
     if view.max_iterations:
         words.append(f"iteration {view.iteration} of {view.max_iterations}")

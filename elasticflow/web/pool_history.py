@@ -41,7 +41,7 @@ class _Checkpoint:
 
 
 class Checkpoints:
-    """Of one ledger, the oldest first; the first is its beginning."""
+    """The checkpoints of one ledger, the oldest first; the first is its beginning."""
 
     def __init__(self) -> None:
         self._every = CHECKPOINT_EVERY
@@ -61,7 +61,7 @@ class Checkpoints:
                 del self._checkpoints[1::2]
 
     def last_sequence(self, sequence: int) -> int:
-        """Of the last checkpoint up to this one."""
+        """The sequence of the last checkpoint up to this one."""
         return self._before(sequence).state.sequence
 
     def last_state(self, sequence: int) -> PoolState:
@@ -115,7 +115,7 @@ class Report:
 
 
 class Reports:
-    """In the order of their messages. No number of a message is NaN, so that NaN stands for None."""
+    """The reports, in the order of their messages. No number of a message is NaN, so that NaN stands for None."""
 
     def __init__(self) -> None:
         self._numbers = array("d")
@@ -182,7 +182,7 @@ class UnreadMessages:
         self.first_sequence = self.first_sequence or sequence
 
     def in_words(self) -> str:
-        """From where on the page is incomplete, why, and what helps; "" if all was read."""
+        """The message from which the page is incomplete, why, and what helps; "" if all was read."""
         if not self.first_sequence:
             return ""
         words = [
@@ -209,7 +209,7 @@ _NODE_EVENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """From at_s on, the job holds num_gpus GPUs."""
+    """The job holds num_gpus GPUs from at_s on."""
 
     sequence: int
     at_s: float
@@ -281,7 +281,7 @@ class PoolHistory:
         return self.feed[max(start, end - count) : end]
 
     def sequence_at(self, at_s: float) -> int:
-        """Of the last message that was stored up to this instant; 0 before the first."""
+        """The sequence of the last message that was stored up to this instant; 0 before the first."""
         index = bisect_right(self._times_s, at_s)
         return self._sequences[index - 1] if index else 0
 

@@ -44,7 +44,7 @@ def encoded(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Of a value that JSON does not know: a persistent map, or a dataclass."""
+    """The plain form of a value that JSON does not know: a persistent map, or a dataclass."""
     return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else asdict(value)
 
 
@@ -280,7 +280,7 @@ async def job(request: Request) -> Response:
 
 
 async def logs(request: Request) -> Response:
-    """From the files of the pool's data folder; without them, from NATS."""
+    """Stream the logs from the files of the pool's data folder; without them, from NATS."""
     page = page_of(request)
     source = page.source(request)
     job = known_job(request, source.history.state)

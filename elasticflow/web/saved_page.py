@@ -19,7 +19,7 @@ from elasticflow.web.page_values import expected_at, finish_at, margin_at, sente
 MAX_LANES = 200
 _NUM_COLOURS = 8
 _LABEL = 24  # characters of a name beside its lane
-_NUMBERED_PART = 0.04  # of the time that is shown: a shorter bar has no room for its number
+_NUMBERED_PART = 0.04  # of the time that is shown: a shorter bar has no space for its number
 PROMISES = {  # as in words.js: symbol, word, tone
     "promised": ("●", "promised", "good"),
     "at risk": ("▲", "at risk", "risk"),
@@ -142,7 +142,7 @@ def saved_page(
 
 
 def _in_order(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """As the lanes of the page: the live ones, then the newest."""
+    """The jobs in the order of the page's lanes: the live ones, then the newest."""
     return sorted(jobs, key=lambda job: (not job["live"], -job["decided_at_s"], job["job_id"]))
 
 

@@ -62,7 +62,7 @@ class Sessions:
 
     @property
     def cookie_name(self) -> str:
-        """With the port: browsers share cookies between the ports of a host."""
+        """The name has the port: browsers share cookies between the ports of a host."""
         return f"eflow_{self.port}"
 
     def new_link(self) -> str:

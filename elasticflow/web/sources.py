@@ -1,4 +1,4 @@
-"""Where the page reads: a live pool, or an exported ledger."""
+"""The sources that the page reads: a live pool, or an exported ledger."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""As plain.py, with a snapshot after each epoch, from which a restart by torchrun continues."""
+"""Trains as plain.py does, with a snapshot after each epoch, from which a restart by torchrun continues."""
 
 import argparse
 import os

@@ -155,7 +155,7 @@ class _Stage:
 
 
 async def _show(client: Client, performance: Performance, console: Console) -> None:
-    """On a terminal a picture that is updated in place, else a line for each change."""
+    """Show a picture that is updated in place on a terminal, else a line for each change."""
     seen: dict[str, tuple[object, ...]] = {}
     seen_loads: dict[str, tuple[object, ...]] = {}
     with Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext() as live:

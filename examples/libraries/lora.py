@@ -19,7 +19,7 @@ def windows() -> list[dict[str, torch.Tensor]]:
 
 
 def pretrained() -> GPT2LMHeadModel:
-    """In place of `from_pretrained`: the same weights on each worker, without a download."""
+    """Stands in place of `from_pretrained`: the same weights on each worker, without a download."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 256, "n_positions": CONTEXT, "n_embd": 32, "n_layer": 1, "n_head": 2}
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))

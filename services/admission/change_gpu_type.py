@@ -37,7 +37,7 @@ def jobs_due(state: PoolState, now_s: float) -> list[Job]:
 
 
 def _due_s(state: PoolState) -> dict[str, float]:
-    """By job, when a decision is due, for the jobs of a pool of several types whose user leaves the type open."""
+    """The time when a decision is due, by job, for jobs of a pool of several types whose user leaves the type open."""
     if len(state.gpu_types) <= 1:
         return {}
     num_gpus = num_gpus_by_recorded_type(state)

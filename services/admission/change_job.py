@@ -126,7 +126,7 @@ class _Amendment:
     replanning: Replanning
 
     def priced(self) -> "_Amendment":
-        """With a session that knows prices."""
+        """The same amendment with a session that knows prices."""
         session = self.replanning.session.with_pricing()
         return _Amendment(replace(self.replanning, session=session))
 
@@ -184,7 +184,7 @@ class _Amendment:
         return replace(terms, deadline_s=promised_deadline_s(session.state, earliest_s))
 
     def _fewer(self, terms: Terms) -> Terms | None:
-        """None if the job could not do one iteration more than it has done."""
+        """The terms with fewer iterations; None if the job could not do one iteration more than it has done."""
         after = self._stopped(self._on(terms))
         fitting = most_iterations_by(self.replanning.others.plan, after)
 

@@ -106,7 +106,7 @@ class Refusal:
 
     @property
     def earliest_deadline_s(self) -> float | None:
-        """As it could be promised."""
+        """The earliest deadline as it could be promised."""
         state = self.decided.state
         return None if self.earliest_s is None else promised_deadline_s(state, self.earliest_s)
 
@@ -290,7 +290,7 @@ def _other_batch_sizes(session: AdmissionSession, spec: JobSpec) -> list[tuple[i
 
 
 def _known_batch_sizes(state: PoolState, spec: JobSpec) -> set[int]:
-    """Those at which the model has curves, of the spec's owner or configured for all."""
+    """The batch sizes at which the model has curves, of the spec's owner or configured for all."""
     prefix, own = f"{spec.model_key}/b", f"{spec.profile_owner}/"
     keys = (key.removeprefix(own) for key in state.curves)
     sizes = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))

@@ -142,7 +142,7 @@ def _too_many_hours(
 
 
 def _by_type(used: Sequence[Usage], first_type: str) -> str:
-    """As " (3.00 on V100, 1.00 on P100)", where a pool has several types."""
+    """The used GPU-hours by type, as " (3.00 on V100, 1.00 on P100)", where a pool has several types."""
     hours = gpu_hours_by_type(used, first_type)
     named = (f"{spent:.2f} on {gpu_type}" for gpu_type, spent in hours.items())
     return f" ({', '.join(named)})" if first_type and hours else ""

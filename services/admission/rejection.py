@@ -106,7 +106,7 @@ def why_no_type(state: PoolState, spec: JobSpec) -> str:
 
 
 def _gpus_there(state: PoolState, *, with_memory: bool) -> str:
-    """As "4 of type P100 (16 GiB), 4 of no named type"."""
+    """The GPUs of the pool in words, as "4 of type P100 (16 GiB), 4 of no named type"."""
     memory = {node.gpu_type: memory_in_words(node.gpu_memory_bytes) for node in state.nodes.values() if node.alive}
     return (
         ", ".join(
@@ -153,7 +153,7 @@ def why_late(state: PoolState, job: SchedulableJob, offered: str, ending: Sequen
 
 
 def _ends_in_words(ending: Sequence[NodeState], now_s: float) -> str:
-    """As "; it would fit if no node ended before that: node-7 in 3600 s"."""
+    """The ends of these nodes in words, as "; it would fit if no node ended before that: node-7 in 3600 s"."""
     first, others = ending[:MAX_NODES_NAMED], len(ending) - MAX_NODES_NAMED
     named = ", ".join(f"{node.node_id} in {node.until_s - now_s:.0f} s" for node in first if node.until_s is not None)
     more = f" and {others} more" if others > 0 else ""

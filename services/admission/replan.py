@@ -33,7 +33,7 @@ class Replanning:
 
     @staticmethod
     def of(session: AdmissionSession, job: Job) -> "Replanning | None":
-        """None if the job runs on no number of GPUs that the pool has now."""
+        """The replanning of a job; None if it runs on no number of GPUs that the pool has now."""
         session = session.with_plan()
         others = planned_pool(session.state, session.now_s, session.cache, without=job.job_id)
         before = _on_present_terms(session, others, job)

@@ -97,13 +97,13 @@ class AdmissionSession:
         )
 
     def with_plan(self) -> "AdmissionSession":
-        """With all promises laid out from now on."""
+        """The session with all promises laid out from now on."""
         if self.planned is not None:
             return self
         return fast_replace(self, planned=planned_pool(self.planned_state, self.now_s, self.cache))
 
     def with_search(self) -> "AdmissionSession":
-        """With a search for one more promise: a full one, unless many submissions wait for this decision."""
+        """The session with a search for one more promise: a full one, unless many submissions await this decision."""
         if self.search is not None:
             return self
         is_rush = max(len(self.submitted), self.num_rejections + 1) > MAX_FULL_SEARCHES
@@ -115,7 +115,7 @@ class AdmissionSession:
         return fast_replace(ready, search=search)
 
     def with_pricing(self) -> "AdmissionSession":
-        """With the prices that follow from recent demand, where admission is selective."""
+        """The session with the prices that follow from recent demand, where admission is selective."""
         if self.pricing is not None or not self.is_selective:
             return self
         ready = self.with_plan()
@@ -138,7 +138,10 @@ class AdmissionSession:
         return pricing.displaced_promises(job)
 
     def with_pricing_afterwards(self, rejected: Submitted) -> "AdmissionSession":
-        """With prices for offers: who takes one submits again, when this and all submissions at hand are history."""
+        """The session with prices for offers.
+
+        A user who takes one submits again, when this and all submissions at hand are history.
+        """
         if not self.is_selective:
             return self
         ready, decided = self.with_plan(), self.submitted
@@ -206,7 +209,7 @@ class AdmissionSession:
 
     @property
     def quote_reservations(self) -> tuple[QuoteReservation, ...]:
-        """Those that the plan keeps."""
+        """The quote reservations that the plan keeps."""
         return self.planned_pool.held
 
     @property
@@ -301,12 +304,12 @@ class SessionsByType:
         return self.after_type(gpu_type, decide(self.by_type[gpu_type]))
 
     def with_session(self, gpu_type: str, session: AdmissionSession) -> "SessionsByType":
-        """With what the session of a type has learned; its events are given up."""
+        """The sessions with what the session of a type has learned; its events are given up."""
         learned = _on_part(session, self.by_type[gpu_type].state, self.state)
         return SessionsByType(self.whole, {**self.by_type, gpu_type: learned})
 
     def after_whole(self, whole: AdmissionSession) -> "SessionsByType":
-        """After a command that plans nothing."""
+        """The sessions after a command that plans nothing."""
         job_ids = set(_named_jobs(whole.events[len(self.whole.events) :]))
         by_type = {
             gpu_type: _on_part(session, part_after(whole.state, session.state, gpu_type, job_ids), whole.state)
@@ -317,7 +320,10 @@ class SessionsByType:
     def after_type(
         self, gpu_type: str, session: AdmissionSession, events: Sequence[AdmissionEvent] | None = None
     ) -> "SessionsByType":
-        """After a command on a job of this type. events: those for the ledger, if not those of the session."""
+        """The sessions after a command on a job of this type.
+
+        events: those for the ledger, if not those of the session.
+        """
         whole = self.whole
         for event in session.events if events is None else events:
             whole = whole.with_event(event)

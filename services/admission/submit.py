@@ -63,7 +63,7 @@ def admit(session: AdmissionSession, submission: Submission) -> AdmissionSession
 
 
 def _promise(session: AdmissionSession, submission: Submission, job: SchedulableJob) -> AdmissionSession:
-    """Without an event if it cannot be promised."""
+    """Promise the job, or reject it for its quota; without an event if the deadline or the price prevents a promise."""
     session = session.with_plan()
     least = least_gpu_seconds(job, session.now_s)
     if not math.isfinite(least):
@@ -81,7 +81,10 @@ def _promise(session: AdmissionSession, submission: Submission, job: Schedulable
 
 
 def refuse(session: AdmissionSession, submission: Submission) -> Refusal:
-    """After `admit` without an event: the earliest deadline that could be promised instead, if its sender waits."""
+    """The refusal after `admit` without an event.
+
+    It has the earliest deadline that could be promised instead, if the sender waits.
+    """
     spec, state = submission.spec, session.state
     curve = known_curve(state, spec, curves=session.cache.curves)
     assert curve is not None, "else `admit` has rejected it"
@@ -95,7 +98,7 @@ def refuse(session: AdmissionSession, submission: Submission) -> Refusal:
 
 
 def reject(submission: Submission, refusal: Refusal) -> AdmissionSession:
-    """With the reason and counteroffers."""
+    """Reject the submission with the reason and counteroffers."""
     rejection = refusal.rejection()
     why = why_not_taken(refusal.decided, refusal.job) + rejection.explanation
     return rejected(refusal.decided, submission, refusal.reason, why, refusal, rejection)
@@ -374,7 +377,7 @@ def decide_waiting(sessions: SessionsByType, job: Job, *, is_measured: bool) -> 
 
 
 def _profiled(sessions: SessionsByType, submission: Submission, types: list[str]) -> list[str]:
-    """Those of these types on which its speed is known."""
+    """The types among these on which its speed is known."""
     return [
         gpu_type
         for gpu_type in types

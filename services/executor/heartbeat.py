@@ -54,7 +54,7 @@ class NodeRecord:
         self._num_foreign_writes = 0
 
     def num_replies(self, incarnation: str) -> int:
-        """Of the bus, that `store` waits for: one, unless it must read the record first."""
+        """The number of replies of the bus that `store` waits for: one, unless it must read the record first."""
         return 2 if self._is_uncertain or incarnation != self._incarnation else 1
 
     async def store(self, heartbeat: NodeReported) -> bool:
@@ -166,7 +166,10 @@ class Heartbeat:
         self._lease_until_s = math.inf  # inf: no heartbeat was acknowledged yet
 
     async def run(self) -> None:
-        """Until cancelled. Raises BadSettings (in a group) if another executor of this node id is alive."""
+        """Send heartbeats and enforce the lease until cancelled.
+
+        Raises BadSettings (in a group) if another executor of this node id is alive.
+        """
         await self._host.ready.wait()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._send_heartbeats(), name="heartbeats")

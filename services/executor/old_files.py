@@ -32,7 +32,7 @@ _DELETED = ".deleted-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """The folders in one place. kept_s: since the last change; None: for ever."""
+    """The folders in one place. kept_s: since the last change; None: forever."""
 
     place: Path
     kept_s: float | None
@@ -40,14 +40,14 @@ class Leftovers:
 
 
 class OldFiles:
-    """Of one executor's data folder."""
+    """The old files of one executor's data folder."""
 
     def __init__(self, data_dir: Path, clock: Clock, folded: Callable[[], PoolState], log: Any) -> None:
         self._data_dir, self._clock, self._folded, self._log = data_dir, clock, folded, log
         self._stops = threading.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Sweep every SWEEP_EVERY_S seconds until cancelled."""
         self._stops.clear()
         try:
             while True:
@@ -72,7 +72,7 @@ class OldFiles:
             self._log.warning("OwnersNotForgotten", error=str(error))
 
     def _delete_if_old(self, folder: Path, leftovers: Leftovers, now_s: float) -> None:
-        """Also one that an executor was deleting when it ended."""
+        """Delete a folder that is old, or that an executor was deleting when it ended."""
         if not folder.name.startswith(_DELETED):
             if leftovers.kept_s is None or _has_changed_since(folder, now_s - leftovers.kept_s):
                 return
@@ -96,7 +96,10 @@ class OldFiles:
             return (tenant, digest) in code_digests(folded())
 
         def may_be_required(tenant: str, _digest: str) -> bool:
-            """By any live job of its tenant: the digest of another node is another one, and may be of this folder."""
+            """Whether any live job of its tenant has requirements.
+
+            The digest of another node is another one, and may be of this folder.
+            """
             return any(owner == tenant for owner, _lines in requirements_in_use(folded()))
 
         def is_read(tenant: str, digest: str) -> bool:

@@ -43,7 +43,7 @@ def num_sockets(system: Path = Path("/sys/devices/system")) -> int:
 
 
 def network_interfaces() -> list[str]:
-    """Of this machine, in the kernel's order."""
+    """The network interfaces of this machine, in the kernel's order."""
     return [name for _, name in socket.if_nameindex()]
 
 

@@ -34,7 +34,7 @@ class LoadResults:
         self._delete_at_s: dict[str, tuple[float, ...]] = {}  # by load, also of those that are live
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Count and delete results until cancelled."""
         await self._host.ready.wait()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._count_all(), name="counting results")
@@ -43,7 +43,7 @@ class LoadResults:
     # -- counting ----------------------------------------------------------------------------------------
 
     async def _count_all(self) -> None:
-        """From the last results that the ledger counts."""
+        """Count results, starting from the last ones that the ledger counts."""
         live = self._live()
         self._counted = {load.load_id: IndexSet(load.counted) for load in live}
         self._sequence = min((load.counted_to for load in live), default=0)
@@ -130,7 +130,7 @@ class AbandonedLoads:
         self._missing_since_s: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check for abandoned loads until cancelled."""
         await self._host.ready.wait()
         while True:
             try:

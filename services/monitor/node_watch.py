@@ -35,7 +35,7 @@ class NodeWatch:
         self._due.put_nowait(action)
 
     async def run(self, host: Host[State]) -> None:
-        """Until cancelled."""
+        """Receive heartbeats, note the connection and fence nodes, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive(host), name="receive")
             tasks.create_task(self._note_connection(host), name="connection")
@@ -60,8 +60,10 @@ class NodeWatch:
         return await self._bus.subscribe(subjects.every_node(self._pool))
 
     async def _note_connection(self, host: Host[State]) -> None:
-        """At each heartbeat interval: whether a round trip succeeds. A half-open connection looks connected but
-        delivers no heartbeats."""
+        """Note at each heartbeat interval whether a round trip succeeds.
+
+        A half-open connection looks connected but delivers no heartbeats.
+        """
         while True:
             timeouts = host.folded.config.timeouts
             try:

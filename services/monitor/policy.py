@@ -82,7 +82,7 @@ def _of_loads(state: State, now_s: float) -> list[LoadReport]:
 
 
 def _report_every_s(count: ResultsCounted) -> float:
-    """A report with many ranges is long, and the ledger keeps it for ever."""
+    """A report with many ranges is long, and the ledger keeps it forever."""
     return max(LOAD_REPORT_EVERY_S, RANGE_REPORT_EVERY_S * len(count.counted))
 
 

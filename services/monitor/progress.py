@@ -101,7 +101,7 @@ def _may_correct(pool: PoolState, curve: MeasuredCurve, num_gpus: int, now_s: fl
 
 
 def _mean_speed(state: State, job: Job, now_s: float) -> float:
-    """Of all jobs of this profile that train on as many GPUs, so that they agree on one point of the curve."""
+    """The mean over all jobs of this profile that train on as many GPUs: they agree on one point of the curve."""
     key, num_gpus = spec_of(job).measured_key, len(job.gpus)
     return fmean(
         speed

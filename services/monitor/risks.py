@@ -98,7 +98,7 @@ def _stall_error(state: State, job: Job, now_s: float) -> str:
 
 
 def _known_iteration(state: State, job: Job) -> int:
-    """Of the ledger, or of a newer report."""
+    """The iteration of the ledger, or of a newer report."""
     progress = state.progress.get(job.job_id)
     return max(job.iteration, progress.report.iteration if progress is not None else 0)
 

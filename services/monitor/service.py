@@ -42,7 +42,7 @@ class OldObjects:
         self._bus, self._pool, self._log, self._host = process.bus, process.settings.pool, process.log, host
 
     async def run(self) -> None:
-        """Until cancelled. Only once the ledger is folded, it is known which jobs are live."""
+        """Sweep until cancelled. It is known which jobs are live only once the ledger is folded."""
         await self._host.ready.wait()
         while True:
             try:
@@ -176,7 +176,7 @@ class _Upkeep:
         self._slower_nodes = SlowerNodes(process.log)
 
     async def run(self) -> None:
-        """At each heartbeat interval: update the gauges; sometimes save a snapshot."""
+        """Update the gauges at each heartbeat interval; sometimes save a snapshot."""
         try:
             while True:
                 self._gauges.update(self._host.folded, self._process.clock.now_s())

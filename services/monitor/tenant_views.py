@@ -101,7 +101,7 @@ class NewHistories:
         return sorted(found, key=lambda each: (-each[1].added.sequence, each[0]))
 
     def tenants(self) -> frozenset[str]:
-        """With anything that is not stored."""
+        """The tenants with anything that is not stored."""
         return frozenset(self._new)
 
     def stored(self, tenant: str, name: str) -> None:
@@ -168,7 +168,7 @@ class TenantViews:
         self._log, self._host = process.log, host
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Store the views while this monitor leads, until cancelled."""
         await self._host.ready.wait()
         backoff = BackoffLogger(self._log, "views of tenants wait")
         while True:
@@ -206,9 +206,10 @@ class TenantViews:
                 await asyncio.gather(batch, return_exceptions=True)
 
     async def _start(self) -> tuple[NewHistories, tuple[str, ...]]:
-        """Where the last monitor stopped: its fold must begin at or before what is stored; and the tenants with views.
+        """The histories from where the last monitor stopped, and the tenants with views.
 
-        Without either, from the first message that the ledger keeps.
+        The fold must begin at or before what is stored. Without a stored position or a snapshot there, it begins with
+        the first message that the ledger keeps.
         """
         position = WriterPosition(histories_to=0)
         value = await self._bus.get_value(streams.view_bucket(self._pool), streams.WRITER_KEY)
@@ -312,7 +313,7 @@ class ViewWriter:
         self._histories.stored(tenant, name)
 
     async def _store_as_of(self, sequence: int, now_s: float, *, has_stored: bool) -> None:
-        """After the views: what it says of them is true, except of large ones."""
+        """Store, after the views, up to where they hold: what it says of them is true, except of large ones."""
         holds_to = min((sequence, *(at for tenant, at in self._waiting.items() if not self._is_large(tenant))))
         is_newer, age_s = holds_to > self._last_as_of.sequence, now_s - self._last_as_of.at_s
         if (is_newer and (has_stored or age_s >= TENANT_EVERY_S)) or age_s >= AS_OF_EVERY_S:

@@ -83,7 +83,7 @@ def _notice(job: Job, what: Happened, at_s: float, now_s: float) -> Notice:
 
 
 def _text(job: Job, what: Happened, margin_s: float | None) -> str:
-    """As "j1 finished, 20 s before its deadline"."""
+    """The text of a notice, as "j1 finished, 20 s before its deadline"."""
     if what == "promise broken":
         return f"{job.job_id} had not finished at its deadline"
     side = ""
@@ -115,7 +115,7 @@ class Webhook:
         self._told: dict[str, float] = {}  # ids within OVERLAP_S, with their times
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Post new notices until cancelled."""
         await self._host.ready.wait()
         self._log.info("webhook", host=urlsplit(self._url).hostname)  # the path may be a secret
         while True:

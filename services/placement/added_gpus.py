@@ -1,4 +1,4 @@
-"""Which GPUs of other types join a job, as the allocation gives them. Pure (docs/adr/0049).
+"""The GPUs of other types that join a job, as the allocation gives them. Pure (docs/adr/0049).
 
 They never displace a job of their own type: this is decided after the GPUs of all jobs on their own types.
 """
@@ -19,8 +19,10 @@ from elasticflow.shared.state.pool import PoolState, rack_of, slow_gpus_at, spec
 
 
 def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[GpuId, ...]]:
-    """Of each job with GPUs of other types, those on live nodes that it keeps: as many as are allocated; all if it is
-    not due."""
+    """The GPUs of other types on live nodes that each job with such GPUs keeps.
+
+    They are as many as are allocated; all if the job is not due.
+    """
     return {
         job_id: _allocated(state, job) if job_id in due else held_of_others(state, job)
         for job_id, job in state.live_jobs.items()
@@ -129,7 +131,7 @@ def _num_shared(one: Iterable[str], other: Iterable[str]) -> int:
 
 
 def without_other_types(state: PoolState) -> Iterator[PlacedJob]:
-    """For each job with a share of another type, a generation without GPUs."""
+    """A generation without GPUs for each job with a share of another type."""
     if len(state.gpu_types) > 1:
         for _, job in sorted(state.live_jobs.items()):
             if _is_on_another_type(state, job):

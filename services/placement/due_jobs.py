@@ -1,4 +1,4 @@
-"""Which jobs are placed anew: those whose GPUs differ from the allocation, and those whose workers broke. Pure.
+"""The jobs that are placed anew: those whose GPUs differ from the allocation, and those whose workers broke. Pure.
 
 A job whose workers are switching keeps its GPUs for a while; its later shares merge into one.
 """
@@ -78,7 +78,7 @@ def mixed_generation(state: PoolState, job: Job, own: tuple[GpuId, ...], added: 
 
 
 def shrunk_to_survivors(state: PoolState) -> Iterator[PlacedJob]:
-    """For each job whose workers wait after a loss, a generation of the survivors on their GPUs."""
+    """A generation of the survivors on their GPUs, for each job whose workers wait after a loss."""
     broken = [job for job in state.live_jobs.values() if job.broken]
     for job in sorted(broken, key=lambda job: job.job_id):
         remaining = _remaining(job)

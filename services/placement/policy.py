@@ -213,7 +213,7 @@ def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:
 
 
 def pool_topology(state: PoolState, cache: PlanningCache | None = None) -> Topology:
-    """Where the GPUs are: as the nodes report, unless the pool's settings override it."""
+    """The places of the GPUs: as the nodes report, unless the pool's settings override it."""
     cache = PlanningCache() if cache is None else cache
     return cache.last(_topology, state.nodes, state.config)
 

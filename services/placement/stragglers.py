@@ -17,7 +17,7 @@ SETTLED_S = 60.0  # on its GPUs before a job gets another one, because the cause
 
 
 def replacements(state: PoolState, now_s: float, held: Iterable[Job]) -> Iterator[PlacedJob]:
-    """For each job that a slow GPU delays, a generation with the slowest GPU replaced by the nearest free one.
+    """A generation for each job that a slow GPU delays, with the slowest GPU replaced by the nearest free one.
 
     state: the part of one type. held: the jobs of all types, whose GPUs are not free. A job with GPUs of other types
     is left as it is: the allocator decides what they are worth to it.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class GpuRange(NamedTuple):
-    """From `least` to `most` GPUs, both powers of two; most None: no upper limit."""
+    """A range from `least` to `most` GPUs, both powers of two; most None: no upper limit."""
 
     least: int = 1
     most: int | None = None
@@ -41,7 +41,7 @@ class GpuRange(NamedTuple):
         return f"{measured_key}[{self.least}..{'' if self.most is None else self.most}]"
 
     def __str__(self) -> str:
-        """As "4", "2..8", "2.." or "..8"."""
+        """The range as "4", "2..8", "2.." or "..8"."""
         if self.least == self.most:
             return str(self.least)
         return f"{self.least if self.least > 1 else ''}..{'' if self.most is None else self.most}"

@@ -92,7 +92,7 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def _quoted(value: str) -> Iterator[str]:
-    """As it is, and within the quotes of Python, single or double, and of JSON."""
+    """Yield the value as it is, and within the quotes of Python, single or double, and of JSON."""
     yield value
     yield repr(value)[1:-1]
     yield repr(f'"{value}')[2:-1]

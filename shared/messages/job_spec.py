@@ -176,7 +176,7 @@ class JobSpec:
 
     @property
     def profile_owner(self) -> str:
-        """Whose jobs measure its profile; "": all older ones."""
+        """The owner whose jobs measure its profile; "": that of all older jobs."""
         return SHARED if self.owner and self.share_profile else self.owner
 
     @property

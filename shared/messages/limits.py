@@ -123,7 +123,7 @@ FewItems = Len(max_length=MAX_FEW_ITEMS)
 
 
 def metrics_bytes(names: Iterable[str]) -> int:
-    """Of metrics with these names, about as they are sent."""
+    """The approximate number of bytes of metrics with these names, as they are sent."""
     return sum(len(name.encode()) + 12 for name in names)
 
 

@@ -82,7 +82,7 @@ def decode_chunk(data: bytes) -> LogChunk:
 
 
 def decode_number(data: bytes) -> int:
-    """Of the newest chunk. Raises Undecodable."""
+    """The number of the newest chunk. Raises Undecodable."""
     return _decoded(_NUMBER, data)
 
 

@@ -12,7 +12,7 @@ from elasticflow.shared.messages.limits import MAX_BATCH, DurationS, FewItems, N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeTimeline:
-    """As measured by one worker, on its monotonic clock.
+    """One resize, as measured by one worker on its monotonic clock.
 
     prepare_s: from the order to switch, or the start of a joining worker, to the step boundary at which all were ready.
     stop_s: from that boundary to the first step; only in this time no worker trained.

@@ -99,7 +99,7 @@ _RESULT_DEFAULTS = {field.name: field.default for field in fields(TaskResult)}
 
 
 def encode_bundle(bundle: TaskBundle) -> bytes:
-    """As msgpack. Raises TooLarge above MAX_MESSAGE_BYTES."""
+    """Encode a bundle as msgpack. Raises TooLarge above MAX_MESSAGE_BYTES."""
     content = {"version": TaskBundle.VERSION, "tasks": bundle.tasks, "num_failures": bundle.num_failures}
     return _bounded("TaskBundle", _pack(content))
 
@@ -110,7 +110,7 @@ def decode_bundle(data: bytes) -> TaskBundle:
 
 
 def encode_results(batch: ResultBatch) -> bytes:
-    """As msgpack. Raises TooLarge above MAX_MESSAGE_BYTES.
+    """Encode a batch of results as msgpack. Raises TooLarge above MAX_MESSAGE_BYTES.
 
     An error of a task must reach its user: text is cut to MAX_TEXT_LENGTH, and replaced where UTF-8 cannot encode it.
     """
@@ -119,7 +119,7 @@ def encode_results(batch: ResultBatch) -> bytes:
 
 
 def _result_fields(result: TaskResult) -> dict[str, object]:
-    """Those that differ from their defaults: a batch has thousands of results, and a field of each costs bytes."""
+    """The fields that differ from their defaults: a batch has thousands of results, and a field of each costs bytes."""
     content = {name: value for name, default in _RESULT_DEFAULTS.items() if (value := getattr(result, name)) != default}
     if result.error:
         content["error"] = result.error[:MAX_TEXT_LENGTH]

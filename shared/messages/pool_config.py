@@ -91,7 +91,7 @@ class PoolConfig:
     padding_price_ratio: Fraction = 0.1
     # tenants share idle GPUs in proportion to these weights; 1 unless given
     padding_weights: Mapping[Token, Weight] = field(default_factory=dict[str, float])
-    # how long what ended jobs left is kept, since its last use (docs/adr/0062); None: for ever
+    # how long what ended jobs left is kept, since its last use (docs/adr/0062); None: forever
     code_kept_s: KeptS | None = 30 * DAY_S
     logs_kept_s: KeptS | None = 30 * DAY_S
     checkpoints_kept_s: KeptS | None = None  # the last one of a finished job is its trained model
@@ -118,7 +118,7 @@ class PoolConfig:
         return FailureTimeouts(heartbeat_timeout_s=self.heartbeat_timeout_s, stall_timeout_s=self.stall_timeout_s)
 
     def timeouts_of(self, spec: JobSpec) -> FailureTimeouts:
-        """Those of the workers of a job."""
+        """The timeouts for the workers of a job."""
         return replace(self.timeouts, preparation_s=self.prepare_timeout_s if spec.needs_preparation else 0.0)
 
     def quota(self, tenant: str) -> TenantQuota:

@@ -40,7 +40,7 @@ class TooSlowAlone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadedInterval:
-    """At their cheapest, all jobs together need more GPU-seconds within [start_s, end_s) than exist."""
+    """All jobs together, at their cheapest, need more GPU-seconds within [start_s, end_s) than exist."""
 
     kind: Literal["overloaded_interval"] = "overloaded_interval"
     start_s: TimeS

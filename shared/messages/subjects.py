@@ -63,12 +63,12 @@ def node(pool: str, node_id: str) -> str:
 
 
 def epoch(pool: str) -> str:
-    """Where the epochs of the ledger begin."""
+    """The events that begin the epochs of the ledger."""
     return f"ef.ledger.{pool}.epoch"
 
 
 def snapshot(pool: str, shape: str) -> str:
-    """Where the monitor names its snapshots of one shape."""
+    """The events in which the monitor names its snapshots of one shape."""
     return f"ef.ledger.{pool}.snapshot.{shape}"
 
 

@@ -37,17 +37,17 @@ class FailureTimeouts:
 
     @property
     def heartbeat_interval_s(self) -> float:
-        """Between two heartbeats, and between two checks for them: a node is lost after a dozen missing ones."""
+        """The time between two heartbeats, or two checks for them: a node is lost after a dozen missing ones."""
         return min(self.heartbeat_timeout_s / 12, MAX_HEARTBEAT_INTERVAL_S)
 
     @property
     def bus_reply_timeout_s(self) -> float:
-        """For a reply of NATS. Two lost replies in a row do not cost a lease."""
+        """The longest wait for a reply of NATS. Two lost replies in a row do not cost a lease."""
         return self.heartbeat_timeout_s / 6
 
     @property
     def monitor_grace_s(self) -> float:
-        """After so long without a reply of NATS the monitor may have missed heartbeats, and declares no node lost."""
+        """The monitor declares no node lost after so long without a reply of NATS: it may have missed heartbeats."""
         return self.heartbeat_interval_s + self.bus_reply_timeout_s
 
     @property
@@ -58,61 +58,62 @@ class FailureTimeouts:
         return self.heartbeat_timeout_s / 2
 
     def silence_s(self, lease_s: float) -> float:
-        """Without a heartbeat for so long, a node is fenced. lease_s: in its last heartbeat; an executor may not yet
+        """A node without a heartbeat for so long is fenced. lease_s: in its last heartbeat; an executor may not yet
         know that the pool has a shorter one."""
         return max(self.heartbeat_timeout_s, 2 * lease_s)
 
     @property
     def leader_lease_s(self) -> int:
-        """Another replica of a service takes over after so long. In whole seconds, as NATS counts."""
+        """Another replica of a service takes over after so long. It is in whole seconds, as NATS counts."""
         return int(min(max(self.heartbeat_timeout_s / 2, MIN_LEADER_LEASE_S), MAX_LEADER_LEASE_S))
 
     @property
     def poll_interval_s(self) -> float:
-        """Between two checks of a clock or of an aborted wait: the longest delay of their effect."""
+        """The time between two checks of a clock or of an aborted wait: the longest delay of their effect."""
         return self.heartbeat_interval_s / 5
 
     @property
     def peer_loss_notice_s(self) -> float:
-        """For a worker to stop waiting for a lost peer after `PeersLost`; or some steps, if they take longer."""
+        """A worker has so long after `PeersLost` to stop waiting for a lost peer; or some steps if they take longer."""
         return self.heartbeat_timeout_s / 6
 
     @property
     def propagation_s(self) -> float:
-        """For an event of another node to be folded here: as long as a node without contact keeps its workers."""
+        """The wait to fold an event of another node here: as long as a node without contact keeps its workers."""
         return self.lease_s
 
     @property
     def loss_confirmation_s(self) -> float:
-        """For the ledger to confirm the loss of a peer, even if its whole node is lost."""
+        """The wait for the ledger to confirm the loss of a peer, even if its whole node is lost."""
         return self.heartbeat_timeout_s + self.propagation_s
 
     # --- users' code ---
 
     @property
     def slowest_step_s(self) -> float:
-        """For a step of unknown duration."""
+        """The time assumed for a step of unknown duration."""
         return min(self.stall_timeout_s, LONGEST_S) / 12
 
     @property
     def connect_timeout_s(self) -> float:
-        """For a connection to a listening peer: seconds on a busy machine."""
+        """The wait for a connection to a listening peer, which takes seconds on a busy machine."""
         return min(self.stall_timeout_s, LONGEST_S) / 6
 
     @property
     def start_timeout_s(self) -> float:
-        """From the readiness of a worker until all workers of its generation are ready. A second attempt must fit into
-        stall_timeout_s."""
+        """The longest time from the readiness of a worker until all workers of its generation are ready. A second
+        attempt must fit into stall_timeout_s."""
         return min(self.stall_timeout_s, LONGEST_S) / 2
 
     @property
     def collective_timeout_s(self) -> float:
-        """For one collective: longer than stall_timeout_s, so that the monitor fails the job first, with its reason."""
+        """The limit for one collective: longer than stall_timeout_s, so that the monitor fails the job first, with its
+        reason."""
         return 2 * min(self.stall_timeout_s, LONGEST_S)
 
     @property
     def rendezvous_wait_s(self) -> float:
-        """For all workers of a generation, some of which may start on a node that is not prepared yet."""
+        """The wait for all workers of a generation, some of which may start on a node that is not prepared yet."""
         return self.start_timeout_s + self.preparation_s
 
     @property
@@ -122,12 +123,12 @@ class FailureTimeouts:
 
     @property
     def joining_timeout_s(self) -> float:
-        """From the order to start a worker until it has joined those that train."""
+        """The longest time from the order to start a worker until it has joined those that train."""
         return self.stall_timeout_s + self.preparation_s
 
     @property
     def profiling_timeout_s(self) -> float:
-        """For a whole profiling run: a start and a few dozen steps."""
+        """The limit for a whole profiling run: a start and a few dozen steps."""
         return 5 * self.stall_timeout_s
 
     # --- valid settings ---

@@ -72,9 +72,9 @@ class ArtifactFolder:
                 out.write(piece)
 
     def delete_older(self, than_s: float) -> int:
-        """Delete artifacts, and what is left of unfinished ones, of before this time; the number of files.
+        """Delete artifacts, and what is left of unfinished ones, older than this time; return the number of files.
 
-        Any other file stays: the folder may be one that somebody uses otherwise.
+        Any other file stays: the folder may also have another use.
         """
         if not self._system.exists(self._root):
             return 0

@@ -99,7 +99,7 @@ def _num_gpus_by_recorded_type(nodes: Map[str, NodeState], gpu_types: tuple[str,
 
 
 def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """Those that have enough GPUs now."""
+    """The accepted types that have enough GPUs now."""
     num_gpus = num_gpus_by_recorded_type(state)
     return [each for each in accepted_types(state, spec) if num_gpus[each] >= spec.gpu_range.least]
 

@@ -70,11 +70,11 @@ class SpeedStatistics:
     scatter: float = 0.0
 
     def with_ratio(self, ratio: float) -> "SpeedStatistics":
-        """With one more ratio of measured to expected speed."""
+        """The statistics with one more ratio of measured to expected speed."""
         return self.with_log_ratio(log(ratio))
 
     def with_log_ratio(self, log_ratio: float) -> "SpeedStatistics":
-        """With one more logarithm of such a ratio."""
+        """The statistics with one more logarithm of such a ratio."""
         count = self.count + 1
         distance = log_ratio - self.mean
         mean = self.mean + distance / count
@@ -118,8 +118,8 @@ class CrashedStart:
 
 
 def identity_of(tenant: str, job_id: str, sequence: int, at_s: float) -> str:
-    """Of the job whose first decision has this sequence and time: a later job of the same id has another one, also in a
-    ledger that was restored from an older copy. 16 hexadecimal digits."""
+    """The identity of the job whose first decision has this sequence and time, in 16 hexadecimal digits. A later job of
+    the same id has another one, also in a ledger that was restored from an older copy."""
     return sha256(f"{tenant} {job_id} {sequence} {at_s!r}".encode()).hexdigest()[:16]
 
 
@@ -189,12 +189,12 @@ class Job:
 
     @property
     def own_gpus(self) -> tuple[GpuId, ...]:
-        """Those of its own type, in rank order: its share."""
+        """The GPUs of its own type, in rank order: its share."""
         return self.gpus[: len(self.gpus) - self.num_added_gpus] if self.num_added_gpus else self.gpus
 
     @property
     def added_gpus(self) -> tuple[GpuId, ...]:
-        """Those of other types, in rank order."""
+        """The GPUs of other types, in rank order."""
         return self.gpus[len(self.gpus) - self.num_added_gpus :]
 
     @property
@@ -249,12 +249,12 @@ class Job:
 
     @property
     def unsaved_iterations(self) -> int:
-        """As reported: those that a change of its GPUs loses."""
+        """The reported iterations that a change of its GPUs loses."""
         return max(self.iteration - self.checkpoint_iteration, 0) if self.restarts_to_resize else 0
 
     @property
     def rank_0_node(self) -> str:
-        """Of the generation that trains, or trained last; "" if none is placed."""
+        """The node of rank 0 in the generation that trains, or trained last; "" if none is placed."""
         gpus = self.gpus if self.previous_generation is None else self.previous_generation.gpus
         return gpus[0].node_id if gpus else ""
 

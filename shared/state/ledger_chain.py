@@ -64,7 +64,7 @@ class LedgerChain:
 
     @property
     def digest(self) -> str:
-        """Of all messages up to `sequence`, in hexadecimal digits."""
+        """The digest of all messages up to `sequence`, in hexadecimal digits."""
         return self._recent[-1].digest.hex()
 
     def add(self, record: LedgerRecord, message: LedgerMessage) -> ChainBreak | None:

@@ -71,7 +71,7 @@ def without_awaited_nodes(state: PoolState) -> PoolState:
 
 
 class CapacityDrop(NamedTuple):
-    """From at_s on the pool has num_gpus GPUs less than before."""
+    """The pool has num_gpus GPUs fewer than before, from at_s on."""
 
     at_s: float
     num_gpus: int
@@ -181,7 +181,7 @@ def with_speed_on_node(state: PoolState, job: Job, event: JobProgressed) -> Pool
 
 
 def without_speeds_on_node(state: PoolState, node_id: str) -> PoolState:
-    """After a node has joined anew, or is forgotten."""
+    """Forget the speeds on a node that has joined anew, or is forgotten."""
     if node_id not in state.speeds_on_nodes:
         return state
     return fast_replace(state, speeds_on_nodes=state.speeds_on_nodes.delete(node_id))
@@ -213,7 +213,7 @@ def slower_node_in_words(node_id: str, gpu_type: str, part: float) -> str:
 
 
 def nodes_with_other_files(state: PoolState, job: Job, storing: str) -> tuple[str, ...]:
-    """Those on which the job has trained in another data folder than the one from which this node stores files.
+    """The nodes on which the job has trained in another data folder than the one from which this node stores files.
 
     Nodes that share a data folder name it alike.
     """

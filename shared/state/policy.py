@@ -36,7 +36,7 @@ def _may_be_answer(event: PlanEvent, command: Command) -> bool:
 
 
 def _no_replies(state: PoolState, command: Command, events: tuple[PlanEvent, ...]) -> tuple[Reply, ...]:
-    """Of a service that takes no commands."""
+    """A service that takes no commands sends no replies."""
     return ()
 
 

@@ -41,7 +41,7 @@ class Demand:
     newest: tuple[float, ...] = ()
 
     def added(self, at_s: float, gpu_seconds: float, window_s: float) -> "Demand":
-        """With one more submission; the oldest are dropped."""
+        """The demand with one more submission; the oldest are dropped."""
         newest = (*self.newest, at_s, gpu_seconds, window_s)
         since_s = at_s if self.since_s is None else self.since_s
         if len(newest) < 3 * DEMAND_CHUNK:
@@ -64,7 +64,7 @@ class IdleWindows:
     newest_s: tuple[float, ...] = ()
 
     def added(self, lengths_s: Iterable[float]) -> "IdleWindows":
-        """With more windows; the oldest are dropped. A window without a length is none."""
+        """The windows with these added; the oldest are dropped. A window without a length is none."""
         more = tuple(length_s for length_s in lengths_s if length_s > 0.0)
         if not more:
             return self
@@ -258,7 +258,7 @@ class PoolState:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all jobs and padding loads that are known."""
+        """The names of all jobs and padding loads that are known."""
         return (*self.live_jobs, *self.ended_jobs, *self.loads)
 
     def decision_on(self, position: QueuePosition) -> int | None:

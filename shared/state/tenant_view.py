@@ -79,7 +79,7 @@ def _without_jobs(nodes: Mapping[str, NodeState]) -> Mapping[str, NodeState]:
 
 
 def tenant_parts(state: PoolState) -> dict[str, TenantPart]:
-    """By tenant; of each that has a job, a load or a reserved quote."""
+    """The part of each tenant that has a job, a load or a reserved quote, by tenant."""
     live, ended = _live_by_tenant(state.live_jobs), _ended_by_tenant(state.ended_jobs)
     loads, quotes = _by_tenant(state.loads), _by_tenant(state.quote_reservations)
     return {
@@ -195,7 +195,10 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterPosition:
-    """For the next monitor. histories_to: all histories hold up to this sequence. tenants: that have a view."""
+    """The position of the writer, for the next monitor.
+
+    histories_to: all histories hold up to this sequence. tenants: that have a view.
+    """
 
     histories_to: int
     tenants: tuple[str, ...] = ()

@@ -82,12 +82,15 @@ class BaselineJob:
         return levels[fitting - 1] if fitting else 0
 
     def seconds_left(self, num_gpus: int, now_s: float) -> float:
-        """Until its end on this many GPUs from now on, the resize included."""
+        """Seconds until its end on this many GPUs from now on, the resize included."""
         rate = self.curve.throughput(num_gpus)
         return self.stall_s(num_gpus, now_s) + self.remaining_iterations / rate if rate else math.inf
 
     def stall_s(self, num_gpus: int, now_s: float) -> float:
-        """Without progress from now on at this share; the rest of the last resize if it holds that share already."""
+        """Seconds without progress from now on at this share.
+
+        They are the rest of the last resize if it holds that share already.
+        """
         cost_s = self.resize_cost.seconds(num_gpus)
         return cost_s if num_gpus != self.current_num_gpus else max(self.held_since_s + cost_s - now_s, 0.0)
 

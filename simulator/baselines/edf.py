@@ -170,7 +170,10 @@ def _minimum_satisfactory_share(job: BaselineJob, free: _Free, now_s: float) -> 
 
 
 def _fill(job: BaselineJob, free: _Free, cap: int, now_s: float) -> list[_Held] | None:
-    """At each instant the largest free level up to the cap, each resize charged; None if it ends too late."""
+    """The schedule with the largest free level up to the cap at each instant; None if it ends too late.
+
+    Each resize is charged.
+    """
     left, share, ready_s = job.remaining_iterations, job.current_num_gpus, now_s
     ready_s += job.stall_s(share, now_s)
     schedule: list[_Held] = []

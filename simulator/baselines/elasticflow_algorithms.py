@@ -71,7 +71,7 @@ def fill_forward(
 
 @compiled
 def gpu_seconds(plan_T: Integers, seconds_T: Floats, levels_L: Integers, rates_L: Floats, iterations: float) -> float:
-    """Of the plan until the iterations are done."""
+    """The GPU-seconds of the plan until the iterations are done."""
     used = 0.0
     for slot in range(len(plan_T)):
         rate = rates_L[plan_T[slot]]

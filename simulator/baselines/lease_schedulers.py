@@ -124,7 +124,7 @@ class ThemisInSlots(AdmitsAll):
 
 
 def fair_time_shares(jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> dict[str, float]:
-    """Of each job, so that the greatest rho is least: the smallest ones that keep it.
+    """The time share of each job, so that the greatest rho is least: the smallest shares that keep it.
 
     For a given rho the least share of each job is known, and falls with rho. So bisection solves the program exactly:
     the least rho at which no share exceeds 1 and all of them fit into the GPUs.

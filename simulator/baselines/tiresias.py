@@ -30,7 +30,7 @@ class Tiresias(AdmitsAll):
         return Shares(num_gpus_by_job=shares, valid_until_s=self.next_change_s(jobs, shares, num_gpus, now_s))
 
     def in_order(self, jobs: Sequence[BaselineJob], now_s: float) -> list[BaselineJob]:
-        """By queue, then by arrival."""
+        """The jobs by queue, then by arrival."""
         return sorted(jobs, key=lambda job: (self.queue(job, now_s), *by_arrival(job)))
 
     def queue(self, job: BaselineJob, now_s: float) -> int:

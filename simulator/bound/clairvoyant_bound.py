@@ -142,7 +142,10 @@ def _bounded(demand: Demand, num_gpus_G: IntArray, share_kept: float) -> _Part:
 
 
 def _solved(demand: Demand, grid: Grid, num_gpus_G: IntArray) -> _Part | None:
-    """By HiGHS; None if it fails. The value is that of the prices: a bound for any tolerance of the solver."""
+    """The solution by HiGHS; None if it fails.
+
+    The value is that of the prices: a bound for any tolerance of the solver.
+    """
     solution = bound_program.solve(demand, grid, num_gpus_G)
     if solution is None:
         return None

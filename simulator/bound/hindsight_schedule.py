@@ -324,7 +324,7 @@ class Timetable:
 
 
 def _levels_by_type(job: TraceJob, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> dict[int, _Levels]:
-    """Of each type on which the job runs, by its position."""
+    """The levels of each type on which the job runs, by the position of the type."""
     by_type = dict[int, _Levels]()
     for gpu_type, (name, num_gpus) in enumerate(num_gpus_by_type.items()):
         curve = job.curve_on(name)
@@ -344,7 +344,7 @@ def _with_base(prices_G: Sequence[PriceProfile]) -> list[tuple[FloatArray, Float
 
 
 def _mean(prices: PriceProfile) -> float:
-    """From the first start to the last."""
+    """The mean price from the first start to the last."""
     lengths_s = np.array([end_s - start_s for start_s, end_s in pairwise(prices.starts_s_B)])
     return float(np.array(prices.price_per_gpu_s_B[:-1]) @ lengths_s) / lengths_s.sum() if len(lengths_s) else 0.0
 

@@ -87,11 +87,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             self.call_soon(callback, context=Context())
 
     def pause(self, process: str) -> None:
-        """As SIGSTOP: nothing of this process runs until it is resumed. Its timers and messages wait."""
+        """Stop a process as SIGSTOP does: nothing of it runs until it is resumed. Its timers and messages wait."""
         self._ready.paused.setdefault(process, [])
 
     def resume(self, process: str) -> None:
-        """As SIGCONT: run what has become ready meanwhile, in this order."""
+        """Continue a process as SIGCONT does: run what has become ready meanwhile, in this order."""
         self._ready.extend(self._ready.paused.pop(process, ()))
 
     def call_at(

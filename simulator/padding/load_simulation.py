@@ -41,7 +41,7 @@ _ROUNDING_S = 1e-6
 
 
 def jain_index(values: Sequence[float]) -> float:
-    """From 1 / n for one positive value to 1 for equal ones; 1 if all are 0."""
+    """The index: from 1 / n for one positive value to 1 for equal ones; 1 if all are 0."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0
 
@@ -115,7 +115,7 @@ class LoadOutcome:
 
     @property
     def useful_share(self) -> float | None:
-        """Of the time given to the load (theta), as measured; None if it got none."""
+        """The useful share of the time given to the load (theta), as measured; None if it got none."""
         return self.useful_s / self.given_s if self.given_s else None
 
 
@@ -153,7 +153,7 @@ class LoadsResult:
         return max(ends_s) if len(ends_s) == len(self.outcomes) else None
 
     def predicted_useful_share(self, load: PaddingLoad) -> float | None:
-        """By the cost model, for this load alone in all windows that it may use; None if there are none."""
+        """The share by the cost model, for this load alone in all windows that it may use; None if there are none."""
         usable_s = [seconds for window in self.windows if (seconds := load.usable_s(window)) > 0]
         return cost_model.useful_share(usable_s, load.cost) if usable_s else None
 

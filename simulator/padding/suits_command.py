@@ -60,7 +60,10 @@ def suits(
 
 
 def suitability(windows_s: list[float], cost: TaskCost, price_ratio: float) -> Suitability:
-    """Without windows, admission opens each load that would pay in an endless one."""
+    """What tasks of this cost yield in idle windows.
+
+    Without windows, admission opens each load that would pay in an endless one.
+    """
     share = useful_share(windows_s, cost) if windows_s else None
     best_s = best_task_s_by_quantiles(windows_s, cost.overhead_s, cost.start_stop_s) if windows_s else None
     best = None

@@ -16,7 +16,7 @@ ADVICE = f"a file of windows has the columns {', '.join(REQUIRED)}, and perhaps 
 
 @dataclass(frozen=True, slots=True)
 class IdleWindow:
-    """From when a GPU is idle until a job is placed on it. gpu_type: "" if unknown."""
+    """The time from when a GPU is idle until a job is placed on it. gpu_type: "" if unknown."""
 
     gpu: str
     start_s: float

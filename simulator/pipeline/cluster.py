@@ -227,7 +227,7 @@ class VirtualCluster:
     # -- running -----------------------------------------------------------------------------------------
 
     def run(self, until_s: float) -> None:
-        """Until every submission has reached an end and all its workers are gone, or for until_s seconds."""
+        """Run until every submission has reached an end and all its workers are gone, or for until_s seconds."""
         self.loop.advance_to(START_S + until_s, self.at_rest)
 
     def run_for(self, duration_s: float, done: Callable[[], bool] | None = None) -> None:

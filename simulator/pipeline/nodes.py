@@ -303,7 +303,7 @@ SNAPSHOT_CHECK_S = 0.5  # between two checks
 
 
 class MonitorTasks:
-    """Of one replica of the monitor, through all its restarts."""
+    """The tasks of one replica of the monitor, through all its restarts."""
 
     def __init__(self, pool: str, clock: Clock) -> None:
         self._pool, self._clock = pool, clock

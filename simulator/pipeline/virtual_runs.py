@@ -69,7 +69,7 @@ class RendezvousModel:
         self._loop.after(prepare_s, lambda: self._arrive(run, rendezvous, process, rendezvous_rank))
 
     def _arrive(self, run: Run, rendezvous: Rendezvous, process: Process, rendezvous_rank: int) -> None:
-        """After the last arrival, all workers switch at the next step boundary."""
+        """Count an arrival. All workers switch at the next step boundary after the last one."""
         if not self._lives(process) or rendezvous_rank in rendezvous.present or run.broken:
             return
         rendezvous.present[rendezvous_rank] = process
@@ -105,7 +105,7 @@ class RendezvousModel:
         self._loop.after(first_step_s, lambda: self._report_switch(run, resize))
 
     def _report_switch(self, run: Run, resize: ResizeTimeline) -> None:
-        """After the first step, joining workers report their start, staying workers their new rank."""
+        """Joining workers report their start after the first step, staying workers their new rank."""
         if run.broken:
             return
         for rank, process in sorted(run.processes.items()):

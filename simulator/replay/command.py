@@ -81,7 +81,7 @@ def replay(
 
 
 def _seconds_after_begin(text: str) -> float | None:
-    """Of "+400"; None of an instant."""
+    """The seconds of "+400"; None of an instant."""
     is_relative = text.startswith("+") and text[1:].replace(".", "", 1).isdecimal()
     return float(text) if is_relative else None
 

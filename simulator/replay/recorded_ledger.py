@@ -107,7 +107,7 @@ class JobRegistry:
 
     @property
     def jobs(self) -> Mapping[str, Job]:
-        """By id."""
+        """The jobs by id."""
         return {**self._ended, **self._state.live_jobs}
 
 
@@ -121,7 +121,7 @@ def job_registry(entries: tuple[Entry, ...]) -> Mapping[str, Job]:
 
 
 def iterations_taken(jobs: Mapping[str, Job], job: Job) -> int:
-    """As many as the job took among these, where a metric may have ended it early; else its maximum."""
+    """The iterations that the job took among these, where a metric may have ended it early; else its maximum."""
     recorded = jobs.get(job.job_id)
     if recorded is not None and recorded.phase is Phase.FINISHED:
         return recorded.iteration

@@ -107,7 +107,7 @@ def margin_s(state: PoolState, job: Job) -> float | None:
 
 
 def _predicted_speed(state: PoolState, job: Job) -> float:
-    """Of a job that has not reported any so far."""
+    """The speed predicted for a job that has not reported any so far."""
     from elasticflow.simulator.replay.counterfactual import placed_rate
 
     return placed_rate(state, job)

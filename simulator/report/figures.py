@@ -79,7 +79,7 @@ def lines_over_time(axes: "Axes", edges_s_B: FloatArray, values_by_series: Mappi
 
 
 def legend(axes: "Axes") -> None:
-    """Beside the axes, where it covers no line."""
+    """Draw the legend beside the axes, where it covers no line."""
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
@@ -295,7 +295,7 @@ def mixes(matrix: RunMatrix, runner: Runner) -> Section:
 
 
 def _of_all(matrix: RunMatrix, runner: Runner, workload: Workload, cluster: ClusterShape) -> list[Outcome]:
-    """Of each policy, in their order."""
+    """The outcomes of all policies, in their order."""
     return runner(matrix.run_of(workload, cluster, policy) for policy in matrix.policies)
 
 

@@ -103,7 +103,10 @@ def _run(run: SimulatedRun) -> Outcome:
 
 
 def _ignore_interrupts() -> None:
-    """In a worker process between two runs: Ctrl-C reaches all processes of a terminal, and the parent handles it."""
+    """Ignore interrupts in a worker process between two runs.
+
+    Ctrl-C reaches all processes of a terminal, and the parent handles it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

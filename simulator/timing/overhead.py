@@ -135,7 +135,7 @@ def _measured(file: Path, total_gpus: int) -> Overhead:
 
 
 def _cost(file: Path, seconds: Any, expected: str) -> ResizeCost:
-    """Of seconds by number of GPUs."""
+    """The resize cost from seconds by number of GPUs."""
     if not isinstance(seconds, dict) or not seconds:
         raise bad_input(file, expected)
     costs = sorted(_measurement(file, num_gpus, cost_s) for num_gpus, cost_s in seconds.items())

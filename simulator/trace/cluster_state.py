@@ -228,7 +228,7 @@ class ClusterState:
     def _stop(
         self, job_id: str, gpus: tuple[GpuId, ...], now_s: float, iteration: float, before: Training | None
     ) -> tuple[float, float]:
-        """From when to when the job does not train."""
+        """The start and the end of the time in which the job does not train."""
         left = (self._left[gpu] for gpu in gpus if gpu in self._left)
         begins_s = max((now_s, *(gone_s for last_job_id, gone_s in left if last_job_id != job_id)))
         if before is None:

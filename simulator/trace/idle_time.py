@@ -51,7 +51,7 @@ class IdleTimeMeter:
             self._since_s = state.idle_since_s
 
     def idle_time(self, ended_at_s: float) -> IdleTime:
-        """Of the simulation that ends now."""
+        """The idle time of the simulation that ends now."""
         self._advance(ended_at_s)
         self._end_windows({}, ended_at_s)
         return IdleTime(gpu_seconds=self._gpu_seconds, windows=tuple(self._windows))

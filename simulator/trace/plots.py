@@ -73,7 +73,7 @@ def efficiency(result: Result) -> Pieces:
 
 
 def _trained(occupancy: Occupancy) -> Iterator[tuple[float, float, float]]:
-    """From when to when, and how fast: until the switch, and after it."""
+    """Start, end and speed of its training: until the switch, and after it."""
     stops_s = min(occupancy.stops_s, occupancy.left_at_s)
     yield occupancy.placed_at_s, stops_s, occupancy.previous_iterations_per_s
     yield occupancy.starts_s, occupancy.left_at_s, occupancy.iterations_per_s

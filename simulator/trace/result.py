@@ -164,7 +164,7 @@ class Result:
 
     @cached_property
     def makespan_s(self) -> float:
-        """From the first submission to the last end."""
+        """Seconds from the first submission to the last end."""
         ends_s = [fate.finished_at_s for fate in self.fates if fate.finished_at_s is not None]
         if self.partial:
             ends_s.append(self.ended_at_s)
@@ -187,7 +187,7 @@ class Result:
 
     @property
     def mean_jct_best_effort_s(self) -> float | None:
-        """From submission to end, over the best-effort jobs that ended."""
+        """The mean time from submission to end, over the best-effort jobs that ended."""
         times_s = [
             fate.finished_at_s - fate.job.submitted_at_s
             for fate in self.fates

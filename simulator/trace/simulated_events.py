@@ -51,7 +51,7 @@ def node_joined(
 
 
 def node_left(node: NodeState, at_s: float) -> NodeLost:
-    """At its announced end."""
+    """The loss of a node at its announced end."""
     return NodeLost(node_id=node.node_id, incarnation=node.incarnation, reason="left", at_s=at_s)
 
 

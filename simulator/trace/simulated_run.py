@@ -33,7 +33,7 @@ SIZES_GPU_S = {"small": (0.0, 1e4), "medium": (1e4, 2e5), "large": (2e5, float("
 
 
 def completion_numbers(result: Result) -> Mapping[str, float | None]:
-    """By name; None where no job ended that would count.
+    """The numbers by name; None where no job ended that would count.
 
     Times run from a job's submission to its end, or to its first GPUs (queueing), over the jobs that ended. A job of
     unknown size is in no class. utilization: GPU-hours held over those of the pool, over the makespan.
@@ -87,7 +87,7 @@ def _size_gpu_s(fate: Fate) -> float:
 
 
 def numbers_by_type(result: Result) -> Mapping[str, Mapping[str, object]]:
-    """By type, in the order of the pool.
+    """The numbers by type, in the order of the pool.
 
     jobs: admitted there. promised: those of class slo. gpu_hours: held by jobs, stops included. utilization: their part
     of all GPU-hours of the type in the makespan.

@@ -32,7 +32,7 @@ class Held(NamedTuple):
 
 
 class GpusFrom(NamedTuple):
-    """From from_s on there are `num_gpus` GPUs, fewer than before: a node ends."""
+    """There are `num_gpus` GPUs from from_s on, fewer than before: a node ends."""
 
     from_s: float
     num_gpus: int

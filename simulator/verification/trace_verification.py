@@ -264,7 +264,7 @@ class TraceVerification:
         return _gpus_until_ends(state, 0 if self._exposed else state.config.reserve_nodes)
 
     def _held_otherwise(self, state: PoolState, num_gpus_by_job: Mapping[str, int]) -> list[str]:
-        """Where the allocation differs from the certified schedules."""
+        """The problems where the allocation differs from the certified schedules."""
         problems = [
             f"{job_id}: the allocation gives it {given} GPUs, its schedule {certified.num_gpus}"
             for job_id, certified in self._certified.items()

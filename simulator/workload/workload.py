@@ -231,7 +231,7 @@ class ClusterShape:
 
     @cached_property
     def num_gpus_by_type(self) -> Mapping[str, int]:
-        """In the order of the types; the type is "" if all GPUs are equal."""
+        """The number of GPUs by type, in the order of the types; the type is "" if all GPUs are equal."""
         if self.pool is None:
             return {NO_TYPE: self.num_nodes * self.gpus_per_node}
         return self.pool.num_gpus_by_type
@@ -246,7 +246,7 @@ class ClusterShape:
 
     @cached_property
     def nodes(self) -> Mapping[str, SimulatedNode]:
-        """By id, in the order of their names."""
+        """The nodes by id, in the order of their names."""
         digits = len(str(self.num_nodes - 1))
         shapes = (
             SimulatedNode(gpu_type, min(self.gpus_per_node, count - first))
@@ -257,7 +257,7 @@ class ClusterShape:
 
     @property
     def node_ids(self) -> tuple[str, ...]:
-        """In the order of their names."""
+        """The ids of the nodes, in the order of their names."""
         return tuple(self.nodes)
 
     def gpus_of(self, node_id: str) -> tuple[GpuId, ...]:

@@ -58,7 +58,7 @@ def outcomes(found: dict[str, Answer]) -> dict[str, Outcome]:
 
 
 def test_a_damaged_message_at_the_end_of_the_ledger_is_named_to_each_reader(damaged: Damaged) -> None:
-    """Nothing lies behind the gap: a reader would wait for ever."""
+    """Nothing lies behind the gap: a reader would wait without end."""
     found = damaged.flip(damaged.block(LEDGER), -20)
     assert {name: found[name].outcome for name in OF_LEDGER} == dict.fromkeys(OF_LEDGER, Outcome.NAMED)
     for name in (*OF_LEDGER, "doctor"):

@@ -30,7 +30,7 @@ MEMORY, OUT = WORK.memory, WORK.found
 
 @st.composite
 def free_pieces(draw: st.DrawFn, max_size: int = 5) -> Pieces:
-    """From when on how many GPUs are free, for ever in the end."""
+    """The times from which numbers of GPUs are free; the last piece has no end."""
     now_s = draw(st.sampled_from([0.0, 1_800_000_000.0]))
     lengths_s = draw(st.lists(st.sampled_from([0.5, 3.0, 20.0, 100.0, 400.0]), max_size=max_size - 1))
     size = len(lengths_s) + 1

@@ -1,6 +1,6 @@
 """A job whose start ends the executor: it takes at most two nodes along, then fails, and the other jobs go on.
 
-If its workers end all executors of the pool at once, no node is a witness, and each time counts as a crash.
+If its workers end all executors of the pool at once, no node outlives another, and each time counts as a crash.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ OUTAGE_S = 12.0  # longer than the monitor waits for a heartbeat
 
 
 def was_without_nodes(cluster: VirtualCluster) -> bool:
-    """Whether all nodes were gone at some time: no start before that has a witness."""
+    """Whether all nodes were gone at some time: no node outlived a start before that."""
     alive = set[str]()
     for entry in cluster.entries:
         match entry.message:

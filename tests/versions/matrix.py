@@ -21,7 +21,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-NEWEST_PYTHON = "3.14"  # tried without an interpreter, too: nobody may need a compiler there
+NEWEST_PYTHON = "3.14"  # tried without an interpreter, too: no user may need a compiler there
 EXTRAS = ("embedded", "plot", "web", "joblib", "fsspec", "train", "adapters", "safetensors", "tensorboard", "examples")
 TOOLS = (
     "hypothesis",

@@ -32,7 +32,7 @@ class NoisyDigits(Digits):
 
 
 class NaiveDigits(NoisyDigits):
-    """Without virtual nodes, as plain data-parallel training."""
+    """The same digits without virtual nodes, as plain data-parallel training."""
 
     virtual_nodes = 0
     reproducible: ClassVar[Literal["bitwise", "fast"]] = "fast"

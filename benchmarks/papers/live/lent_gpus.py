@@ -18,8 +18,8 @@ class TimedOfTwelve(Timed):
 
 
 def lent_gpus(*, own: int, lent: int, period_s: float, rounds: int, million_parameters: int) -> Mapping[str, float]:
-    """By way and number of lent slots: the part of the ideal; the work over that of the own slots alone; and the
-    shortest interval at which borrowing gains, in seconds.
+    """Numbers by way and number of lent slots: the part of the ideal; the work over that of the own slots alone; and
+    the shortest interval at which borrowing gains, in seconds.
     """
     rows = asyncio.run(
         measure_transient(

@@ -28,7 +28,7 @@ class LiveStore:
         write_json(self._file(analogue, part), {**result, "code": code_digest()})
 
     def result(self, analogue: Analogue, part: int) -> Mapping[str, Any] | None:
-        """None if it was not measured yet."""
+        """The result of a part; None if it was not measured yet."""
         file = self._file(analogue, part)
         if not file.exists():
             return None

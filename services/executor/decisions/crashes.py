@@ -139,9 +139,10 @@ def wait_ends_s(state: State, job: Job, worker: WorkerRecord) -> float | None:
 
 
 def _survivor_wait_s(state: State, job: Job, worker: WorkerRecord) -> float:
-    """For the ledger to confirm the loss; or, once a switch is ordered, for the rendezvous of all its workers.
+    """How long a survivor waits for the ledger to confirm the loss.
 
-    Joining workers come to the rendezvous only when they have built their models.
+    Once a switch is ordered, it waits for the rendezvous of all its workers instead. Joining workers come to the
+    rendezvous only when they have built their models.
     """
     timeouts, before = state.pool.config.timeouts_of(spec_of(job)), job.previous_generation
     if not worker.is_switching_to(job.generation):

@@ -87,7 +87,7 @@ def must_store(state: State, job: Job) -> bool:
 
 
 def with_upload(state: State, upload: StoreArtifacts | ArtifactsUploaded) -> State:
-    """With the newest upload of a job: ordered, or done. The end of an older one changes nothing."""
+    """The state with the newest upload of a job: ordered, or done. The end of an older one changes nothing."""
     known = state.uploads.get(upload.job_id)
     if isinstance(upload, ArtifactsUploaded) and (known is None or known.due != upload.due):
         return state

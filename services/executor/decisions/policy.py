@@ -155,7 +155,7 @@ def _is_awaited(state: State) -> bool:
 
 
 def _joined(state: State, now_s: float) -> NodeJoined:
-    """To be repeated, it must be later than the one before, whatever the clock says."""
+    """The join of this node. A repeated one must be later than the one before, whatever the clock says."""
     node = state.pool.nodes.get(state.node_id)
     since_s = node.since_s if node is not None and node.incarnation == state.incarnation else 0.0
     return NodeJoined(

@@ -1,4 +1,4 @@
-"""Which worker processes this node must start, stop, kill, or ask for a checkpoint. Pure.
+"""The worker processes that this node must start, stop, kill, or ask for a checkpoint. Pure.
 
 Compares what the ledger places here with what runs here. `crash_survivors` decides for workers that switch.
 """

@@ -124,7 +124,7 @@ class WorkerRecord:
 
     @property
     def generations(self) -> tuple[int, ...]:
-        """Those of which it may be a worker now."""
+        """The generations of which it may be a worker now."""
         target = self.target
         return (self.id.generation,) if target is None else (self.id.generation, target.generation)
 
@@ -246,11 +246,11 @@ class State:
 
     @property
     def running(self) -> tuple[WorkerRecord, ...]:
-        """In the order of their ids."""
+        """The running workers, in the order of their ids."""
         return tuple(sorted((w for w in self.workers.values() if w.runs), key=lambda w: w.id))
 
     def workers_of(self, job_id: str) -> tuple[WorkerRecord, ...]:
-        """In the order of generations and ranks."""
+        """The workers of a job, in the order of generations and ranks."""
         return tuple(sorted((w for w in self.workers.values() if w.id.job_id == job_id), key=lambda w: w.id))
 
     def with_worker(self, worker: WorkerRecord) -> "State":

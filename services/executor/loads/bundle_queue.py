@@ -30,7 +30,7 @@ STALE_S = TASK_ACK_WAIT_S / 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PulledBundle:
-    """Until it is settled, no other node has it. pulled_at_s: by the clock of the event loop."""
+    """A bundle that no other node has until it is settled. pulled_at_s: by the clock of the event loop."""
 
     load: Load
     item: WorkItem
@@ -181,7 +181,10 @@ class BundleSettlement:
             await self._bus.append(subject, encode_results(batch), message_id=fresh_id())
 
     async def _try_again(self, failure: TaskResult) -> None:
-        """Beside a full stream the failure is the result: else tasks that fail would fill the stream for ever."""
+        """Append the task again. If the stream is full, the failure is the result.
+
+        Otherwise tasks that fail would fill the stream forever.
+        """
         try:
             await self._append_again([failure.index], self._num_attempts)
         except StorageFull:

@@ -65,7 +65,7 @@ class FoundModel:
 
 
 def newest_model(job_folder: Path) -> FoundModel | None:
-    """None if no worker has written one."""
+    """The newest model in the job's folder; None if no worker has written one."""
     try:
         folder = _open_folder(job_folder, MODEL_FOLDER)
     except OSError:
@@ -101,7 +101,7 @@ class _File(NamedTuple):
 
 
 def _files_below(job_folder: Path, name: str, inputs: Mapping[str, Any]) -> tuple[list[_File], list[UnstoredFile]]:
-    """Without inputs that are unchanged."""
+    """The files below a folder of the job, and those that cannot be stored; without inputs that are unchanged."""
     files: list[_File] = []
     unsuitable: list[UnstoredFile] = []
     try:
@@ -234,7 +234,7 @@ class NotStored(Exception):
 
 
 class ArtifactUploads:
-    """Of one node. uri: of a folder, instead of the object store. note: receives `ArtifactsUploaded`."""
+    """The uploads of one node. uri: of a folder, instead of the object store. note: receives `ArtifactsUploaded`."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class ArtifactUploads:
         self._orders.put_nowait(order)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Execute each ordered upload, until cancelled."""
         while True:
             order = await self._orders.get()
             try:
@@ -271,7 +271,7 @@ class ArtifactUploads:
             self._note(uploaded)
 
     async def delete_old(self, clock: Clock, config: Callable[[], PoolConfig]) -> None:
-        """Until cancelled: keep the folder free of what is older than `artifacts_kept_s`. All nodes do, at any time."""
+        """Keep the folder free of what is older than `artifacts_kept_s`, until cancelled. All nodes do, at any time."""
         while self._folder is not None:
             if (kept_s := config().artifacts_kept_s) is not None:
                 try:
@@ -385,7 +385,7 @@ class ArtifactUploads:
                 raise NotStored(str(error)) from error
 
     def _write_to_log(self, order: StoreArtifacts, named: tuple[UnstoredFile, ...], num_unstored: int) -> None:
-        """To the log of rank 0. A worker could have put a link in its place."""
+        """Write what is not stored to the log of rank 0. A worker could have put a link in its place."""
         lines = [f"eflow: not stored, it stays on node {self._node_id}: {file.path}: {file.reason}" for file in named]
         if num_unstored > len(named):
             lines.append(f"eflow: and {num_unstored - len(named)} more files are not stored")

@@ -103,7 +103,10 @@ def _move(unfinished: Path, folder: Path) -> None:
 
 
 def _check_entries(data: bytes) -> None:
-    """Before `zipfile` makes an object of each: it reads as many as there are, whatever number the end record says."""
+    """Check the number of entries before `zipfile` makes an object of each.
+
+    It reads as many as there are, whatever number the end record says.
+    """
     count = data.count(b"PK\x01\x02")
     if count > MAX_ARCHIVE_FILES:
         raise ValueError(f"{count:,} entries are above {MAX_ARCHIVE_FILES:,}")

@@ -189,7 +189,7 @@ class ForkServer:
             del self._replies[request]
 
     def _isolation_of(self, request: int) -> Isolation | None:
-        """With a new control group, where this node has them. Raises OSError."""
+        """The isolation of a worker, with a new control group where this node has them. Raises OSError."""
         isolation, cgroups = self._isolation.isolation, self._isolation.cgroups
         if isolation is None or cgroups is None:
             return isolation

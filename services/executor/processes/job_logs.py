@@ -48,10 +48,10 @@ def new_lines(
     to_the_end: bool,
     max_counted_bytes: int = MAX_COUNTED_BYTES,
 ) -> list[LogLine]:
-    """At most so much, from the offset on. to_the_end: include an unfinished last line.
+    """The lines from the offset on, at most so much. to_the_end: include an unfinished last line.
 
-    Of a file that has grown far more, the newest lines, after one that says how many are left out. What it reads is
-    bounded, and holes are not read, however large the file claims to be. Raises OSError.
+    If a file has grown far more, it gives the newest lines, after one that says how many are left out. What it reads
+    is bounded, and holes are not read, however large the file claims to be. Raises OSError.
     """
     lines: list[LogLine] = []
     with open_regular_file(log_file) as file:
@@ -77,7 +77,7 @@ def new_lines(
 
 
 def _num_lines(file: int, offset: int, up_to: int, *, max_bytes: int) -> tuple[int, bool]:
-    """Those between both, without what is in holes or above the bound; and whether that is all."""
+    """The number of lines between both, without what is in holes or above the bound; and whether that is all."""
     num_lines, left_bytes, is_exact = 0, max_bytes, True
     while is_exact and offset < up_to:
         data = os.pread(file, min(_PART_BYTES, up_to - offset, left_bytes), offset)
@@ -115,7 +115,7 @@ def _parts(data: bytes, *, include_rest: bool) -> Iterator[bytes]:
 
 
 def _text(line: bytes) -> str:
-    """As a terminal shows it at last: a progress bar overwrites itself."""
+    """The line as a terminal shows it at last: a progress bar overwrites itself."""
     return line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
 
 
@@ -149,7 +149,7 @@ class _JobLog:
 
 
 class LogPublisher:
-    """Of one node."""
+    """Publishes the logs of one node."""
 
     def __init__(self, bus: Bus, pool: str, data_dir: Path, node_id: str, log: Any) -> None:
         self._bus, self._bucket = bus, streams.log_bucket(pool)
@@ -164,13 +164,13 @@ class LogPublisher:
         job.files.add(f"g{worker.generation}-r{worker.rank}")
 
     def resume(self, jobs: Iterable[Job]) -> None:
-        """After a start: publish what earlier workers of these jobs have written here, as far as it is on the bus."""
+        """Publish, after a start, what earlier workers of these jobs have written here, as far as it is on the bus."""
         for job in jobs:
             if (self._logs / job.job_id).is_dir():
                 self._jobs.setdefault(job.job_id, _JobLog(job.tenant, job.identity))
 
     async def run(self, folded: Callable[[], PoolState]) -> None:
-        """Until cancelled. folded: returns the state of the ledger."""
+        """Publish what is new until cancelled. folded: returns the state of the ledger."""
         self.resume(folded().live_jobs.values())
         while True:
             await self.publish(folded().live_jobs)
@@ -238,7 +238,7 @@ class LogPublisher:
         job.chunk = chunk
 
     async def _read_newest(self, job_id: str, job: _JobLog) -> None:
-        """Where an earlier executor of this node, or a failed turn, has stopped: maybe behind the stored number."""
+        """Find where an earlier executor of this node or a failed turn has stopped: maybe behind the stored number."""
         newest = await self._bus.get_value(self._bucket, self._key(job_id, job, NEWEST))
         chunk = job.chunk
         try:
@@ -274,7 +274,7 @@ _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[@-_])")  # colors, and movemen
 
 
 def last_lines(log_file: Path, secrets: Iterable[str] = ()) -> str:
-    """At most MAX_LAST_LINES lines of printable text, without these values of secrets; "" without a file.
+    """The last lines, at most MAX_LAST_LINES, of printable text, without these values of secrets; "" without a file.
 
     A worker can put a link or a pipe in place of its log file: neither is read.
     """
@@ -363,8 +363,10 @@ def shorten_oldest(folder: Path, *, max_bytes: int = MAX_FOLDER_BYTES) -> None:
 
 
 def _empty(log: int, log_file: Path, max_bytes: int) -> None:
-    """Without holes: keep the end in `<log_file>.1`. Lines that are written during the copy are lost; a full disk loses
-    the copy, not the bound."""
+    """Empty the log where it cannot have holes; keep its end in `<log_file>.1`.
+
+    Lines that are written during the copy are lost; a full disk loses the copy, not the bound.
+    """
     start = os.fstat(log).st_size - max_bytes
     if max_bytes:
         with contextlib.suppress(OSError):
@@ -373,7 +375,7 @@ def _empty(log: int, log_file: Path, max_bytes: int) -> None:
 
 
 def _replace(file: Path, data: bytes) -> None:
-    """Also a link of this name. Raises OSError, and leaves no part."""
+    """Replace the file, also a link of this name. Raises OSError, and leaves no part."""
     unfinished = file.with_name(f"{file.name}.unfinished")
     unfinished.unlink(missing_ok=True)
     try:

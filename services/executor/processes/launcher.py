@@ -41,7 +41,7 @@ MAX_AT_ONCE = 1_000
 
 
 class FrameRate:
-    """Of one worker. clock: monotonic seconds."""
+    """The message rate of one worker. clock: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -60,7 +60,7 @@ class GenerationSecrets:
 
     @classmethod
     def read(cls, file: Path | None) -> "GenerationSecrets":
-        """None: no file. Raises BadSettings."""
+        """Read the secret of the pool. file: None if there is none. Raises BadSettings."""
         if file is None:
             return cls()
         secret = private_bytes(VARIABLE, file).strip()
@@ -70,7 +70,7 @@ class GenerationSecrets:
         return cls(secret)
 
     def digest(self, pool: str) -> str:
-        """For `NodeJoined`: "none" without a secret, "" of one that may be guessed."""
+        """The digest for `NodeJoined`: "none" without a secret, "" of one that may be guessed."""
         if not self.pool_secret:
             return "none"
         if not _RANDOM.fullmatch(self.pool_secret):
@@ -310,5 +310,8 @@ class WorkerManager:
 
 
 def _last_lines(handle: WorkerHandle) -> str:
-    """Without values of the job's secrets. Blocks for one read of a file that this machine has just written."""
+    """The last lines of the worker's log, without values of the job's secrets.
+
+    Blocks for one read of a file that this machine has just written.
+    """
     return last_lines(handle.log_file, handle.assignment.secrets.values())

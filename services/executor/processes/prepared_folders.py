@@ -170,7 +170,7 @@ async def _until_larger(folder: Path, preparation: Preparation) -> None:
 
 
 def _is_larger(folder: Path, preparation: Preparation) -> bool:
-    """Also if it cannot be counted: its own code has closed a folder."""
+    """Whether the folder exceeds its bounds, or cannot be counted because its own code has closed a folder."""
     try:
         num_bytes, num_entries = bytes_and_entries_in(folder, up_to_entries=max_entries(preparation) + 1)
     except OSError:
@@ -206,7 +206,7 @@ class FetchedData:
     async def paths(
         self, tenant: str, data: Mapping[str, str], environment: Mapping[str, str], *, within_s: float
     ) -> dict[str, str]:
-        """Where the data is, by name; whether a local path exists is known to the worker only.
+        """The paths of the data, by name; whether a local path exists is known to the worker only.
 
         environment: variables and secrets of the job, for libraries that ask for credentials. Raises as
         `PreparedFolders.prepare`.

@@ -43,7 +43,7 @@ class WorkerIsolation(NamedTuple):
 
     @property
     def kind(self) -> Literal["none", "limits", "namespaces"]:
-        """As in `NodeJoined`."""
+        """The kind of isolation, as in `NodeJoined`."""
         if self.isolation is None:
             return "none"
         return "namespaces" if self.isolation.namespaces else "limits"
@@ -97,7 +97,7 @@ def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIs
 
 
 def _devices(settings: ExecutorSettings) -> tuple[str, ...]:
-    """Of this executor's GPUs only: the machine's others belong to other executors, or to nobody."""
+    """The devices of this executor's GPUs only: the machine's others belong to other executors, or to none."""
     if settings.device == "cpu":
         return ()
     own = settings.gpu_devices

@@ -64,7 +64,7 @@ class ForkServer:
         self._wakeup, self._signalled = socket.socketpair()
 
     def serve(self) -> None:
-        """Until the executor or the keeper is gone."""
+        """Serve requests until the executor or the keeper is gone."""
         self._watch_children()
         adopt_orphans()
         with without_gc():  # and kept out of later collections, so that children share its pages

@@ -81,7 +81,7 @@ class ArtifactsStored:
 
     @property
     def num_bytes(self) -> int:
-        """Of all stored files."""
+        """The number of bytes of all stored files."""
         return sum(file.num_bytes for file in self.all_files)
 
     @property
@@ -327,7 +327,7 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAtRisk:
-    """At its measured speed the job would miss its deadline. From the monitor.
+    """The job would miss its deadline at its measured speed. From the monitor.
 
     earliest_deadline_s: that admission would promise to an `AmendJob` at at_s, together with those of all other late
     jobs; None if there is none.

@@ -172,7 +172,7 @@ class PlanDecided:
     events: tuple[PlanEvent, ...]
 
     def queue_sequences(self) -> dict[str, int]:
-        """Of the only command about each job or load, by its name; empty if the decision tells no positions."""
+        """The queue sequence of a job's or load's only command, by its name; empty if the decision has no positions."""
         names = list(map(id_of, self.commands))
         times = Counter(names)
         positions = zip(names, self.queue_positions, strict=False)

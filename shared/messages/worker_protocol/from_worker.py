@@ -90,8 +90,9 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
-    """At most every 0.5 s. iterations_per_s: over recent steps, without the start; None: too few steps so far.
+    """A worker reports its steps, at most every 0.5 s.
 
+    iterations_per_s: over recent steps, without the start; None: too few steps so far.
     metrics: those known at this iteration, of the step before if no condition of the job needs them.
     """
 
@@ -208,12 +209,12 @@ _MODEL_FILE = re.compile(r"i([0-9]{14})(?:-([0-9a-f]{64}))?\.pt")
 
 
 def model_file_name(iteration: int, digest: str) -> str:
-    """Of the model after so many steps. digest: the SHA-256 of its bytes."""
+    """The name of the file of the model after so many steps. digest: the SHA-256 of its bytes."""
     return f"i{iteration:014d}-{digest}.pt"
 
 
 def iteration_of_model(file_name: str) -> int | None:
-    """None if it is no such file. Users' code may give a file any name."""
+    """The iteration in the name of a model file; None if it is no such file. Users' code may give a file any name."""
     found = _MODEL_FILE.fullmatch(file_name)
     return int(found[1]) if found and int(found[1]) <= MAX_ITERATIONS else None
 

@@ -58,7 +58,7 @@ class WorkQueue(Protocol):
     """One replica's access to a queue that all replicas of a consumer share."""
 
     async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
-        """At least one message as soon as there is one, and all that wait then; [] after timeout_s."""
+        """Return at least one message as soon as there is one, and all that wait then; [] after timeout_s."""
         ...
 
     async def close(self) -> None:
@@ -198,11 +198,11 @@ class Bus(Protocol):
         ...
 
     async def last_sequence(self, pool: str) -> int:
-        """Of the pool's ledger; 0 if it is empty."""
+        """The last sequence of the pool's ledger; 0 if it is empty."""
         return (await self.ledger_end(pool)).sequence
 
     async def last_subject_sequence(self, subject: str) -> int:
-        """Of one subject of a ledger, or of all that match one with wildcards; 0 if it has none."""
+        """The last sequence on one subject of a ledger, or on all that match one with wildcards; 0 if it has none."""
         ...
 
     async def last_record(self, subject: str) -> LedgerRecord | None:
@@ -259,7 +259,7 @@ class Bus(Protocol):
     # -- messages that are not stored
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        """To the present subscribers. Raises Unavailable, TooLarge."""
+        """Send to the present subscribers. Raises Unavailable, TooLarge."""
         ...
 
     async def subscribe(self, subject: str, queue: str = "") -> Subscription:

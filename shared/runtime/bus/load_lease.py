@@ -1,6 +1,6 @@
 """The lease of a padding load: the client that opened it renews it until it has all results, or has sent all tasks.
 
-A client that was killed would leave its load open for ever: the monitor cancels an open load without a lease. The
+A client that was killed would leave its load open forever: the monitor cancels an open load without a lease. The
 results of a load with a lease are its client's.
 """
 

@@ -26,7 +26,7 @@ class StreamLimits:
 
     Bounds are small because JetStream reserves them; what has none (the ledger: it is the truth; code,
     snapshots, values) takes what the disk has. Tasks and results of padding loads, artifacts and logs are bounded,
-    because a full disk stops all jobs. The oldest artifacts and logs make room for new ones. No tenant may fill the
+    because a full disk stops all jobs. New artifacts and logs replace the oldest ones. No tenant may fill the
     stream of commands alone.
     """
 
@@ -61,7 +61,7 @@ def check_replicas(found: Mapping[str, int], wanted: int) -> None:
 
 
 def protection_problems(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Where a stream lets its writers do what they may not: of an older version, or changed since."""
+    """What a stream lets its writers do although they may not: it is of an older version, or changed since."""
     name = wanted["name"]
     problems = [
         f"stream {name} has {setting}: {str(found.get(setting, False)).lower()}, so its writers may delete messages of "
@@ -182,10 +182,10 @@ def _stream(name: str, stream_subjects: list[str], limits: StreamLimits, **confi
 
 
 def _object_bucket(bucket: str, limits: StreamLimits, *, discard: str = "new", **config: Any) -> dict[str, Any]:
-    """Without rollups: with one, each writer could delete the objects of all."""
+    """The configuration of an object bucket, without rollups: with one, each writer could delete the objects of all."""
     return _stream(f"OBJ_{bucket}", [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"], limits, discard=discard, **config)
 
 
 def _key_value_bucket(bucket: str, limits: StreamLimits, **config: Any) -> dict[str, Any]:
-    """With the newest value of each key."""
+    """The configuration of a bucket that keeps the newest value of each key."""
     return _stream(f"KV_{bucket}", [streams.value_subject(bucket, ">")], limits, max_msgs_per_subject=1, **config)

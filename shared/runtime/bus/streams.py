@@ -168,5 +168,5 @@ def task_subjects(pool: str) -> str:
 
 
 def value_subject(bucket: str, key: str) -> str:
-    """Where the newest value of a key lies: the layout of every NATS key-value client."""
+    """The subject of the newest value of a key, in the layout of every NATS key-value client."""
     return f"$KV.{bucket}.{key}"

@@ -21,7 +21,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def rename_durably(path: Path, name: Path) -> None:
-    """In the same folder. The new name survives a crash of the machine, too."""
+    """Rename within the same folder. The new name survives a crash of the machine, too."""
     path.replace(name)
     folder = os.open(name.parent, os.O_RDONLY)
     try:

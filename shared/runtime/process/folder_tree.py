@@ -57,7 +57,7 @@ class _Counter:
 
 
 def _delete_entries(folder: int, top: int, counter: _Counter) -> bool:
-    """Of one open folder. Returns whether anything has changed."""
+    """Remove the entries of one open folder. Returns whether anything has changed."""
     has_changed = False
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -139,7 +139,7 @@ def bytes_and_entries_in(folder: Path, *, up_to_entries: int) -> tuple[int, int]
 
 
 def _entries(folder: int, folders: list[str]) -> Iterator[Entry]:
-    """Those of one open folder. folders: receives the names of folders among them."""
+    """The entries of one open folder. folders: receives the names of folders among them."""
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -152,7 +152,7 @@ def _entries(folder: int, folders: list[str]) -> Iterator[Entry]:
 
 
 def _opened(name: str, above: int) -> int | None:
-    """None: it is gone, or no folder any more. Raises PermissionError."""
+    """Open a folder in the one above; None if it is gone, or no folder any more. Raises PermissionError."""
     try:
         return os.open(name, _FOLDER, dir_fd=above)
     except PermissionError:

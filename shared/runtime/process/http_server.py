@@ -62,7 +62,7 @@ class HttpServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Where a client opens too many connections, a new one closes the oldest: others are answered nevertheless."""
+    """Closes the oldest connection for a new one where a client opens too many: others are answered nevertheless."""
 
     def __init__(self, *arguments: Any) -> None:
         self._open: dict[socket.socket, None] = {}

@@ -59,7 +59,7 @@ class NatsAccess:
         return seed
 
     def tls(self) -> ssl.SSLContext | None:
-        """None without a `ca`. Raises BadSettings."""
+        """The TLS context; None without a `ca`. Raises BadSettings."""
         if self.ca is None:
             if self.certificate is not None or self.key is not None:
                 raise BadSettings(("EF_NATS_CERT, EF_NATS_KEY: set EF_NATS_CA too",))

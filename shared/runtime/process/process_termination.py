@@ -34,7 +34,7 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 
 
 def preexec_die_with_parent() -> Callable[[], None] | None:
-    """For `subprocess.Popen(preexec_fn=...)`, made in the parent: only system calls between fork and exec."""
+    """The value of `subprocess.Popen(preexec_fn=...)`, made in the parent: only system calls between fork and exec."""
     if _LIBC is None:
         return None
     parent_pid = os.getpid()
@@ -93,7 +93,10 @@ def end_adopted(kept: Container[int] = (), *, timeout_s: float) -> bool:
 
 
 def _children() -> list[int]:
-    """Also zombies. Read from the kernel in one step: a walk over all processes is slower than a chain of forks."""
+    """The children of this process, zombies included.
+
+    The kernel lists them in one step: a walk over all processes is slower than a chain of forks.
+    """
     found: list[int] = []
     for file in glob.glob("/proc/self/task/*/children"):
         with contextlib.suppress(OSError), open(file) as children:

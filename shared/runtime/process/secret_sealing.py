@@ -63,7 +63,7 @@ class SecretKeys:
 
     @property
     def public_key(self) -> str:
-        """For `secrets_key` of the pool's configuration."""
+        """The value for `secrets_key` of the pool's configuration."""
         return b64encode(bytes(self._keys[0].public_key)).decode()
 
     def open(self, tenant: str, secrets: Iterable[SealedSecret]) -> dict[str, str]:
@@ -95,8 +95,8 @@ VARIABLE, FILE_NAME = "EF_WORKERS_SECRET_FILE", "workers.secret"
 
 
 def workers_secret_file(environment: Mapping[str, str]) -> Path | None:
-    """Of an executor with this environment: the file that is named, or else one beside its key, or else one in its data
-    folder. None: there is none."""
+    """The workers' secret file of an executor with this environment, or None if there is none. It is the file that is
+    named, or else one beside its key, or else one in its data folder."""
     if named := file_named(environment, VARIABLE):
         return named
     key = file_named(environment, "EF_NATS_CREDS")

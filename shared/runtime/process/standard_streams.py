@@ -41,7 +41,7 @@ def adapt(stream: Any, encoding: str | None = None) -> None:
 
 
 def forget_stdout() -> None:
-    """After a failure to write: what is still to be written there goes nowhere, and is no failure at the exit."""
+    """Discard what is still to be written to stdout, after a failure to write: it is no failure at the exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,6 +1,6 @@
-"""Where commands print their results: a terminal, a file, or a pipe whose reader may stop early.
+"""The place where commands print their results: a terminal, a file, or a pipe whose reader may stop early.
 
-Colour only on a terminal, and not where NO_COLOR is set (rich sees to both).
+Output has colour only on a terminal, and not where NO_COLOR is set (rich sees to both).
 """
 
 import os
@@ -23,7 +23,7 @@ class _Console(Console):
 
 
 def console() -> Console:
-    """For results; made anew, so that it uses the present stdout. Raises BrokenPipeError if its reader has stopped."""
+    """A console for results, made anew to use the present stdout. Raises BrokenPipeError if its reader has stopped."""
     terminal = _Console(highlight=False)
     return terminal if terminal.is_terminal else _Console(highlight=False, width=_WIDTH_IN_FILES)
 

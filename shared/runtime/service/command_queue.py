@@ -431,7 +431,7 @@ class CommandQueue:
                 await self._answers.send(tenant, subject, answer)
 
     def _answer_subject(self, tenant: str, data: bytes) -> str:
-        """Of this tenant, whatever the data say: the sender of unreadable data may name a job of another tenant."""
+        """A subject of this tenant, whatever the data say: unreadable data may name a job of another tenant."""
         id = codec.id_in(data)
         return subjects.answer(tenant, self._pool, id) if id else ""
 

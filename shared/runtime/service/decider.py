@@ -142,7 +142,7 @@ class DecisionGuard:
         return not self._problems.keys() - {SIZE_REASON}
 
     def next_wait_s(self) -> float:
-        """Until the next attempt; each is longer than the one before."""
+        """The wait until the next attempt; each is longer than the one before, up to LONGEST_WAIT_S."""
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
         return wait_s
 

@@ -246,7 +246,7 @@ class Host(Generic[State]):
             await self._settle(result)
 
     async def _decided(self, now_s: float) -> DecideResult | None:
-        """None once another replica or service has changed the plan. Raises TooLarge."""
+        """The result of deciding; None once another replica or service has changed the plan. Raises TooLarge."""
         plan_end = self.folded.plan_sequence
         steps = self._decider.decide(self.state, self._projection.chain.digest, now_s)
         while True:

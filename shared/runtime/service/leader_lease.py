@@ -52,7 +52,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """To this process's knowledge: the server counts from a later instant."""
+        """Whether this process holds the lease, as far as it knows: the server counts from a later instant."""
         return self._clock.now_s() < self._until_s
 
     async def try_acquire(self) -> bool:

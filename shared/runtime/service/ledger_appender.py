@@ -35,7 +35,7 @@ class ReplyPublisher:
         self._clock, self._projection = clock, projection
 
     async def reply(self, taken: Sequence[Pending], events: tuple[Event, ...]) -> None:
-        """To the users of these commands, on which the events decide.
+        """Reply to the users of these commands, on which the events decide.
 
         The envelope names the command: the reply may be late, as a repeated one.
         """
@@ -46,7 +46,7 @@ class ReplyPublisher:
             await self._publish((reply,), cause_ids.get(to, ""))
 
     async def reply_again(self, decided_sequence: int, repeats: list[Pending]) -> None:
-        """To the users of commands that were delivered after the decision at this sequence of the ledger.
+        """Reply to the users of commands that were delivered after the decision at this sequence of the ledger.
 
         The envelope names the command: its user may wait for the reply to a later one by now.
         """
@@ -133,7 +133,7 @@ class LedgerAppender(Generic[State]):
         self._on_news()
 
     async def _was_stored(self, message_id: str) -> bool:
-        """After an append without an acknowledgement: fold the ledger up to its end and look."""
+        """Fold the ledger up to its end, and look whether it holds what was appended without an acknowledgement."""
         await self._projection.up_to(await self._bus.last_sequence(self._pool))
         stored = self._projection.last_decision_id == message_id
         if not stored:

@@ -16,7 +16,7 @@ from elasticflow.shared.state.ledger_chain import digest_with
 
 
 class LedgerBookmark:
-    """Of one reader of a pool's ledger, in a file of this machine."""
+    """The newest message that one reader of a pool's ledger has read, in a file of this machine."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -28,7 +28,7 @@ class LedgerBookmark:
         return cls(_folder(data_dir) / f"{_prefix(pool)}{reader}.json")
 
     def move(self, record: LedgerRecord) -> None:
-        """To the newest message that was read. Raises OSError."""
+        """Move to the newest message that was read. Raises OSError."""
         if record.sequence == self.sequence:
             return
         digest = digest_with("", record)
@@ -70,7 +70,7 @@ async def older_ledger(bus: Bus, pool: str, data_dir: Path) -> str | None:
 
 
 async def _digest_at(bus: Bus, pool: str, sequence: int) -> str:
-    """Of the message; "" if it cannot be read now, which others report."""
+    """The digest of the message; "" if it cannot be read now, which others report."""
     batches = bus.read(pool, after_sequence=sequence - 1, up_to=sequence)
     try:
         async with asyncio.timeout(DEFAULT_TIMEOUT_S), contextlib.aclosing(batches):  # pyright: ignore[reportArgumentType]

@@ -69,7 +69,7 @@ def subject_of(pool: str, event: Event) -> str:
 
 
 def _subjects_of(pool: str, event: Event) -> tuple[str, ...]:
-    """Where readers accept it: also on the job's own subject, which only services may use, and older executors did."""
+    """The subjects where readers accept it, also the job's own: only services may use that, and older executors did."""
     own = subject_of(pool, event)
     return (own, subjects.job(pool, cast(JobEvent, event).job_id)) if isinstance(event, JOB_EVENTS) else (own,)
 

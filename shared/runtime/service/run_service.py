@@ -1,4 +1,4 @@
-"""From `python -m services.X` to a running host: settings, logs, bus, metrics, signals, shutdown."""
+"""Runs the host of `python -m services.X`: settings, logs, bus, metrics, signals, shutdown."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""Where snapshots are stored: the newest that the monitor has saved, and one for each epoch of the ledger.
+"""The store of snapshots: the newest that the monitor has saved, and one for each epoch of the ledger.
 
 A message of the ledger names the digest of each of them, so that no other state is read (docs/adr/0061, 0078).
 """
@@ -90,7 +90,7 @@ async def beginning(bus: Bus, pool: str) -> PoolState:
 
 
 async def newest_epoch(bus: Bus, pool: str) -> Epoch | None:
-    """None in the first one."""
+    """The newest epoch of the ledger; None in the first one."""
     sequence, began = await _last(bus, subjects.epoch(pool))
     return Epoch(sequence=sequence, began=began) if isinstance(began, EpochBegan) else None
 

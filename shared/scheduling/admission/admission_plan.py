@@ -88,7 +88,7 @@ class AdmissionPlan:
     without making another job late; a job that needs more GPUs than are left has an empty schedule.
     reserved: rows of quote reservations: their schedules are fixed, and all other jobs are planned around them.
     drops: GPUs that leave later, so that fewer than `num_gpus` are there. moves_s: when each job may have to move once.
-    gone: the rows that hold the GPUs of the drops for ever.
+    gone: the rows that hold the GPUs of the drops forever.
     order: the promised rows that are not late, by earliest deadline.
     changed: for each row, whether its schedule differs from the recorded one.
     num_fillings: what searches beside it have cost so far.
@@ -282,7 +282,7 @@ class AdmissionPlan:
         return True
 
     def _kept_beside(self, order: Integers, broken: Integers, far_behind: Integers) -> Integers:
-        """Those of these jobs that keep their promises, before a job that is far behind its schedule gets any GPU.
+        """The rows of jobs that keep their promises, before a job that is far behind its schedule gets any GPU.
 
         Such a job is slower than its profile: it pays for that itself. All others are filled again if one of them would
         be late otherwise.
@@ -297,7 +297,7 @@ class AdmissionPlan:
         return np.concatenate((kept, near[~np.isin(near, late)]))
 
     def _kept(self, held: Integers) -> Integers:
-        """Those of these jobs whose recorded schedules fit together, earliest deadline first."""
+        """The rows among these whose recorded schedules fit together, earliest deadline first."""
         table = self.table
         sweep(self.availability, table.schedules, self._reserved, self.now_s, self.num_gpus)
         kept = list[int]()

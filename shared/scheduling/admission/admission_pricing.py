@@ -198,8 +198,8 @@ def expected_jobs(forecast: Forecast, itself: int, edges_T: Floats, observed_s: 
 def displaced_promises(space_BB: Floats, expected: ExpectedJobs, needed: float, by_bucket: int) -> Floats:
     """How many of the expected promises that can be kept are displaced by `needed` GPU-seconds by the end of a bucket.
 
-    By the bucket in which they are due. Both with and without these GPU-seconds the smallest are kept first. Until the
-    first one that is not kept whole beside them, both keep the same.
+    The result is by the bucket in which they are due. Both with and without these GPU-seconds the smallest are kept
+    first. Until the first one that is not kept whole beside them, both keep the same.
     """
     num_buckets = space_BB.shape[0]
     displaced_B, beside_BB = np.zeros(num_buckets), space_BB.copy()
@@ -354,7 +354,7 @@ class AdmissionPricing:
         return self._is_priced(asked) and self._for(asked).is_overpriced(asked)
 
     def _for(self, asked: Submitted) -> "_Prices":
-        """For the undecided command that asks for this, if any: it does not compete with itself."""
+        """The prices for the undecided command that asks for this, if any: it does not compete with itself."""
         itself = self._command_of.get(asked, NO_COMMAND)
         prices = self._prices.get(itself)
         if prices is None:
@@ -418,7 +418,7 @@ class _Prices:
         return displaced > MOST_DISPLACED
 
     def displaced_by(self, asked: Submitted) -> Floats:
-        """By the bucket in which they are due."""
+        """The displaced promises, by the bucket in which they are due."""
         needed, bucket = self.within_buckets(asked)
         if needed <= self._unpriced_B[bucket]:
             return np.zeros(NUM_BUCKETS)

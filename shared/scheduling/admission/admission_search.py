@@ -75,7 +75,7 @@ class FillingTrials:
 
     @property
     def as_asked(self) -> Trial:
-        """With the work and the deadline asked for, on all GPUs."""
+        """The trial with the work and the deadline asked for, on all GPUs."""
         return Trial(self._iterations, self._deadline_s, self._plan.num_gpus)
 
     @cached_property
@@ -168,8 +168,8 @@ class FillingTrials:
         return next((trial for trial in trials if self.fill(trial)), None)
 
     def _usable_gpus(self) -> list[int]:
-        """As many GPUs as the schedules hold at most, then powers of two beyond that: a larger pool offers at least the
-        same trials.
+        """The numbers of GPUs to try: the most that the schedules hold, then powers of two beyond that. A larger pool
+        offers at least the same trials.
         """
         first, last = self._plan.num_needed, self._plan.num_gpus
         powers = (2**power for power in range(first.bit_length(), last.bit_length()))

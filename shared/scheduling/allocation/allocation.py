@@ -325,7 +325,7 @@ def _of_unallocated(state: PoolState, idle: int) -> Mapping[IdleCause, int]:
 
 
 def _missing_to_the_next_level(state: PoolState) -> Iterator[int]:
-    """Of each live job that would gain from more GPUs: how many it lacks."""
+    """The number of GPUs that each live job lacks, if it would gain from more."""
     for job in state.live_jobs.values():
         level = _next_level(state, job)
         if level is not None:

@@ -36,7 +36,7 @@ class JobStepTimes:
     communication: Mapping[str, CommunicationTimes]
 
     def samples(self, count: int) -> int:
-        """Of so many virtual nodes."""
+        """The samples of so many virtual nodes."""
         return _samples(count, self.num_virtual_nodes, self.global_batch_size)
 
     def step_s_V(self, recorded_type: str) -> tuple[float, ...]:
@@ -54,7 +54,7 @@ class JobStepTimes:
 
 
 def job_step_times(state: PoolState, spec: JobSpec) -> JobStepTimes | None:
-    """Of a submitted spec on the types where it may run; None if no type has measured step times.
+    """The step times of a submitted spec on the types where it may run; None if no type has measured step times.
 
     state: with all types. Speeds that jobs report in training correct the step times as they correct the curves.
     """
@@ -85,7 +85,7 @@ def job_step_times(state: PoolState, spec: JobSpec) -> JobStepTimes | None:
 
 
 def _curves(state: PoolState, spec: JobSpec) -> dict[str, MeasuredCurve]:
-    """By recorded type, where the speed on one GPU is known."""
+    """The curves by recorded type, where the speed on one GPU is known."""
     keys = {recorded: spec_on(state, spec, type_name(state, recorded)) for recorded in possible_types(state, spec)}
     curves = {recorded: state.curves.get(on_type.measured_key) for recorded, on_type in keys.items()}
     return {recorded: curve for recorded, curve in curves.items() if curve and curve.iterations_per_s.get(1)}
@@ -104,8 +104,8 @@ def _measured(
 
 
 def _extended(times: StepTimes, base: StepTimes) -> StepTimes:
-    """With points of the base for parts below those that its own profiling run has measured: it had no time for any, or
-    the user's code failed with so few samples."""
+    """The step times, with points of the base for parts below those that its own profiling run has measured. It had no
+    time for any, or the user's code failed with so few samples."""
     ratio = times.speed_ratio(base)
     return times if times is base or ratio is None else times.extended_from(base, ratio)
 
@@ -113,8 +113,8 @@ def _extended(times: StepTimes, base: StepTimes) -> StepTimes:
 def _communication_by_type(
     curves: Mapping[str, MeasuredCurve], measured: Mapping[str, StepTimes], global_batch_size: int
 ) -> dict[str, CommunicationTimes]:
-    """As measured on each type. On one that was measured on one GPU only, or not at all, it is predicted from the type
-    with the most measurements, and longer if it is slower."""
+    """The communication times of each type, as measured. Those of a type measured on one GPU only, or not at all,
+    are predicted from the type with the most measurements, and longer if it is slower."""
     known = {
         recorded: _communication(curves[recorded], times, global_batch_size) for recorded, times in measured.items()
     }
@@ -155,7 +155,7 @@ def _num_virtual_nodes(measured: MeasuredCurve) -> int:
 
 
 def _samples(count: int, num_virtual_nodes: int, global_batch_size: int) -> int:
-    """Of so many virtual nodes; they differ by one sample at most, and the larger ones count."""
+    """The samples of so many virtual nodes; these differ by one sample at most, and the larger ones count."""
     return -(-count * global_batch_size // num_virtual_nodes)
 
 

@@ -60,17 +60,17 @@ class MixedSteps:
         return {**split.counts, self.own: own + (0,) * (num_own - len(own))}
 
     def step_s(self, counts: Counts) -> float:
-        """As measured; of a mix in which no job has trained, as predicted."""
+        """The step time as measured, or as predicted for a mix in which no job has trained."""
         return self.measured_step_s(counts) or self.predicted_step_s(counts)
 
     def measured_step_s(self, counts: Counts) -> float | None:
-        """None of a mix in which no job of the profile has trained."""
+        """The measured step time; None for a mix in which no job of the profile has trained."""
         wanted = _without_order(counts)
         same = (mix for mix in self.measured if _without_order(mix.virtual_nodes) == wanted)
         return next((1.0 / mix.iterations_per_s for mix in same), None)
 
     def predicted_step_s(self, counts: Counts) -> float:
-        """Corrected by what the measured mixes took in comparison with their own predictions."""
+        """The solved step time, corrected by what the measured mixes took in comparison with their own predictions."""
         return self._solved_step_s(counts) * self.correction
 
     @property
@@ -84,13 +84,13 @@ class MixedSteps:
         return min(max(math.exp(fmean(logs)), 1 / MAX_CORRECTION), MAX_CORRECTION) if logs else 1.0
 
     def _solved_step_s(self, counts: Counts) -> float:
-        """Of the slowest GPU. A GPU without virtual nodes computes one of another GPU again."""
+        """The step time of the slowest GPU. A GPU without virtual nodes computes one of another GPU again."""
         num_workers = sum(map(len, counts.values()))
         return max(self.one_gpu[name].step_s(max(*each, 1), num_workers) for name, each in counts.items() if each)
 
 
 def mixed_steps(state: PoolState, submitted: JobSpec, own: str) -> MixedSteps | None:
-    """Of a job on its own recorded type; None if its step times are unknown or no other type may join it.
+    """The steps of a job on its own recorded type; None if its step times are unknown or no other type may join it.
 
     In the bitwise mode only types with the same arithmetic may, unless the user allows others (docs/adr/0049).
     """
@@ -122,7 +122,7 @@ def placed_step_s(state: PoolState, job: Job) -> float | None:
 
 
 def _mixes(state: PoolState, submitted: JobSpec, recorded_type: str) -> tuple[MeasuredMix, ...]:
-    """Those of jobs whose own type this is."""
+    """The measured mixes of jobs whose own type this is."""
     curve = state.curves.get(spec_on(state, submitted, type_name(state, recorded_type)).measured_key)
     return () if curve is None else curve.mixes
 

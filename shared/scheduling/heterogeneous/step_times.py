@@ -77,7 +77,7 @@ class StepTimes:
         return math.exp(sum(logs) / len(logs)) if logs else None
 
     def extended_from(self, other: "StepTimes", speed_ratio: float) -> "StepTimes":
-        """With points of another type outside the measured range, by one ratio of speeds, and marked as predicted."""
+        """Add points of another type outside the measured range, by one ratio of speeds, and marked as predicted."""
         first, last = self.points_P[0], self.points_P[-1]
         predicted = predicted_from(other, self.gpu_type, speed_ratio).points_P
         below = (point for point in predicted if point.samples < first.samples)

@@ -45,7 +45,7 @@ class GpusOfType:
             raise ValueError(f"more virtual nodes on {self.name} must not take less time: {self.step_s_V}")
 
     def step_s(self, count: int, num_workers: int) -> float:
-        """Of one GPU with so many virtual nodes among so many workers."""
+        """The step time of one GPU with so many virtual nodes among so many workers."""
         return self.step_s_V[count - 1] + self.communication.at(num_workers)
 
 
@@ -123,12 +123,12 @@ class _Part(NamedTuple):
 
     @property
     def most(self) -> int:
-        """On one of them."""
+        """The most virtual nodes on one of them."""
         return -(-self.num_virtual_nodes // self.num_used)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """As equal as possible, descending."""
+        """The virtual nodes of each GPU, as equal as possible, descending."""
         each, rest = divmod(self.num_virtual_nodes, self.num_used)
         return (each + 1,) * rest + (each,) * (self.num_used - rest)
 
@@ -140,7 +140,7 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """For the shortest step of all virtual nodes on these GPUs.
+    """Searches for the shortest step of all virtual nodes on these GPUs.
 
     types: of several whose GPUs carry as many, the first is filled first.
     """
@@ -150,7 +150,7 @@ class _Search:
         self._communication_s = dict[int, list[float]]()  # of each type, by number of workers
 
     def shortest(self) -> _Found | None:
-        """None if the memory of all GPUs together is too small.
+        """The split with the shortest step; None if the memory of all GPUs together is too small.
 
         A bound of the step is halved between what is possible and what is not. Once these are close, each possible step
         is followed by the next shorter one, until none is possible. So the result does not depend on a precision.
@@ -170,7 +170,7 @@ class _Search:
         return None
 
     def _within(self, bound_s: float, num_workers: int = 1) -> _Found | None:
-        """With the fewest GPUs whose steps take at most `bound_s`; None if there are too few.
+        """The split over the fewest GPUs whose steps take at most `bound_s`; None if there are too few.
 
         More workers communicate for longer, so each carries less, and more of them may be needed: their number grows
         until it suffices. num_workers: fewer do not suffice.

@@ -1,4 +1,4 @@
-"""Which load gets tasks onto an idle GPU, and how many.
+"""Decides which load gets tasks onto an idle GPU, and how many.
 
 `hand_out` decides; the functions `after_...` fold what happened into a new state. A padding load is many small atomic,
 idempotent tasks of one tenant. They run on GPUs that no job uses, and may be preempted at any instant. The state counts
@@ -78,7 +78,7 @@ class TenantShare:
         assert self.weight > 0, f"a tenant needs a positive weight, not {self.weight}"
 
     def charged(self, seconds: float) -> "TenantShare":
-        """After so many more GPU-seconds; a negative number takes some back."""
+        """The share after so many more GPU-seconds; a negative number takes some back."""
         return replace(self, given_s=self.given_s + seconds, virtual_s=self.virtual_s + seconds / self.weight)
 
 

@@ -158,7 +158,7 @@ def _number(block: _Block, gpus: list[GpuId], starts: dict[tuple[int, Level], li
 
 
 def _parts(tree: Branch, num_gpus: int) -> dict[Level, _Ints]:
-    """By level, ascending, and rank: a number for the largest part of the tree at or below that level."""
+    """A number for the largest part of the tree at or below each level, by level, ascending, and rank."""
     spans = list[tuple[Level, int, int]]()
 
     def walk(part: Branch | GpuId, first: int) -> int:
@@ -226,10 +226,10 @@ class FreeBlocks:
             self._free_S[size] ^= 1 << around
 
     def best_fit(self, s: int, among: BitSet = -1) -> int | None:
-        """Where the best free block of 2^s GPUs begins; None if there is none. among: the blocks that may be taken.
+        """The start of the best free block of 2^s GPUs; None if there is none. among: the blocks that may be taken.
 
-        The fastest level first; then blocks without avoided positions; then the block in the smallest free block
-        around it, so that large blocks stay whole.
+        The fastest level comes first; then blocks without avoided positions; then the block in the smallest free block
+        around it, so large blocks stay whole.
         """
         for _, blocks in self._blocks.blocks_by_level(s):
             candidates = self._free_S[s] & blocks & among

@@ -264,7 +264,7 @@ class PlacementBuilder:
         return GpuPositions(self._blocks, self._blocks.gpus_of_block(size, start), 1 << size)
 
     def _block_after_migrations(self, job_id: str, size: int, level: Level) -> int | None:
-        """Where a block begins that migrations emptied for a job that would get fragments connected by `level`.
+        """The start of a block that migrations emptied for a job that would get fragments connected by `level`.
 
         None if no such migration pays: it must cost less than it gains, and place no migrated job further apart.
         """

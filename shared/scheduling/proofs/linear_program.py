@@ -133,7 +133,7 @@ def relax(demands: Demands, *, max_variables: int) -> Relaxation | None:
 
 
 def _thinned(ends_s_B: Floats, most: int) -> Floats:
-    """At most this many instants, evenly by rank, including the last one."""
+    """The instants, at most this many, evenly by rank, including the last one."""
     if len(ends_s_B) <= most:
         return ends_s_B
     return ends_s_B[np.linspace(-1, len(ends_s_B) - 1, most + 1).round().astype(int)[1:]]

@@ -90,7 +90,7 @@ class Demands:
         return missing_K
 
     def hopeful(self) -> "Demands":
-        """Without the jobs that would be late with all GPUs to themselves."""
+        """The demands without the jobs that would be late with all GPUs to themselves."""
         late_U = np.isin(self.job_U, self.job_U[self._firsts][self.takes_J > self.until_U[self._firsts]])
         return self.of(~late_U)
 

@@ -30,7 +30,7 @@ def with_usage(state: PoolState, tenant: str, newest: Usage) -> PoolState:
 
 
 def _added(usage: tuple[Usage, ...], newest: Usage, window_s: float) -> tuple[Usage, ...]:
-    """With one entry more, and without those that are older than a window.
+    """The usage with one entry more, and without entries that are older than a window.
 
     Usage within one interval shares an entry with the time of the last one. The interval is a minute, or longer in
     proportion if the window exceeds a day. So at most 1,441 entries exist.

@@ -25,7 +25,7 @@ def with_artifacts_due(job: Job, node_id: str, sequence: int) -> Job:
 
 
 def artifacts_stored(state: PoolState, event: events.ArtifactsStored, sequence: int) -> PoolState:
-    """Only the node that must store them may say so, and once."""
+    """A report counts only from the node that must store the artifacts, and only once."""
     job = state.job(event.job_id)
     if job is None or (event.due, event.node_id) != (job.artifacts.due, job.artifacts.node_id):
         return state
@@ -165,7 +165,7 @@ def takes_jobs(state: PoolState, node_id: str) -> bool:
 
 
 def checkpointed(job: Job, iteration: int) -> Job:
-    """With a newer checkpoint, which is durable progress: it resets the restarts. A profiling run has none."""
+    """The job with a newer checkpoint, which is durable progress: it resets the restarts. A profiling run has none."""
     if iteration <= job.checkpoint_iteration or job.phase is Phase.PROFILING:
         return job
     return fast_replace(job, checkpoint_iteration=iteration, restarts=0)

@@ -145,8 +145,8 @@ def _announced_end(known: NodeState | None, event: events.NodeJoined) -> NodeSta
 
 
 def _gpu_types(state: PoolState, joined: str) -> tuple[str, ...]:
-    """With the type of a node that joined. It is the first one in a pool without named types, and where neither a node
-    nor a job or curve has the first type any more: what rests on one type must not count for another."""
+    """The GPU types with that of a node that joined. It becomes the first one in a pool without named types, or if no
+    node, job or curve has the first type any more. What rests on one type must not count for another."""
     known = state.gpu_types
     if not joined or joined in known:
         return known

@@ -124,14 +124,17 @@ def _held_by_others(state: PoolState, job: Job) -> Iterator[GpuId]:
 
 
 def _micro_batch_size(state: PoolState, job: Job) -> int:
-    """As found by earlier jobs of the profile. A job that has started keeps its own: its bits depend on it."""
+    """The size that earlier jobs of the profile found. A job that has started keeps its own: its bits depend on it."""
     if job.micro_batch_size is None or job.phase is Phase.PROFILING:
         return state.micro_batch_sizes.get(spec_of(job).measured_key, 0)
     return job.micro_batch_size
 
 
 def _stopping_despite_switch(state: PoolState, job: Job) -> tuple[StoppingWorkers, ...]:
-    """Also the joining workers of a current generation that never started: the next one must wait for their end."""
+    """The stopping workers, also the joining ones of a current generation that never started.
+
+    The next generation must wait for their end.
+    """
     if job.previous_generation is None or job.previous_generation.generation == job.generation:
         return job.stopping
     return (*job.stopping, *workers_on(state, job.generation, job.gpus))

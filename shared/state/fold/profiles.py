@@ -57,7 +57,7 @@ def configured_keys(state: PoolState, config: PoolConfig, key: str) -> Iterator[
 
 
 def readable_curves(state: PoolState, owner: str) -> dict[str, MeasuredCurve]:
-    """By key without an owner: the curves of this owner and, where it has none, those without an owner."""
+    """The curves of this owner and, where it has none, those without an owner, by key without an owner."""
     by_owner = curves_by_owner(state.curves, state.profile_owners)
     own: Mapping[str, MeasuredCurve] = by_owner.get(owner, {}) if owner else {}
     return dict(by_owner.get("", {})) | {key.removeprefix(f"{owner}/"): curve for key, curve in own.items()}
@@ -76,7 +76,7 @@ def curves_by_owner(
 
 
 def _whole_keys(state: PoolState, family: str) -> Iterator[str]:
-    """Without an owner, of a family, as far as curves may exist."""
+    """The keys without an owner, of a family, as far as curves may exist."""
     on_types = (family, *(f"{family}@{gpu_type}" for gpu_type in state.gpu_types))
     yield from dict.fromkeys((*on_types, *_configured_by_family(state.config.curves).get(family, ())))
 
@@ -90,7 +90,7 @@ def _configured_by_family(curves: Mapping[str, object]) -> Mapping[str, list[str
 
 
 def _family_of(profile_key: str) -> str:
-    """As `JobSpec.profile_family`: "resnet50/b256" of "resnet50/b256@P100[2..8]"."""
+    """The family as `JobSpec.profile_family` names it: "resnet50/b256" of "resnet50/b256@P100[2..8]"."""
     model, slash, batch = profile_key.rpartition("/")
     return f"{model}{slash}{batch.partition('[')[0].partition('@')[0]}"
 

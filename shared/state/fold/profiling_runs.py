@@ -51,7 +51,7 @@ def profiling_failed(state: PoolState, job: Job, event: events.ProfilingFailed, 
 
 
 def with_failures_forgotten(state: PoolState, spec: JobSpec) -> PoolState:
-    """Of a submitted spec, on all types that it accepts."""
+    """Forget the failures of a submitted spec, on all types that it accepts and that have enough GPUs."""
     for gpu_type in large_enough_types(state, spec):
         if profiling_failure(state, spec, gpu_type):
             state = _with_failure(state, spec_on(state, spec, gpu_type), "")

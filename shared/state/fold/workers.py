@@ -100,7 +100,7 @@ def progressed(job: Job, event: events.JobProgressed) -> Job:
 
 
 def checkpoint_completed(job: Job, event: events.CheckpointWritten | events.CheckpointFailed, sequence: int) -> Job:
-    """Only the result of the newest request ends it; an older one changes nothing."""
+    """The result of the newest request ends it; that of an older one changes nothing."""
     if event.request != job.checkpoint_request:
         return job
     stores = job.stores_checkpoint

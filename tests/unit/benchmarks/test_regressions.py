@@ -88,7 +88,7 @@ def test_the_reference_work_has_not_changed() -> None:
 
 
 class Machine:
-    """Each run of a part takes the next of these ratios, the last one for ever."""
+    """Each run of a part takes the next of these ratios, the last one without end."""
 
     def __init__(self) -> None:
         self.ratios = [1.0]

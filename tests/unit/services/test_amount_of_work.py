@@ -65,7 +65,7 @@ def fold(state: PoolState, *events: Any) -> PoolState:
 
 
 def assert_at_most(work: Counter[str], **bounds: int) -> None:
-    """Less than half of a bound is a count that nobody looks after: lower the bound."""
+    """A count of less than half of its bound fails too: the bound must then be lowered."""
     found = {name: work[name] for name in bounds}
     assert {name: bound for name, bound in bounds.items() if found[name] > bound} == {}, found
     assert {name: bound for name, bound in bounds.items() if found[name] < bound / 2} == {}, found

@@ -94,7 +94,7 @@ _POLL_S = 0.05
 
 
 class PartFiles:
-    """In one folder, as one generation of the job sees it."""
+    """The part files in one folder, as one generation of the job sees them."""
 
     def __init__(self, folder: Path, *, generation: int) -> None:
         self._folder = folder
@@ -125,7 +125,7 @@ class PartFiles:
             time.sleep(_POLL_S)
 
     def read(self, names: Sequence[str]) -> list[dict[str, Any]] | None:
-        """None if a part is missing or damaged. Runs no code from the files."""
+        """Return the parts with these names, or None if one is missing or damaged. Runs no code from the files."""
         parts: list[dict[str, Any]] = []
         for name in names:
             path, found = self._folder / name, _NAME.fullmatch(name)
@@ -151,7 +151,8 @@ class PartFiles:
         return None if parts is None else {**state, "optimizer": whole_state(parts)}
 
     def remove_outdated(self, kept: Collection[tuple[int, int]]) -> None:
-        """Those older than the newest checkpoint that belong to none. kept: generation and iteration of each."""
+        """Remove parts that belong to no kept checkpoint and are older than the newest one. kept: generation and
+        iteration of each."""
         for path, key, _ in self._parts():
             if key not in kept and key < max(kept, default=key):
                 with suppress(OSError):  # it costs space only
@@ -177,7 +178,7 @@ def part_names(state: Mapping[str, Any]) -> Sequence[str]:
 
 
 def write_model(checkpoint_dir: Path, iteration: int, model: Mapping[str, Any]) -> None:
-    """Replace the file by this state dict. A full disk loses the file, not the job: its checkpoint is written."""
+    """Replace the file with this state dict. A full disk loses the file, not the job: its checkpoint is written."""
     folder = checkpoint_dir / MODEL_FOLDER
     unfinished = folder / f"{os.getpid()}.unfinished"
     try:

@@ -40,7 +40,7 @@ class SliceLayout:
         return range(rank * self.num_blocks // num_workers, (rank + 1) * self.num_blocks // num_workers)
 
     def slices(self, blocks: range) -> list[Slice]:
-        """Of these blocks, in order."""
+        """The slices of these blocks, in order."""
         return list(self._slices(blocks))
 
     def _slices(self, blocks: range) -> Iterator[Slice]:

@@ -71,10 +71,11 @@ class _Entry:
 
 
 class Checkpoints(Protocol):
-    """Where one worker saves the state of its job."""
+    """The place where one worker saves the state of its job."""
 
     def save(self, iteration: int, state: Mapping[str, Any]) -> Written | None:
-        """None: another worker completes the checkpoint. Raises Superseded, or OSError on a disk error."""
+        """Return what was written, or None if another worker completes the checkpoint. Raises Superseded, or OSError on
+        a disk error."""
         ...
 
 
@@ -163,7 +164,8 @@ class CheckpointStore:
 
     @contextmanager
     def _matching_file(self, entry: _Entry) -> Iterator[BinaryIO]:
-        """At its begin. Raises Unreadable if its content does not match its name, or FileNotFoundError."""
+        """Yield the file of an entry, open at its beginning. Raises Unreadable if its content does not match its name,
+        or FileNotFoundError."""
         path = self._folder / entry.file_name
         try:
             with open_regular_file(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
@@ -198,7 +200,7 @@ class CheckpointStore:
                 unfinished.unlink(missing_ok=True)
 
     def _entries(self) -> list[_Entry]:
-        """Of this generation and older ones, newest first: by generation, then by iteration."""
+        """The entries of this generation and older ones, newest first: by generation, then by iteration."""
         return [entry for entry in self._all_entries() if entry.generation <= self._generation]
 
     def _all_entries(self) -> list[_Entry]:
@@ -213,7 +215,7 @@ class CheckpointStore:
         return sorted((_Entry(int(m[1]), int(m[2]), m[3]) for m in names if m), reverse=True)
 
     def newest_generation(self) -> int:
-        """Of the checkpoints that are there; 0 if there is none."""
+        """The newest generation of the checkpoints that are there; 0 if there is none."""
         return next((entry.generation for entry in self._all_entries() if self._is_checkpoint(entry)), 0)
 
     def _refuse_if_superseded(self) -> None:

@@ -27,7 +27,8 @@ from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFa
 
 
 class HostCopies:
-    """Of tensors on a GPU, the copies lie in pinned memory: the GPU makes them, and no thread of the host waits."""
+    """Copies of a state in the host's memory. Those of GPU tensors lie in pinned memory: the GPU makes them, and no
+    thread of the host waits."""
 
     def __init__(self) -> None:
         self._copies: list[torch.Tensor] = []
@@ -92,7 +93,8 @@ class CheckpointWriter:
         return (self._channel.checkpoint_request > 0 or is_last_chance) and not self._is_busy
 
     def interval_s(self, shortest_s: float) -> float:
-        """Between two periodic checkpoints: shortest_s, or longer, so that they cost a small part of the time."""
+        """The time between two periodic checkpoints: shortest_s, or longer, so that they cost a small part of the
+        time."""
         return max(shortest_s, self._cost_s / _MOST_COST)
 
     @property

@@ -46,14 +46,14 @@ class DataSet:
     begin_reading: Callable[[int], None] | None = None
 
     def epochs(self, global_batch_size: int) -> Epochs | None:
-        """None: an epoch of a stream ends where its samples do."""
+        """Return how steps cut the epochs, or None for a stream: an epoch of a stream ends where its samples do."""
         if self.stream is not None:
             return None
         size = self.partitions.num_samples if self.draws is None else self.draws.size
         return Epochs(size=size, global_batch_size=global_batch_size, drop_last=self.drop_last)
 
     def epoch_at(self, iteration: int, global_batch_size: int) -> int:
-        """That of the first sample of a step. Of a stream it is known for the present step and the next."""
+        """The epoch of the first sample of a step. Of a stream it is known for the present step and the next."""
         if self.stream is not None:
             return self.stream.position(iteration).epoch
         epochs = self.epochs(global_batch_size)
@@ -69,7 +69,7 @@ class DataSet:
         return epochs.iterations(epochs.number(iteration))
 
     def read_checksum(self, iteration: int) -> int:
-        """Of what a stream has given up to the end of this step; 0 for other data."""
+        """The checksum of what a stream has given up to the end of this step; 0 for other data."""
         return 0 if self.stream is None else self.stream.position(iteration + 1).checksum
 
     @property

@@ -65,7 +65,8 @@ class SamplerDraws:
         return self._drawn[epoch]
 
     def _require_repeatable(self) -> None:
-        """Also later: weights may have changed since."""
+        """Raise TrainingFailed unless epoch 0 is drawn as at first. This is checked also later, since weights may have
+        changed."""
         if zlib.crc32(self._draw(0).tobytes()) != self._first:
             raise TrainingFailed(
                 f"the sampler {self._name} draws another order when it is asked for the same epoch again, so each "
@@ -169,7 +170,7 @@ def _plain_batch_sampler(loader: DataLoader[Any]) -> BatchSampler:
 
 
 def _without_effect(loader: DataLoader[Any]) -> dict[str, bool]:
-    """Which settings that change the speed, a time-out or a seed, but no data, are set."""
+    """Return which settings that change the speed, a time-out or a seed, but no data, are set."""
     return {
         "timeout": loader.timeout > 0,
         "prefetch_factor": loader.prefetch_factor not in (None, 2),
@@ -297,7 +298,7 @@ def _reading_begins(loader: DataLoader[Any], seed: int) -> Callable[[int], None]
 
 @contextmanager
 def keep_worker_info() -> Iterator[None]:
-    """After the block, torch.utils.data.get_worker_info() is as before it."""
+    """Restore torch.utils.data.get_worker_info() after the block to what it was before."""
     before = torch_worker._worker_info
     try:
         yield

@@ -88,7 +88,7 @@ def objects_moved(batch: Any, device: torch.device) -> Any:
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
-    """Those that `tensors_moved` moves."""
+    """The tensors that `tensors_moved` moves."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, torch.Tensor):
             yield leaf
@@ -204,7 +204,7 @@ class ReaderProcess:
 
 
 def _serve(to_worker: socket.socket, read: Callable[[Any], Any], begin: Callable[[], None] | None) -> NoReturn:
-    """Until the worker is gone."""
+    """Serve requests until the worker is gone."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the worker receives the signal, too, and decides
         torch.set_num_threads(1)  # the fork has not copied OpenMP's threads
@@ -369,7 +369,7 @@ class ReadAhead:
         return batches
 
     def _due(self, micro_batches: Sequence[MicroBatch], iteration: int) -> list[Part]:
-        """In this step and in the next, or in as many as keep all processes busy."""
+        """The parts of this step and of the next, or of as many steps as keep all processes busy."""
         ahead = -(-len(self._processes) // len(micro_batches))
         steps = range(iteration, iteration + ahead + 1)
         return [part for step in steps for part in self._order.parts(micro_batches, step)]
@@ -397,7 +397,7 @@ class ReadAhead:
         return self._read(place)
 
     def require_same_samples(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """After the first step: read a stream's first batch again, in another process, or some samples of a data set
+        """Read a stream's first batch again after the first step, in another process, or some samples of a data set
         twice more. Raises TrainingFailed."""
         if self._stream is None:
             part = self._order.parts(micro_batches, 0)[0]
@@ -418,7 +418,8 @@ class ReadAhead:
         return self._copies.begin(self._read(part))
 
     def _check(self, stream: Stream, iteration: int) -> None:
-        """When the first epoch ends here: whether another process, as of a worker that joins, begins the next alike."""
+        """Check, when the first epoch ends here, that another process, as of a worker that joins, begins the next
+        alike."""
         if self._second_reading is not None and self._second_reading.is_over():
             self._second_reading = None
         begins = stream.position(iteration + 1).epoch > stream.position(iteration).epoch
@@ -435,7 +436,7 @@ class ReadAhead:
         self._processes, self._pending, self._second_reading = [], {}, None
 
     def _batch(self, part: Part) -> Any:
-        """As `DeviceCopies.begin` returns it."""
+        """The batch of a part, as `DeviceCopies.begin` returns it."""
         if (future := self._pending.pop(part, None)) is not None:
             try:
                 arrived = self._arrived(future)
@@ -460,7 +461,7 @@ class ReadAhead:
         return arrived
 
     def _fall_back(self, why: Exception) -> None:
-        """From now on the worker reads. If the data set itself fails, so does the worker."""
+        """End the reading ahead: from now on the worker reads. If the data set itself fails, so does the worker."""
         log.warning("reading_ahead_ended", reason=str(why) or type(why).__name__)
         self.close()
 

@@ -1,4 +1,4 @@
-"""Which samples belong to which micro-batch in which step: a function of (seed, iteration, virtual node). Pure.
+"""The samples of each micro-batch in each step: a function of (seed, iteration, virtual node). Pure.
 
 All epochs form one sequence, and step t takes its positions [t*G, (t+1)*G). So every batch has exactly G samples, and
 every epoch has each sample exactly once, for any size of the data set: a batch may hold the last samples of one epoch
@@ -82,7 +82,7 @@ class Epochs:
     drop_last: bool = False
 
     def positions(self, iteration: int) -> range:
-        """Of the samples of one step."""
+        """The positions of the samples of one step."""
         start = iteration * self.global_batch_size
         if self.drop_last:
             epoch, step = divmod(iteration, self.size // self.global_batch_size)
@@ -90,7 +90,7 @@ class Epochs:
         return range(start, start + self.global_batch_size)
 
     def number(self, iteration: int) -> int:
-        """Of the epoch in which a step begins."""
+        """The number of the epoch in which a step begins."""
         return self.positions(iteration).start // self.size
 
     def iterations(self, epochs: int) -> int:
@@ -124,15 +124,15 @@ class Order(ABC):
 
     @abstractmethod
     def positions(self, iteration: int) -> range:
-        """Of the samples of one step."""
+        """The positions of the samples of one step."""
 
     @abstractmethod
     def epoch(self, iteration: int) -> int:
-        """In which a step begins."""
+        """The epoch in which a step begins."""
 
     @abstractmethod
     def samples(self, position: int, end: int) -> Numbers:
-        """Those at the positions [position, end), shape (end - position,)."""
+        """The samples at the positions [position, end), shape (end - position,)."""
 
     def parts(self, micro_batches: Iterable[MicroBatch], iteration: int) -> list[Part]:
         """What these micro-batches read in one step."""

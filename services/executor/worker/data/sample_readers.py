@@ -152,7 +152,7 @@ class StreamReader:
 
 
 def seed_for(part: Part, seed: int) -> None:
-    """Before a part is collated, or read by index."""
+    """Seed the generators before a part is collated, or read by index."""
     seed_generators(
         seed_of(
             seed,

@@ -85,7 +85,7 @@ class UnsizedReader:
         self._refused: StreamMark | None = None  # led to other samples
 
     def __call__(self, request: Part | StreamPlace) -> Any:
-        """Of a part: a StreamBatch. Of a place: whether it is reached; if not, ask again. Raises TrainingFailed."""
+        """Return the StreamBatch of a part, or whether a place is reached; if not, ask again. Raises TrainingFailed."""
         if isinstance(request, StreamPlace):
             self.origin = request
             return self._approach(request)
@@ -169,7 +169,7 @@ class UnsizedReader:
             self._open(place.position.epoch, place.position.epoch_start)
 
     def _open_at(self, mark: StreamMark) -> bool:
-        """By the stream's own state, in a copy of it. Returns whether that is possible."""
+        """Load the stream's own state into a copy of the stream, and open it. Returns whether that is possible."""
         at, batch_size = mark.position, self._order.global_batch_size
         try:
             iterable = self._unread(at.epoch)
@@ -217,7 +217,7 @@ class UnsizedReader:
         )
 
     def _read_batch(self) -> None:
-        """To the next step boundary, and the sample behind it: whether an epoch ends there is then known."""
+        """Read up to the next step boundary, and the sample behind it: whether an epoch ends there is then known."""
         position, batch_size = self._now.position, self._order.global_batch_size
         iteration, before, mark, samples = position // batch_size, self._position(), self._mark, []
         end, is_whole = (iteration + 1) * batch_size, position % batch_size == 0

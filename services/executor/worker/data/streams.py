@@ -64,7 +64,7 @@ class StreamBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOrder:
-    """That of the stream. The samples of a part are numbered through all epochs."""
+    """The order of the stream. The samples of a part are numbered through all epochs."""
 
     seed: int
     global_batch_size: int  # samples
@@ -120,11 +120,11 @@ class Stream:
         store.set(_PLACE, encode_value(self.state(iteration)))
 
     def told(self, store: RendezvousStore) -> StreamPlace:
-        """By a worker that trains."""
+        """Resume at the place that a training worker has told. Returns this place."""
         return self.resume(decode_value(store.get(_PLACE)))
 
     def resume(self, state: Mapping[str, Any]) -> StreamPlace:
-        """From the state of the job. Returns the place that is then this worker's."""
+        """Resume from the state of the job. Returns the place that is then this worker's."""
         mark = state["mark"]
         place = StreamPlace(
             position=StreamPosition(**state["position"]),

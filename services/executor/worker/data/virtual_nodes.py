@@ -94,8 +94,8 @@ class VirtualNodes:
         return range(rank * self.count // most, (rank + 1) * self.count // most)
 
     def computed_by(self, rank: int, world_size: int) -> tuple[MicroBatch, ...]:
-        """Those of its block, in order. A surplus worker repeats a part that counts elsewhere, and so keeps the same
-        state."""
+        """The micro-batches of a worker's block, in order. A surplus worker repeats a part that counts elsewhere, and
+        so keeps the same state."""
         repeated = rank % self.count
         block = self.block(rank, world_size) or range(repeated, repeated + 1)
         return tuple(micro_batch for virtual_node in block for micro_batch in self.micro_batches(virtual_node))
@@ -172,7 +172,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def keep_generators() -> Iterator[None]:
-    """After the block, all generators that users draw from are as before it."""
+    """Restore all generators that users draw from, after the block, to their states before it."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):

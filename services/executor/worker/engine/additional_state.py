@@ -47,7 +47,7 @@ class AdditionalState:
         self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
 
     def note_first_plain(self) -> None:
-        """That with which the first step begins in any process."""
+        """Note the plain state with which the first step begins in any process."""
         self._first_plain = self._plain.read()
         self._data = frozenset(self._plain.too_large)
 
@@ -106,7 +106,7 @@ class AdditionalState:
         return {name: plain for name, plain in self._plain.read().items() if plain != self._first_plain.get(name, self)}
 
     def set_plain(self, plain: Mapping[str, Plain]) -> None:
-        """As `changed_plain` of another process, or of an earlier step, returned it."""
+        """Set the plain state that `changed_plain` of another process, or of an earlier step, returned."""
         self._plain.write({**self._first_plain, **plain}, deletes=True)
 
     def _is_at(self, snapshot: Snapshot) -> bool:
@@ -137,7 +137,7 @@ class _KeptTensor:
 
 
 def further_optimizers(additional: AdditionalState) -> dict[str, torch.optim.Optimizer]:
-    """Those among the objects, by the name of their step."""
+    """The optimizers among the objects, by the name of their step."""
     return {
         f"{name}.step()": each for name, each in additional.objects.items() if isinstance(each, torch.optim.Optimizer)
     }

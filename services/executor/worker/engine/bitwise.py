@@ -40,7 +40,7 @@ from elasticflow.shared.training_interface import offering
 
 @contextmanager
 def each_written_to(shared_sum: SharedSum | None, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within a backward pass: write each gradient to the sum once it is there, and send what is complete."""
+    """Write each gradient of a backward pass to the sum once it is there, and send what is complete."""
 
     def write(position: int, parameter: torch.Tensor) -> None:
         if shared_sum is not None and parameter.grad is not None and parameter.grad.layout is torch.strided:
@@ -154,7 +154,7 @@ class BitwiseSteps:
         )
 
     def close(self) -> None:
-        """Between two steps: restore torch's functions."""
+        """Restore torch's functions, between two steps."""
         self._scheduler.close()
         del self._scheduler, self._whole_batch  # they refer back: buffers and group would wait for the collector
         torch.autograd.backward = self._backward_of_torch
@@ -191,15 +191,15 @@ class BitwiseSteps:
         self._carried.roll_back()
 
     def note_loaded(self) -> None:
-        """Between two steps: another state has been loaded into the model."""
+        """Note between two steps that another state has been loaded into the model."""
         self._buffers.note_loaded()
 
     def end_watching(self) -> None:
-        """In the thread of a script, before it waits for its next batch."""
+        """End the watch over changes, in the thread of a script, before it waits for its next batch."""
         self._changes.end_watching()
 
     def changed_buffers(self) -> list[list[float]]:
-        """For each micro-batch computed here and each buffer of the model: 1 if it was changed, else 0."""
+        """A row for each micro-batch computed here: for each buffer of the model, 1 if it was changed, else 0."""
         return self._buffers.changes()
 
     def combine_buffers(self, changed: Sequence[int]) -> None:
@@ -257,7 +257,7 @@ class BitwiseSteps:
             self._shared.clear()
 
     def _require_same_changes(self) -> None:
-        """After each part of a call: it has changed the additional state as the first call has."""
+        """Check after each part of a call that it has changed the additional state as the first call has."""
         if self._additional is None or self._before_calls is None or len(self.computed) == 1:
             return
         if self._scheduler.num_resumed < len(self.computed):
@@ -272,8 +272,8 @@ class BitwiseSteps:
             )
 
     def _digest_of_calls(self, optimizer: torch.optim.Optimizer) -> StepDigest:
-        """Before the optimizer's step. Nothing is computed for a worker that is alone, unless calls have changed the
-        gradient: all calls have the same."""
+        """The digest of all calls, before the optimizer's step. Nothing is computed for a worker that is alone, unless
+        calls have changed the gradient: all calls have the same."""
         digests, self._digests = self._digests, []
         if all(digest is None for digest in digests) and self._group is None:
             return StepDigest()
@@ -282,7 +282,7 @@ class BitwiseSteps:
         return StepDigest.of(first, others)
 
     def _summed_gradients(self) -> Tensors:
-        """After the backward pass of all calls: the gradient of the global batch."""
+        """The gradient of the global batch, after the backward pass of all calls."""
         return self._gradients.finish(self._trained)
 
     def _share(self, gradients: Tensors) -> None:
@@ -296,7 +296,8 @@ class BitwiseSteps:
         step()
 
     def _combine_changed_buffers(self) -> None:
-        """Before the first permanent change: from here on only buffers that train() changes later need the peers."""
+        """Combine changed buffers before the first permanent change: from here on only buffers that train() changes
+        later need the peers."""
         self._buffers.activate(None)
         changed = torch.tensor(self._buffers.changes(), dtype=torch.uint8).amax(0)
         if changed.numel() and self._group is not None:
@@ -368,7 +369,7 @@ class BitwiseSteps:
         return synchronized_step
 
     def _loss_of(self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Any:
-        """As the optimizers of torch begin their step."""
+        """The loss of a closure, computed as the optimizers of torch begin their step."""
         if not type(optimizer).__module__.startswith("torch.optim."):
             raise TrainingFailed(
                 f"step(closure) of {type(optimizer).__name__} may compute gradients more than once in a step, which "
@@ -379,7 +380,7 @@ class BitwiseSteps:
             return closure()
 
     def _check_known(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Before the step of any optimizer in this process."""
+        """Check an optimizer before its step; runs for any optimizer in this process."""
         if self._scheduler.running is not None:
             require_of_one_call(
                 optimizer,
@@ -388,7 +389,7 @@ class BitwiseSteps:
             )
 
     def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Those with which this call requests the optimizer's step."""
+        """Note the gradients with which this call requests the optimizer's step."""
         if not self._has_gradient:
             raise TrainingFailed(
                 "train() called optimizer.step() without backward(): gradients that it assigns, for example from "
@@ -398,7 +399,8 @@ class BitwiseSteps:
         self._digests.append(None if self._shared.is_unchanged() else self._digest_of(optimizer, {}))
 
     def _digest_of(self, optimizer: torch.optim.Optimizer, shared: Mapping[int, torch.Tensor | None]) -> Number:
-        """Of the gradients of all parameters of the optimizer. shared: in place of what these parameters have."""
+        """The digest of the gradients of all parameters of the optimizer. shared: in place of what these parameters
+        have."""
         stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [shared.get(id(parameter), parameter.grad) for parameter in stepped]
         return gradient_digest(gradients, self._iteration)
@@ -414,7 +416,7 @@ class BitwiseSteps:
         return value
 
     def _pause(self, point: str) -> None:
-        """At a point that changes nothing: what the call may change of the parameters stays the same."""
+        """Pause at a point that changes nothing: what the call may change of the parameters stays the same."""
         may_change = self._changes.may_change
         self._changes.end_segment()
         is_last = self._scheduler.running == len(self.computed) - 1

@@ -37,14 +37,14 @@ class CarriedGradients:
         self._has_stepped = False
 
     def note_backward(self, parameters: Sequence[torch.Tensor], gradients: Gradients) -> None:
-        """At the first backward pass of a step. gradients: to which it adds."""
+        """Note the first backward pass of a step. gradients: those to which it adds."""
         if self._had_gradients:
             there = zip(parameters, gradients, strict=True)
             self._carried = frozenset(id(parameter) for parameter, gradient in there if gradient is not None)
 
     def state(self) -> dict[str, Any]:
-        """At a step boundary. tensors: what the next step may add to, by position among `parameters_of`; not copied.
-        carried: positions, or None. has_stepped: the optimizer, in the last step."""
+        """The state at a step boundary. tensors: what the next step may add to, by position among `parameters_of`; not
+        copied. carried: positions, or None. has_stepped: the optimizer, in the last step."""
         by_optimizer = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
         parameters = self._parameters
         return {
@@ -67,7 +67,8 @@ class CarriedGradients:
         return parameter in self._carried
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """At a step boundary: then the own state is the same. An empty one is that of a job without a step."""
+        """Make the own state the same as this one, at a step boundary. An empty state is that of a job without a
+        step."""
         parameters, tensors = self._parameters, state.get("tensors", {})
         for i, parameter in enumerate(parameters):
             gradient = tensors.get(i)
@@ -78,7 +79,7 @@ class CarriedGradients:
         self._has_stepped = state.get("has_stepped", True)
 
     def roll_back(self) -> None:
-        """After a failed step: the gradients that it began with."""
+        """Restore the gradients that a failed step began with."""
         self.load(self._at_boundary)
 
     @property

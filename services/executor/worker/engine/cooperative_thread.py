@@ -50,7 +50,7 @@ class CooperativeThread(threading.Thread):
         self.start()
 
     def enter_context(self) -> None:
-        """Between two calls: have the context variables of the present thread in later ones."""
+        """Give later calls the context variables of the present thread; for use between two calls."""
         self._context = copy_context()
 
     @property
@@ -79,7 +79,7 @@ class CooperativeThread(threading.Thread):
         return outcome
 
     def pause(self, point: str) -> None:
-        """From within the call: suspend it until the next `resume`."""
+        """Suspend the call, from within it, until the next `resume`."""
         self._is_paused = True
         self._outcomes.put(Paused(point))
         self._resumptions.get()
@@ -96,18 +96,18 @@ class CooperativeThread(threading.Thread):
             self._is_abandoned = False
 
     def close(self) -> None:
-        """Between two calls."""
+        """End the thread, between two calls."""
         self._resumptions.put(None)
 
 
 class CooperativeThreads:
-    """Those of a process that have no call now."""
+    """The threads of a process that have no call now."""
 
     def __init__(self) -> None:
         self._idle: list[CooperativeThread] = []
 
     def take(self, size: int) -> list[CooperativeThread]:
-        """With the context variables of the present thread."""
+        """Return so many threads, with the context variables of the present thread."""
         taken, self._idle = self._idle[:size], self._idle[size:]
         for thread in taken:
             thread.enter_context()

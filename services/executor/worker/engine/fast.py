@@ -116,11 +116,11 @@ class FastSteps:
             return [call()]
 
     def mean(self, value: torch.Tensor | float) -> float:
-        """As `elasticflow.mean`, within train()."""
+        """Do what `elasticflow.mean` does, within train()."""
         return self._members.means([[float(number_of(value))]])[0]
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As `elasticflow.gather`, within train()."""
+        """Refuse `elasticflow.gather`, within train()."""
         del tensor
         raise TrainingFailed('elasticflow.gather() needs reproducible = "bitwise", which sums its gradients in order')
 

@@ -31,7 +31,7 @@ class StepDigest:
         return cls(first, torch.stack(different).any().double() if different else 0.0)
 
     def __add__(self, later: "StepDigest") -> "StepDigest":
-        """Of two optimizer steps in one call of train()."""
+        """The digest of two optimizer steps in one call of train()."""
         return StepDigest(self.digest + later.digest, self.differs + later.differs)
 
 
@@ -56,7 +56,7 @@ def sampled_bits(tensors: Sequence[torch.Tensor], iteration: int) -> list[torch.
 
 
 def _sampled(tensor: torch.Tensor, every: int, iteration: int) -> torch.Tensor:
-    """At least one element, if there is one."""
+    """A sample of the tensor's elements: at least one, if there is one."""
     if tensor.layout is not torch.strided:
         tensor = tensor.coalesce().values()
     if tensor.is_complex():
@@ -67,7 +67,8 @@ def _sampled(tensor: torch.Tensor, every: int, iteration: int) -> torch.Tensor:
 
 
 class StepDigests:
-    """Of one worker's steps. Those of a GPU are read one step late, so that the host does not wait for it."""
+    """The digests of one worker's steps. Those of a GPU are read one step late, so that the host does not wait for
+    it."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_late = device.type != "cpu"
@@ -90,7 +91,7 @@ class StepDigests:
         return its_iteration, row["digest"]
 
     def forget(self) -> None:
-        """At the beginning of a generation, and after a failed step."""
+        """Forget the unread digest, at the beginning of a generation and after a failed step."""
         self._unread = None
 
 

@@ -33,7 +33,8 @@ class ScalerState:
         _known.add(id(scaler))
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with tensors as numbers. Between two steps nothing is found."""
+        """The state as torch's scaler returns it, but with tensors for its numbers. Between two steps nothing is
+        found."""
         scaler = self._scaler
         assert scaler._scale is not None
         assert scaler._growth_tracker is not None
@@ -98,7 +99,7 @@ def _unscale_counted(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> No
 
 
 def refuse_gradient_scaling() -> None:
-    """In this process, where no state beside the model and the optimizer is shared within a step."""
+    """Refuse scaling in this process, where no state beside the model and the optimizer is shared within a step."""
     GradScaler.scale = _refuse_to_scale
 
 

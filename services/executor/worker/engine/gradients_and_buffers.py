@@ -31,7 +31,8 @@ Changed = dict[int, torch.Tensor]  # buffers that a micro-batch has, or may have
 
 
 class LayerStatistics:
-    """Those among a model's buffers. owners: layer and name of each. common: values at the beginning of a step."""
+    """The statistics of layers among a model's buffers. owners: layer and name of each buffer. common: values at the
+    beginning of a step."""
 
     def __init__(self, owners: Sequence[tuple[nn.Module, str]], common: Sequence[torch.Tensor]) -> None:
         self._common = common
@@ -45,8 +46,8 @@ class LayerStatistics:
         self._sizes: dict[tuple[int, ...], torch.Tensor] = {}  # elements of each
 
     def suspected(self, written: Collection[int], *, after_optimizer: bool) -> set[int]:
-        """Those that may differ, given which buffers were written. After the optimizer's step a comparison would keep
-        the device waiting for the next one, so a layer's count of its passes tells."""
+        """The statistics that may differ, given which buffers were written. After the optimizer's step a comparison
+        would keep the device waiting for the next one, so a layer's count of its passes tells."""
         return {
             i for i, counter in self._counters.items() if not after_optimizer or counter is None or counter in written
         }
@@ -72,7 +73,8 @@ class LayerStatistics:
         return [self._flags[mine]]
 
     def flags(self, indices: Sequence[int], changed: Sequence[Changed]) -> list[list[torch.Tensor]]:
-        """For each micro-batch: whether it has changed each of the statistics among these buffers, as 1 or 0."""
+        """The flags of each micro-batch: whether it has changed each of the statistics among these buffers, as 1 or
+        0."""
         if not (mine := self._among(indices)):
             return [[] for _ in changed]
         values = [of_one.get(i, self._common[i]) for of_one in changed for i in mine]
@@ -98,7 +100,7 @@ class LayerStatistics:
 
 
 def _differ(values: list[torch.Tensor], others: list[torch.Tensor]) -> torch.Tensor:
-    """For each pair; on the device."""
+    """Whether the two of each pair differ, as a tensor on the device."""
     return torch.stack(torch._foreach_norm(torch._foreach_sub(values, others), ord=math.inf)).ne(0.0)
 
 
@@ -135,7 +137,7 @@ class SharedGradients:
         self._versions = [0 if g is None else g._version for g in self._gradients]
 
     def restore(self) -> None:
-        """Before a call resumes: give every parameter the shared gradient."""
+        """Give every parameter the shared gradient, before a call resumes."""
         for i, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):
             parameter.grad = gradient
             if gradient is not None and gradient._version != self._versions[i]:
@@ -162,7 +164,7 @@ class SharedGradients:
         return {id(parameter): value for parameter, value in zip(self._parameters, values, strict=True)}
 
     def clear(self) -> None:
-        """After the optimizer's step, or after a failed step."""
+        """Drop the shared gradient after the optimizer's step, or after a failed step."""
         self._parameters, self._gradients, self._untouched, self._versions = (), [], [], []
 
 
@@ -185,7 +187,7 @@ class Buffers:
         self._has_stepped = False
 
     def note_loaded(self) -> None:
-        """Between two steps: the model's buffers have been loaded."""
+        """Note between two steps that the model's buffers have been loaded."""
         _copy_all(self._common, self._working)
         self._versions = [buffer._version for buffer in self._working]
 
@@ -207,7 +209,7 @@ class Buffers:
         self._write(touched, {})
 
     def changes(self) -> list[list[float]]:
-        """For each micro-batch computed here and each buffer: 1 if it was changed, else 0.
+        """A row for each micro-batch computed here: for each buffer, 1 if it was changed, else 0.
 
         Statistics of layers count before the optimizer's step if they may have changed: `combine` finds whether they
         have. After it, a comparison tells, which waits for the device if one of these layers has run again.
@@ -217,12 +219,12 @@ class Buffers:
         return [[float(i in changed) for i in range(len(self._working))] for changed in self._changed]
 
     def changed_values(self) -> list[dict[int, torch.Tensor]]:
-        """For each micro-batch computed here: the buffers that it has changed, by index. Waits for the device."""
+        """The buffers that each micro-batch computed here has changed, by index. Waits for the device."""
         self._statistics.drop_unchanged(self._changed)
         return [dict(changed) for changed in self._changed]
 
     def replace_changes(self, changed: Sequence[dict[int, torch.Tensor]]) -> None:
-        """For each micro-batch: what another process has found, in place of what was found here."""
+        """Replace what was found here for each micro-batch with what another process has found."""
         self.activate(None)
         self._changed = [dict(each) for each in changed]
 

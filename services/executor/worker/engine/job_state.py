@@ -87,7 +87,8 @@ class JobState:
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint, or from a worker that is ahead: then without this worker's part of a sharded state."""
+        """Load the state of a checkpoint, or of a worker that is ahead: then without this worker's part of a sharded
+        state."""
         if self.sharded is not None and "optimizer" not in state:
             self.sharded.drop()
         for name, each in self.stateful.items():
@@ -104,7 +105,7 @@ class JobState:
         user_code_checks.require_readable_state(self.stateful)
 
     def checkpoint_store(self) -> CheckpointStore:
-        """As the present generation sees the job's checkpoints."""
+        """The job's checkpoints, as the present generation sees them."""
         return checkpoint_store(self.assignment, self.generation)
 
     def condition_met(self) -> Literal["max_iterations", "metric"] | None:
@@ -122,7 +123,7 @@ class JobState:
 
 
 def volatile_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Those that the model leaves out of its state_dict, by name: training may depend on them all the same."""
+    """The buffers that the model leaves out of its state_dict, by name: training may depend on them all the same."""
     return {
         f"{path}.{name}".lstrip("."): buffer
         for path, module in model.named_modules()
@@ -164,14 +165,14 @@ class StepBoundary:
         self.stage = StepStage.COMPUTING
 
     def all_changed(self) -> None:
-        """Only the agreement between the workers is missing."""
+        """Note that only the agreement between the workers is missing."""
         self.stage = StepStage.CHANGED
 
     def end_step(self) -> None:
         self.stage = StepStage.BETWEEN_STEPS
 
     def restore_additional_state(self) -> None:
-        """With the optimizer's settings."""
+        """Restore the additional state, with the optimizer's settings."""
         assert self._at_boundary is not None, "a step has begun"
         self._additional.restore(self._at_boundary)
 
@@ -187,7 +188,7 @@ class StepBoundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObjects:
-    """With the initial weights."""
+    """The objects of a job, with the initial weights."""
 
     function: TrainingFunction
     model: nn.Module

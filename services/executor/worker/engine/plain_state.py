@@ -117,7 +117,7 @@ class PlainState:
         return self._of_items("object", vars(value), depth)
 
     def _of_items(self, kind: str, items: Mapping[Any, Any], depth: int) -> Plain:
-        """Those of them that are plain; the others are left as they are."""
+        """The plain ones of the items; the others are left as they are."""
         if len(items) > MOST_ITEMS:
             return _NOT_PLAIN
         found = [(key, self._plain(item, depth - 1)) for key, item in list(items.items()) if type(key) in _LEAVES]
@@ -158,7 +158,7 @@ def _made(plain: Plain) -> Any:
 
 
 def _assign(values: MutableMapping[Any, Any], name: Any, plain: Plain, plain_of: Callable[[Any], Plain]) -> None:
-    """Into the container that is there, which others may refer to. What is not plain any more stays."""
+    """Write a value into the container that is there, which others may refer to. What is not plain any more stays."""
     there = values.get(name, _NOT_PLAIN)
     if there is not _NOT_PLAIN and plain_of(there) is _NOT_PLAIN:
         return
@@ -188,8 +188,8 @@ def _merge(there: MutableMapping[Any, Any], state: Mapping[Any, Plain], plain_of
 
 
 class LoopState(PlainState):
-    """Of a script, whose loop goes from pass to pass by itself. What lies between two steps, such as the beginning of
-    an epoch, runs once in each process, so a step begins in the loop."""
+    """The plain state of a script, whose loop goes from pass to pass by itself. What lies between two steps, such as
+    the beginning of an epoch, runs once in each process, so a step begins in the loop."""
 
     restores_itself = True
 
@@ -200,7 +200,7 @@ class LoopState(PlainState):
         self._joined: Mapping[str, Plain] | None = None  # of the workers that this one joins, within an epoch
 
     def join(self, state: Mapping[str, Plain]) -> None:
-        """In the next pass, when this process has begun the epoch, too."""
+        """Write this state in the next pass, when this process has begun the epoch, too."""
         self._joined = state
 
     def begin_pass(self, iteration: int) -> None:
@@ -268,6 +268,6 @@ def namespaces_of_frames(frames: Iterable[FrameType]) -> Iterator[Namespace]:
 
 
 def _write_locals(frame: FrameType) -> None:
-    """From Python 3.13 on, f_locals writes by itself."""
+    """Write changed f_locals back to the frame. Python 3.13 and later versions do so by themselves."""
     if sys.version_info < (3, 13):
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

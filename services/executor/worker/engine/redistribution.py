@@ -84,7 +84,7 @@ def redistribute(optimizer: ShardedOptimizer, group: Group | None, num_staying: 
 
 
 def moves(owned: range, held: Sequence[range], rank: int) -> list[tuple[int, range]]:
-    """From which rank each part of the owned blocks comes; from the own one where possible. Raises PartLost.
+    """The rank from which each part of the owned blocks comes; the own one where possible. Raises PartLost.
 
     held: blocks of each rank.
     """

@@ -70,13 +70,14 @@ def restored_state(
 
 
 def checkpoint_store(assignment: Assignment, generation: int | None = None) -> CheckpointStore:
-    """As a generation sees the job's checkpoints; None: that of the assignment."""
+    """The job's checkpoints as a generation sees them; None: the generation of the assignment."""
     folder, owner = Path(assignment.checkpoint_dir), assignment.checkpoint_owner
     return CheckpointStore(folder, generation=assignment.generation if generation is None else generation, owner=owner)
 
 
 def _own_part(sharded: ShardedOptimizer, parts: PartFiles, names: Sequence[str]) -> dict[str, Any] | None:
-    """From the files that have some of it: worker r of those that wrote them owned what rank r owns."""
+    """Read the own part from the files that have some of it: worker r of those that wrote them owned what rank r
+    owns."""
     owned = [sharded.layout.owned(rank, len(names)) for rank in range(len(names))]
     mine = sharded.held
     needed = [name for name, theirs in zip(names, owned, strict=True) if overlap(mine, theirs)]
@@ -110,7 +111,7 @@ def newest_checkpoint(
 
 
 def lost_checkpoints(checkpoints: CheckpointStore, assignment: Assignment, iteration: int) -> str:
-    """Which checkpoints a start from this iteration passes over, and why; "" if none."""
+    """Say which checkpoints a start from this iteration passes over, and why; "" if none."""
     if unreadable := _unreadable_in_words(checkpoints):
         return unreadable
     if iteration >= assignment.checkpoint_iteration:

@@ -54,7 +54,7 @@ class ShardedOptimizer:
         optimizer.register_state_dict_pre_hook(self._refuse_state_dict)
 
     def own(self, group: Group | None) -> None:
-        """Before the state of a job is loaded: own a part, as a member of a generation."""
+        """Own a part, as a member of a generation, before the state of a job is loaded."""
         self.join(group)
         self._own_blocks(self.layout.owned(*_place(group)))
 

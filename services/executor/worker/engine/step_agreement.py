@@ -215,7 +215,7 @@ class GenerationMembers:
         return {name: tree_sum(list(column)) for name, column in zip(names, zip(*all_rows, strict=True), strict=True)}
 
     def check_received(self) -> None:
-        """Before received data changes anything permanently. Raises PeerLost if a peer is gone."""
+        """Check received data before they change anything permanently. Raises PeerLost if a peer is gone."""
         if self.group is not None:
             self.group.check_received()
 
@@ -252,7 +252,7 @@ def fingerprint(
 
 
 def _checksum(tensor: torch.Tensor) -> bytes:
-    """Of the tensor's bits, on its device: one flipped bit always changes it."""
+    """The checksum of the tensor's bits, on its device: one flipped bit always changes it."""
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
     data = data if data.storage_offset() % 4 == 0 else data.clone()  # of a view: words begin at multiples of four bytes
     words = data.view(torch.int32) if data.numel() % 4 == 0 else data

@@ -17,9 +17,9 @@ from elasticflow.shared.training_interface import OnStep
 
 
 class StepMetrics:
-    """Of the steps of one generation. names: that train() returned in the job's first step, if this worker knows them.
-    are_needed_at_once: a condition or a sink of the job gets the metrics of each step, also of the last one before a
-    loss."""
+    """The metrics of the steps of one generation. names: that train() returned in the job's first step, if this worker
+    knows them. are_needed_at_once: a condition or a sink of the job gets the metrics of each step, also of the last one
+    before a loss."""
 
     def __init__(
         self, members: GenerationMembers, *, names: tuple[str, ...] | None = None, are_needed_at_once: bool = False
@@ -48,7 +48,7 @@ class StepMetrics:
 
     @property
     def are_due(self) -> bool:
-        """Those of the last step."""
+        """Whether the values of the last step are due."""
         return self._unread is not None
 
     def named(self, means: Sequence[float]) -> dict[str, float]:
@@ -64,7 +64,7 @@ class StepMetrics:
         return self.named(means)
 
     def forget(self) -> bool:
-        """After the loss of a peer, which had a part of them. Returns whether values were due."""
+        """Forget the due values after the loss of a peer, which had a part of them. Returns whether values were due."""
         were_due, self._unread = self.are_due, None
         return were_due
 
@@ -86,7 +86,7 @@ _FILE, _DIGITS = "fed-iteration", 14
 
 
 class MetricFeed:
-    """Of rank 0. on_step: the sink; None: there is none. folder: of the job's checkpoints."""
+    """The metric feed of rank 0. on_step: the sink; None: there is none. folder: of the job's checkpoints."""
 
     def __init__(self, on_step: OnStep | None, folder: Path) -> None:
         self._on_step = on_step
@@ -110,7 +110,7 @@ class MetricFeed:
             return 0
 
     def _write(self, iteration: int) -> None:
-        """In one write of constant length: a reader sees the whole number before or after it."""
+        """Write the iteration in one write of constant length: a reader sees the whole number before or after it."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o644)
         try:

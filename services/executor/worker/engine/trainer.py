@@ -27,7 +27,7 @@ from elasticflow.services.executor.worker.process.device import allowing_other_k
 
 
 class ShardedCheckpoints:
-    """Of one worker. within_s: for the parts of its peers, on rank 0."""
+    """The sharded checkpoints of one worker. within_s: for the parts of its peers, on rank 0."""
 
     def __init__(self, store: CheckpointStore, rank: int, num_workers: int, *, within_s: float) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class ShardedCheckpoints:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Of one job's model. seed: of the job. progressed: tells that the job is not stalled."""
+    """The evaluation of one job's model. seed: of the job. progressed: tells that the job is not stalled."""
 
     function: TrainingFunction
     model: nn.Module
@@ -70,7 +70,7 @@ class Evaluation:
         return members.from_rank_0(mine)
 
     def here(self, iteration: int) -> dict[str, float]:
-        """In this process, without its peers."""
+        """Evaluate in this process, without its peers."""
         with self._in_evaluation_mode(iteration):
             return _numbers(self.function.evaluate(self.model))
 
@@ -127,7 +127,7 @@ class Trainer(TrainingSteps):
         self._is_evaluated = True
 
     def evaluate_finally(self) -> None:
-        """After the last step. Rank 0 evaluates when its peers have left, unless it needs them."""
+        """Evaluate after the last step. Rank 0 evaluates when its peers have left, unless it needs them."""
         self.settle()
         if self.function.evaluates_in_parts:
             self.evaluate()
@@ -150,7 +150,7 @@ class Trainer(TrainingSteps):
         self.telemetry.training_began(self.iteration)
 
     def switch(self, specification: RendezvousSpecification, result: RendezvousResult) -> StateTransfer:
-        """Between two steps, on all workers: transfer the state, then join the new generation or leave.
+        """Transfer the state between two steps, on all workers, then join the new generation or leave.
 
         If it raises PeerLost, this worker keeps the state that it had.
         """
@@ -182,7 +182,7 @@ class Trainer(TrainingSteps):
         return transfer
 
     def begin_again(self, members: GenerationMembers) -> None:
-        """From iteration 0 on with other members and the present weights, to measure."""
+        """Begin again from iteration 0 with other members and the present weights, to measure."""
         self._join(members)
         self._agree_on_metrics_anew()
         self.iteration = 0

@@ -71,7 +71,7 @@ class MemoryGrowth:
 
     @property
     def num_steps(self) -> int:
-        """That have fitted into the memory of this process."""
+        """The steps that have fitted into the memory of this process."""
         return self._num_steps
 
     def step_ended(self, iteration: int) -> None:
@@ -86,8 +86,8 @@ class MemoryGrowth:
         self._samples.append(_Sample(iteration, self._used_bytes()))
 
     def in_words(self) -> str:
-        """From when to when it grew; "" if it did not, or not in each half of the steps. Where the steps are few, it
-        has to grow by about as much in each of them."""
+        """Say from when to when the memory grew; "" if it did not, or not in each half of the steps. Where the steps
+        are few, it has to grow by about as much in each of them."""
         samples = self._samples if len(self._samples) >= _FEWEST_SAMPLES else self._settling + self._samples
         if len(samples) < _FEWEST_OF_EVEN_GROWTH:
             return ""
@@ -129,7 +129,8 @@ def _private_bytes() -> int:
 
 
 class ModelStructure:
-    """Of one job in one process. A step costs a comparison of two numbers, unless it changes some module."""
+    """The structure of one job's model in one process. A step costs a comparison of two numbers, unless it changes some
+    module."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -138,7 +139,7 @@ class ModelStructure:
         self._num_seen = self._registrations.count
 
     def require_unchanged(self, iteration: int) -> None:
-        """At the end of a step. Raises TrainingFailed."""
+        """Check the model's structure at the end of a step. Raises TrainingFailed."""
         if self._registrations.count == self._num_seen:
             return
         self._num_seen = self._registrations.count
@@ -155,7 +156,7 @@ class ModelStructure:
 
 
 class _Registrations:
-    """Of parameters, buffers and modules in any module of this process."""
+    """The registrations of parameters, buffers and modules in any module of this process."""
 
     count = 0
 
@@ -228,7 +229,7 @@ class _SlowSteps:
 
 
 class StragglerDetector:
-    """Of one generation. gpu_types_by_rank: empty if all workers have GPUs of one type.
+    """The straggler detector of one generation. gpu_types_by_rank: empty if all workers have GPUs of one type.
 
     A worker is a straggler if its time exceeds 1.5 times its peers' median and the median plus five deviations, in ten
     steps in a row.
@@ -240,7 +241,7 @@ class StragglerDetector:
         self._reported_at_s: dict[int, float] = {}
 
     def detect(self, compute_s: Sequence[float], now_s: float) -> Straggler | None:
-        """After a step. compute_s: by rank."""
+        """Return the straggler after a step, or None. compute_s: by rank."""
         for rank, mine_s in enumerate(compute_s):
             slowdown = _slowdown(mine_s, self._of_peers(rank, compute_s))
             if slowdown is None:
@@ -261,7 +262,7 @@ class StragglerDetector:
 
 
 def _slowdown(mine_s: float, others_s: Sequence[float]) -> float | None:
-    """None if the time is within the expected variation."""
+    """The ratio of a worker's time to the others' median, or None if the time is within the expected variation."""
     if not others_s or (median_s := statistics.median(others_s)) <= 0:
         return None
     deviation_s = _SIGMA * statistics.median(abs(other_s - median_s) for other_s in others_s)
@@ -430,7 +431,7 @@ class TrainingSteps(JobState):
         user_code_checks.require_finite_loss(metrics, self.function.hyperparameters, iteration)
 
     def roll_back(self) -> bool:
-        """After a step in which a peer was lost: return to a step boundary, and close the group.
+        """Return to a step boundary after a step in which a peer was lost, and close the group.
 
         Returns False if neither the last boundary nor the next one can be restored: the state is unusable.
         """

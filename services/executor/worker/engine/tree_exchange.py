@@ -46,7 +46,7 @@ class FlatLayout:
         self.segments = [slice(start, stop) for start, stop in pairwise(bounds)]
 
     def segments_of(self, position: int) -> range:
-        """Those in which a part of this tensor lies."""
+        """The segments in which a part of this tensor lies."""
         first = self._offsets[position]
         last = first + max(self._like[position].numel(), 1) - 1
         return range(first // self._segment_elements, last // self._segment_elements + 1)
@@ -168,7 +168,7 @@ class _Stage:
 
 
 class TreeExchange:
-    """Of tensors of one type on one device. nodes: the subtrees of each rank. first_tag: of `num_tags`."""
+    """The exchange of tensors of one type on one device. nodes: the subtrees of each rank. first_tag: of `num_tags`."""
 
     def __init__(
         self, like: Sequence[torch.Tensor], nodes: Sequence[Sequence[Node]], group: Group, first_tag: int
@@ -202,7 +202,7 @@ class TreeExchange:
     # --- before the last pass has ended ---
 
     def restart(self) -> None:
-        """Before the tensors of a sum come, or come again."""
+        """Reset the exchange before the tensors of a sum come, or come again."""
         self._missing = [0] * len(self._segments)
         for position in range(len(self.views[0])):
             self._count(position, +1)
@@ -222,7 +222,7 @@ class TreeExchange:
         return self._layout.segments_of(position).start < len(self._waits)
 
     def note_written(self, position: int) -> None:
-        """Once for each tensor: its views have their values."""
+        """Note, once for each tensor, that its views have their values."""
         self._count(position, -1)
 
     def note_all_written(self) -> None:
@@ -238,14 +238,14 @@ class TreeExchange:
             self._begin_gathering(0, len(self._waits) - 1, own)
 
     def wait(self) -> None:
-        """For what has begun."""
+        """Wait for what has begun."""
         for wait in self._waits:
             wait()
 
     # --- after it ---
 
     def finish(self) -> None:
-        """After all segments have begun: the views of the first subtree become the sum."""
+        """Finish the sum after all segments have begun: the views of the first subtree become the sum."""
         num_stages = len(self._stages)
         for number in range(num_stages):
             for index, wait in enumerate(self._waits):
@@ -318,7 +318,7 @@ def _in_order(subtrees: Sequence[Subtree]) -> list[Subtree]:
 
 
 def _summed(subtrees: Sequence[Subtree]) -> list[Subtree]:
-    """As few as possible; the tensors are overwritten."""
+    """Add subtrees, so that as few as possible remain; the tensors are overwritten."""
     summed = TreeSum[torch.Tensor](torch.Tensor.add_)
     for node, tensor in _in_order(subtrees):
         summed.push(node, tensor)

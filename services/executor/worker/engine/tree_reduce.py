@@ -155,8 +155,8 @@ class TensorSum:
         return onto
 
     def begin_last(self, micro_batch: MicroBatch, like: Sequence[torch.Tensor]) -> SharedSum | None:
-        """Before each pass: if it is this worker's last one, the sum to which its tensors may be written one by one,
-        before they are pushed. like: as for `finish`."""
+        """Return, for this worker's last pass, the sum to which its tensors may be written one by one, before they are
+        pushed. It is called before each pass. like: as for `finish`."""
         if self._shared is None or not self._is_last(micro_batch):
             return None
         lefts, self._unfinished = [] if self._unfinished is None else [self._unfinished], None
@@ -165,7 +165,7 @@ class TensorSum:
         return self._shared
 
     def push(self, micro_batch: MicroBatch, tensors: Tensors) -> None:
-        """In order; the caller gives the tensors away. A repeated part adds nothing.
+        """Add the tensors of each pass, in order; the caller gives the tensors away. A repeated part adds nothing.
 
         The micro-batches of a virtual node are added as they come, so their number does not change the memory.
         """
@@ -195,7 +195,7 @@ class TensorSum:
         return self._shared.finish(last or [None] * len(like))
 
     def check_received(self) -> None:
-        """Before the sum changes anything permanently. Raises PeerLost if the group was closed."""
+        """Check the sum before it changes anything permanently. Raises PeerLost if the group was closed."""
         if self._group is not None:
             self._group.check_received()
 

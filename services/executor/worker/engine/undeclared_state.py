@@ -43,7 +43,7 @@ from elasticflow.services.executor.worker.process.users_code import is_users_fra
 
 
 class ParameterChanges:
-    """Of one job in one process. The calls of a step use it in turn."""
+    """The watch over parameter changes of one job in one process. The calls of a step use it in turn."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -61,7 +61,7 @@ class ParameterChanges:
         self._compares_values = is_first or iteration % COMPARE_TENSORS_EVERY == 0
 
     def forbid(self) -> None:
-        """When a call starts, or resumes before optimizer.step()."""
+        """Forbid changes when a call starts, or resumes before optimizer.step()."""
         self._undo, self._mark = None, Mark.of(self._parameters, self._iteration if self._compares_values else None)
 
     def note_step(self) -> None:
@@ -74,7 +74,7 @@ class ParameterChanges:
         return self._mark is None
 
     def allow(self, *, undone: bool) -> None:
-        """Behind optimizer.step(), in the thread of the call. undone: by `end_segment`."""
+        """Allow changes behind optimizer.step(), in the thread of the call. undone: by `end_segment`."""
         self._mark = None
         if undone:
             self._watched = self._watched or _Watched.of(self._parameters, self._optimizer)
@@ -82,12 +82,12 @@ class ParameterChanges:
             self._undo.begin()
 
     def end_watching(self) -> None:
-        """In the thread of the call, before a backward pass of the same segment."""
+        """End the watch in the thread of the call, before a backward pass of the same segment."""
         if self._undo is not None:
             self._undo.end()
 
     def end_segment(self) -> None:
-        """In the thread of the call, before it pauses or ends. Raises TrainingFailed."""
+        """End a segment in the thread of the call, before it pauses or ends. Raises TrainingFailed."""
         undo, mark, self._undo, self._mark = self._undo, self._mark, None, None
         if undo is not None:
             undo.end()
@@ -166,7 +166,7 @@ class _Undo:
         self._watched_thread = threading.get_ident()
 
     def end(self) -> None:
-        """In another thread, that of the call has ended, and its modes with it."""
+        """End the watch. If this is another thread, that of the call has ended, and its modes with it."""
         if self._watched_thread == threading.get_ident():
             self._mode.__exit__(None, None, None)
         self._watched_thread = None
@@ -252,7 +252,7 @@ class UndeclaredState:
         self._mark = Mark.of([tensor for _, tensor in self._there], iteration if compares_values else None)
 
     def require_unchanged(self, iteration: int) -> None:
-        """At the end of the step. Raises TrainingFailed."""
+        """Check the tensors at the end of the step. Raises TrainingFailed."""
         there, mark, self._there, self._mark = self._there, self._mark, [], None
         changed = mark.changed([tensor for _, tensor in there]) if mark is not None else None
         names = [name for name, tensor in there if tensor is changed] or self._replaced()
@@ -277,7 +277,7 @@ class UndeclaredState:
         ]
 
     def _search(self) -> Iterator[Named]:
-        """By what users know: the class of the outermost module, and the name in it."""
+        """Find tensors, named by what users know: the class of the outermost module, and the name in it."""
         modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
         inner = {id(child) for module in modules for child in module._modules.values()}
         declared = self._declared_storages()
@@ -321,7 +321,7 @@ class UndeclaredState:
 
 
 def _variables_of(frames: Iterable[FrameType]) -> dict[str, Any]:
-    """Of the user's code among them, by name: those of inner functions hide others."""
+    """The variables of the user's code among these frames, by name: those of inner functions hide others."""
     found: dict[str, Any] = {}
     for frame in reversed(list(filter(is_users_frame, frames))):
         found |= frame.f_globals | frame.f_locals

@@ -39,7 +39,8 @@ _NAMES_IN_STATE = frozenset(
 
 
 def require_same_metrics(expected: tuple[str, ...], returned: Sequence[tuple[str, ...]], iteration: int) -> None:
-    """Of all calls of train(): workers that exchanged vectors of different lengths would fail obscurely."""
+    """Require the same metrics of all calls of train(): workers that exchanged vectors of different lengths would fail
+    obscurely."""
     for names in returned:
         if names != expected:
             raise TrainingFailed(
@@ -178,7 +179,7 @@ def require_stateful(made: Any) -> Mapping[str, Stateful]:
 def require_known_parameters(
     model: nn.Module, optimizer: torch.optim.Optimizer, further: Mapping[str, Stateful]
 ) -> None:
-    """Of the optimizer: each is part of the job's state."""
+    """Require that each parameter of the optimizer is part of the job's state."""
     modules = [model, *(each for each in further.values() if isinstance(each, nn.Module))]
     known = {id(parameter) for module in modules for parameter in module.parameters()}
     unknown = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in known]
@@ -191,7 +192,8 @@ def require_known_parameters(
 
 
 def refuse_later_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Those that train() adds: a worker that joins later, and one that starts from a checkpoint, would lack them."""
+    """Refuse groups that train() adds: a worker that joins later, and one that starts from a checkpoint, would lack
+    them."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TrainingFailed(
@@ -230,7 +232,7 @@ _first_uses: WeakKeyDictionary[Any, object | None] = WeakKeyDictionary()
 
 
 def begin_call() -> None:
-    """Of train(), in its thread."""
+    """Begin a call of train(), in its thread."""
     _CALL.set(object())
 
 

@@ -97,7 +97,7 @@ class LockstepScheduler:
         return True
 
     def abandon(self) -> None:
-        """After a failed synchronization: end all suspended calls."""
+        """End all suspended calls after a failed synchronization."""
         for thread in self._threads:
             thread.abandon()
 
@@ -111,7 +111,7 @@ class LockstepScheduler:
         self._threads = []
 
     def synchronize(self, point: str) -> None:
-        """From within a call: return after the common work at this point."""
+        """Suspend the call, from within it, and return after the common work at this point."""
         assert self.running is not None
         self._threads[self.running].pause(point)
 
@@ -166,7 +166,7 @@ class SequentialScheduler:
         return value
 
     def synchronize(self, point: str) -> None:
-        """From within a call: only the last one does the common work."""
+        """Note the point, from within a call: only the last call does the common work."""
         assert self.running is not None
         self._reached.append(point)
         if self._reached != self._points[: len(self._reached)]:
@@ -186,7 +186,8 @@ class SequentialScheduler:
         return self.running == self._last and self._lost is None
 
     def abandon(self) -> None:
-        """After a failed synchronization: the call has ended without effect. Raises PeerLost if it still runs."""
+        """Return after a failed synchronization if the call has ended, without effect. Raises PeerLost if it still
+        runs."""
         if self.running is not None:
             raise PeerLost("the script waits within its loop for a lost peer, and cannot be interrupted")
 

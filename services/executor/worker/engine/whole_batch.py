@@ -29,7 +29,7 @@ _MOST_DIMENSIONS = 8
 
 @dataclass(slots=True)
 class _Gathered:
-    """By one call. whole: what train() received, a leaf of its own graph."""
+    """A tensor gathered by one call. whole: what train() received, a leaf of its own graph."""
 
     part: torch.Tensor
     whole: torch.Tensor
@@ -38,7 +38,8 @@ class _Gathered:
 
 @dataclass
 class WholeBatch:
-    """For the calls of one worker. members: None if not all parts of the batch are computed, as in a dry step."""
+    """Values of the whole batch for the calls of one worker. members: None if not all parts of the batch are computed,
+    as in a dry step."""
 
     scheduler: VirtualNodeScheduler
     members: GenerationMembers | None
@@ -53,7 +54,7 @@ class WholeBatch:
     _gathered: dict[int, list[_Gathered]] = field(default_factory=dict[int, list[_Gathered]])  # by call, in this step
 
     def forget(self) -> None:
-        """At a step boundary."""
+        """Forget all values, at a step boundary."""
         self._given, self._gathered, self._sums, self._whole = {}, {}, (), torch.empty(0)
 
     # --- within a call ---
@@ -97,7 +98,7 @@ class WholeBatch:
         return [root for root, _ in behind], [gradient for _, gradient in behind]
 
     def check_not_nested(self, index: int) -> None:
-        """After the second half of a backward pass: it must not have reached anything gathered before."""
+        """Check, after the second half of a backward pass, that it has not reached anything gathered before."""
         if any(each.whole.grad is not None for each in self._gathered.get(index, ())):
             raise TrainingFailed(
                 "train() gathered a tensor that depends on another gathered one, through which no gradient comes back: "
@@ -200,5 +201,5 @@ def _key(micro_batch: MicroBatch) -> tuple[int, int]:
 
 
 def _shape(tensor: torch.Tensor) -> list[int]:
-    """But for its first dimension, with a fixed length."""
+    """The shape but for its first dimension, with a fixed length."""
     return [tensor.dim(), *tensor.shape[1:], *[0] * (_MOST_DIMENSIONS - tensor.dim())]

@@ -44,7 +44,7 @@ def compatibility_digest(
     additional: Mapping[str, Stateful],
     samples: str,
 ) -> CompatibilityDigest:
-    """Of this worker. additional: objects of stateful(). samples: `DataSet.samples_digest`."""
+    """The digest of this worker. additional: objects of stateful(). samples: `DataSet.samples_digest`."""
     groups = [len(group["params"]) for group in optimizer.param_groups]
     return {
         "torch": torch.__version__,
@@ -81,7 +81,7 @@ def require_compatible(mine: CompatibilityDigest, first: CompatibilityDigest) ->
 
 
 def _tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """In the order in which they travel."""
+    """The number and a hash of the tensors, in the order in which they travel."""
     described = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
     return f"{len(described)} {_hash(described)}"
 

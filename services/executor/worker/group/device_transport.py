@@ -1,4 +1,4 @@
-"""Which transport moves the tensors of a group's device."""
+"""Decides which transport moves the tensors of a group's device."""
 
 # pyright: reportPrivateImportUsage=false
 # (torch.distributed documents its stores, but does not export them by the letter)
@@ -47,7 +47,7 @@ class DeviceIdentity:
 
 
 def identity_of(device: torch.device | None) -> DeviceIdentity:
-    """Of this worker."""
+    """The identity of this worker's device."""
     if device is None:
         return DeviceIdentity(host=_this_host())
     if device.type == "cpu":
@@ -71,7 +71,7 @@ def share_a_gpu(one: DeviceIdentity, other: DeviceIdentity) -> bool:
 
 
 def encoded(identity: DeviceIdentity) -> torch.Tensor:
-    """Equally long for all workers."""
+    """The identity as a tensor, equally long for all workers."""
     content = json.dumps(asdict(identity)).encode()
     assert len(content) <= _BYTES
     return torch.frombuffer(bytearray(content.ljust(_BYTES)), dtype=torch.uint8)
@@ -105,7 +105,7 @@ _ELSE = "set NCCL_DEBUG=WARN for the executors: NCCL then writes the cause to th
 
 
 def one_line(message: str) -> str:
-    """Of torch's error: NCCL's result and its last error, without the frames of the library."""
+    """One line of torch's error: NCCL's result and its last error, without the frames of the library."""
     return " ".join(message.partition("Exception raised from")[0].split())
 
 
@@ -119,7 +119,7 @@ def warn_of_nccl(reason: str) -> None:
 
 
 class Route(Enum):
-    """By which tensors of the device travel between workers: the same for all workers of a group."""
+    """The way by which tensors of the device travel between workers: the same for all workers of a group."""
 
     HOST = "gloo; a worker on a GPU copies from and to the host"
     NCCL = "between the GPUs"

@@ -131,7 +131,7 @@ def _prove(gloo: Any, secret: str, rank: int, size: int, *, within_s: float) -> 
 
 
 def _swapped(gloo: Any, mine: Mapping[int, bytes], within_s: float) -> dict[int, bytes]:
-    """Equally many bytes from each peer, for those of this worker."""
+    """Receive equally many bytes from each peer, for those of this worker."""
     received = {peer: torch.empty(len(sent), dtype=torch.uint8) for peer, sent in mine.items()}
     works = [gloo.send([torch.frombuffer(bytearray(sent), dtype=torch.uint8)], peer, 0) for peer, sent in mine.items()]
     works += [gloo.recv([tensor], peer, 0) for peer, tensor in received.items()]

@@ -151,7 +151,8 @@ class Group:
         self.begin_exchange(sends, receives)()
 
     def begin_exchange(self, sends: Iterable[Transfer], receives: Iterable[Transfer]) -> Callable[[], None]:
-        """As `exchange`, in two parts: returns what waits for the transfers, in the order of the device's work.
+        """Do what `exchange` does, in two parts: returns what waits for the transfers, in the order of the device's
+        work.
 
         Two workers begin their transfers in the same order. All tensors lie on one device.
         """
@@ -171,7 +172,7 @@ class Group:
         self.all_gather(torch.zeros(1))
 
     def await_all(self) -> None:
-        """As `barrier`, for workers that may arrive later than a collective may last."""
+        """Do what `barrier` does, for workers that may arrive later than a collective may last."""
         with self._collective():
             self._host.await_all()
 

@@ -126,7 +126,7 @@ class NcclTransport:
         torch.cuda.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
-        """As `abort_or_end`; in the background if the group has not worked yet, since nothing waits for it.
+        """Do what `abort_or_end` does; in the background if the group has not worked yet, since nothing waits for it.
 
         A set-up holds the lock that its abort needs, until torch gives it up. Its worker may train in another group.
         """
@@ -154,7 +154,7 @@ class NcclTransport:
 
 @contextmanager
 def torch_settings(settings: Mapping[str, str]) -> Iterator[None]:
-    """These variables of the environment within the block, and the earlier ones after it."""
+    """Set these variables of the environment within the block, and the earlier ones after it."""
     with _environment:
         before = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)

@@ -41,7 +41,7 @@ def flatten(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def placeholders_in(structure: Any) -> list[TensorPlaceholder]:
-    """In the order of their tensors."""
+    """The placeholders in a structure, in the order of their tensors."""
     match structure:
         case TensorPlaceholder():
             return [structure]

@@ -38,7 +38,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousSpecification:
-    """Of one rendezvous, for one worker. wait_s: for all to arrive."""
+    """The specification of one rendezvous, for one worker. wait_s: for all to arrive."""
 
     job_id: str
     generation: int
@@ -78,14 +78,14 @@ class RendezvousResult:
         return tuple(group for group in (self.training_group, self.transfer_group) if group is not None)
 
     def close(self) -> None:
-        """After the loss of a peer or an abort."""
+        """Close the groups after the loss of a peer or an abort."""
         for group in self.groups:
             group.close()
         release_later(*self.groups)
 
 
 def rendezvous_specification(assignment: Assignment, device: torch.device) -> RendezvousSpecification:
-    """For a new worker: with other new workers, or with some that train already."""
+    """The specification of a new worker's rendezvous, with other new workers or with some that train already."""
     return RendezvousSpecification(
         job_id=assignment.job_id,
         generation=assignment.generation,
@@ -105,7 +105,7 @@ def rendezvous_specification(assignment: Assignment, device: torch.device) -> Re
 
 
 def switch_specification(specification: RendezvousSpecification, command: PrepareSwitch) -> RendezvousSpecification:
-    """For a worker that trains, and so can wait longer."""
+    """The specification for a worker that trains, and so can wait longer."""
     return replace(
         specification,
         generation=command.generation,
@@ -183,7 +183,7 @@ def join_rendezvous(
 
 
 def connect(specification: RendezvousSpecification, channel: ExecutorLink, aborted: threading.Event) -> dist.TCPStore:
-    """To the store of rendezvous rank 0, which listens before its address is known."""
+    """Connect to the store of rendezvous rank 0, which listens before its address is known."""
     address = specification.rendezvous or _address(specification, channel, aborted)
     host, _, port = address.rpartition(":")
     return connect_store(
@@ -206,7 +206,7 @@ def _address(specification: RendezvousSpecification, channel: ExecutorLink, abor
 
 
 def _wait_for_all(specification: RendezvousSpecification, store: dist.Store) -> None:
-    """With the timeout of a start; that of a group is longer."""
+    """Wait for all workers with the timeout of a start; that of a group is longer."""
     if store.add("arrived", 1) == specification.size:
         store.set("complete", "")
     store.get("complete")

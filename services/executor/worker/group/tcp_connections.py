@@ -41,12 +41,12 @@ def connections() -> set[Connection]:
 
 
 def connections_to(port: int) -> set[Connection]:
-    """Those whose peer has this port."""
+    """The connections whose peer has this port."""
     return {connection for connection in connections() if (ends := _ends(connection)) and ends[1].port == port}
 
 
 def connections_at(addresses: bytes) -> set[Connection]:
-    """Those with an end at one of the addresses, given as system addresses (sockaddr) among other bytes."""
+    """The connections with an end at one of the addresses, given as system addresses (sockaddr) among other bytes."""
     return {connection for connection in connections() if any(end.as_written in addresses for end in _ends(connection))}
 
 
@@ -58,7 +58,7 @@ def limit_reply_time(connection: Connection, seconds: float) -> None:
 
 
 def shut_down(connection: Connection) -> None:
-    """For both ends; no effect if it was closed meanwhile."""
+    """Shut a connection down for both ends; no effect if it was closed meanwhile."""
     with suppress(OSError), _copied(connection) as copy:
         copy.shutdown(socket.SHUT_RDWR)
 
@@ -156,7 +156,7 @@ def opened(secret: str, key: str, value: bytes) -> bytes:
 
 
 def proof(secret: str, prover: int, verifier: int, nonce: bytes) -> bytes:
-    """That rank `prover` knows the secret, for the rank that chose the nonce."""
+    """The proof that rank `prover` knows the secret, for the rank that chose the nonce."""
     return _digest(secret, b"proof", f"{prover}/{verifier}".encode(), nonce)
 
 
@@ -190,7 +190,7 @@ def bind_to_host(advertise_host: str) -> None:
 
 
 def warn_unconnected(library: str, reason: str, advice: str = CHECK_NETWORK) -> None:
-    """After an attempt to connect all workers. library: "gloo" or "nccl"."""
+    """Log a warning after an attempt to connect all workers. library: "gloo" or "nccl"."""
     log.warning(
         "workers_not_connected",
         library=library,

@@ -97,7 +97,7 @@ def _train(trainer: Trainer, feed: MetricFeed, on_step: OnStep, stops: Callable[
 
 
 class _NoExecutor:
-    """In place of the channel of a worker."""
+    """The replacement of a worker's channel."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn

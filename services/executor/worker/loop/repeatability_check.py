@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 
 def values_by_name(job: object, model: nn.Module) -> dict[str, Any]:
-    """Of all that user code may have changed, in a form to compare."""
+    """The values of all that user code may have changed, in a form to compare."""
     return {**_plain_attributes(model), **_Walk(model).of_job(job)}
 
 
@@ -89,7 +89,7 @@ class _Walk:
 
 
 def _compared(value: Any) -> Any:
-    """None: nothing by itself."""
+    """The value in a form to compare, or None if it is nothing by itself."""
     match value:
         case bool() | int() | float() | complex() | str() | bytes():
             return type(value), value if len(repr(value)) < _MOST_ITEMS else zlib.crc32(repr(value).encode())

@@ -110,7 +110,7 @@ def _indent(line: str) -> str:
 
 
 def _engine_indent(entry: list[str]) -> str | None:
-    """Of a frame of the engine; None for anything else."""
+    """The indent of a frame of the engine; None for anything else."""
     frame = _FRAME.match(entry[0])
     return frame[1] if frame is not None and frame[2].startswith(_ENGINE_FOLDERS) else None
 
@@ -135,7 +135,7 @@ def run_assignment(
     run: Callable[[Assignment, Channel, training_loop.RunInNewThread], None],
     folders: WorkerFolders | None = None,
 ) -> NoReturn:
-    """As `run_worker`, with another kind of training."""
+    """Do what `run_worker` does, with another kind of training."""
     use_one_heap()
     channel = Channel(sock, received, folders)
     signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())

@@ -27,7 +27,7 @@ _PARTS_OF_FAST_JOBS = 256  # of the batch: few enough to measure, and enough to 
 
 
 def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
-    """On rank 0, unless the worker is stopped before; None on other ranks."""
+    """Return the measured speed on rank 0, unless the worker is stopped before; None on other ranks."""
     assignment = trainer.assignment
     began_s = time.monotonic()
     if run_first_step_twice(trainer, stop=channel.stop_requested):  # also the warm-up

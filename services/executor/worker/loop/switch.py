@@ -138,7 +138,7 @@ class GenerationSwitcher:
         self._channel.send(Interrupted(iteration=self._trainer.iteration, micro_batch_size=size))
 
     def await_switch(self) -> bool:
-        """After the loss of a peer or exceeded memory: wait for the next generation, and switch to it.
+        """Wait for the next generation after the loss of a peer or exceeded memory, and switch to it.
 
         Returns False if this worker must stop instead. Raises PeerLost if another peer is lost meanwhile.
         """
@@ -151,7 +151,7 @@ class GenerationSwitcher:
         return False
 
     def _report(self, switch: _UnreportedSwitch, first: int, step_began_s: float) -> None:
-        """After the first step in the new generation."""
+        """Report a switch after the first step in the new generation."""
         timeline = ResizeTimeline(
             prepare_s=max(switch.transfer.began_s - switch.began_s, 0.0),
             stop_s=step_began_s - switch.transfer.began_s,
@@ -201,7 +201,7 @@ class SwitchPreparation:
 
     @property
     def result(self) -> RendezvousResult:
-        """Once it is ready."""
+        """The result of the rendezvous, once it is ready."""
         assert self._result is not None
         return self._result
 

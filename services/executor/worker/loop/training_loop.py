@@ -132,7 +132,7 @@ class _TrainingLoop:
         self._first = self.trainer.iteration
 
     def run(self, cause: PeerLost | MemoryExceeded | None = None) -> None:
-        """To the end. cause: why this worker is at a step boundary and waits for a switch."""
+        """Run to the end. cause: why this worker is at a step boundary and waits for a switch."""
         is_done = False
         while not is_done:
             try:
@@ -229,7 +229,7 @@ def _stop(trainer: Trainer, writer: CheckpointWriter, *, keeps_state: bool) -> N
 
 
 def _stop_without_peers(trainer: Trainer, writer: CheckpointWriter) -> None:
-    """After the loss of peers: the first survivor writes the state that all survivors have."""
+    """Stop after the loss of peers: the first survivor writes the state that all survivors have."""
     if trainer.sharded is not None:
         log.info("stopped_without_checkpoint", iteration=trainer.iteration)  # the lost workers' parts are missing
         return

@@ -87,7 +87,8 @@ def dry_step_pays(objects: JobObjects, device: torch.device) -> bool:
 
 
 def needs_kernel_trial(objects: JobObjects, device: torch.device) -> bool:
-    """On CPU slots all kernels are repeatable. A script tells in its first step what it needs."""
+    """Whether a step is tried, to find operations without a repeatable kernel. All kernels are repeatable on CPU slots.
+    A script tells in its first step what it needs."""
     is_bitwise = objects.function.reproducible == "bitwise"
     return device.type == "cuda" and is_bitwise and not isinstance(objects.function, ElasticScript)
 
@@ -334,7 +335,7 @@ def worker_engine(
     assignment: Assignment,
     members: GenerationMembers,
 ) -> StepEngine:
-    """That of a worker, which computes its block of virtual nodes by itself."""
+    """The engine of a worker, which computes its block of virtual nodes by itself."""
     function, model = objects.function, objects.model
     if function.reproducible == "fast" and not members.virtual_nodes.are_cut:
         return FastSteps(
@@ -374,7 +375,7 @@ def _check_world_size(world_size: int, spec: JobSpec) -> None:
 
 
 def _approach_stream(stream: Stream, read_ahead: ReadAhead, telemetry: Telemetry, store: RendezvousStore) -> None:
-    """Before this worker joins others, which train meanwhile."""
+    """Come to a place in the stream before this worker joins others, which train meanwhile."""
     _come_to(stream.told(store), read_ahead, telemetry)
 
 

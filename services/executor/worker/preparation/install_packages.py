@@ -31,7 +31,7 @@ Versions = Mapping[str, str]  # by canonical name
 
 
 def loaded_packages(modules: Iterable[str] = sys.modules) -> Versions:
-    """Of the distributions of these modules, and of all that they require: torch, numpy, ..."""
+    """The versions of the distributions of these modules, and of all that they require: torch, numpy, ..."""
     owners = packages_distributions()
     left = [owner for module in tuple(modules) for owner in owners.get(module, ())]
     versions: dict[str, str] = {}
@@ -79,7 +79,7 @@ def _required_by(package: Distribution) -> Iterator[Requirement]:
 
 
 def _parsed(line: str) -> Requirement | None:
-    """None for an option of pip."""
+    """The requirement in a line; None for an option of pip."""
     try:
         return Requirement(line.partition(" --")[0])
     except InvalidRequirement:
@@ -124,7 +124,7 @@ def _install_with_uv(uv: str, file: Path, target: Path, work: Path, loaded: Vers
 
 
 def _install_with_pip(lines: Sequence[str], file: Path, target: Path, work: Path, loaded: Versions) -> None:
-    """With a target, pip installs again what is installed, torch too: so it only resolves at first."""
+    """Let pip only resolve at first: with a target, it installs again what is installed, torch too."""
     pip = [sys.executable, "-P", "-m", "pip", "install", *_QUIET]
     constraints = _written(work / "loaded.txt", [f"{name}=={version}" for name, version in loaded.items()])
     report = work / "report.json"

@@ -144,7 +144,7 @@ class Channel:
         self._stop_requested.wait()
 
     def begin_training(self) -> None:
-        """From here on, a stop waits for a step boundary."""
+        """Let a stop wait for a step boundary from here on."""
         self._has_state_to_save = True  # written before the flag is read; request_stop does it in reverse
         if self._stop_requested.is_set():
             self._exit_before_first_step()
@@ -167,7 +167,7 @@ class Channel:
         kill_own_process_group()
 
     def _handle_messages(self) -> None:
-        """Until the end of the file or of the lease. Raises BrokenChannel."""
+        """Handle messages until the end of the file or of the lease. Raises BrokenChannel."""
         frames = FrameReader[ToWorker](*get_args(ToWorker))
         assignment: Assignment | None = None  # waits for a lease that is not over
         while data := self._take_received() or self._receive():

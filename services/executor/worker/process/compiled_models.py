@@ -14,7 +14,8 @@ MOST_SHAPES = 64  # of one compiled function; beyond them torch would continue w
 
 
 def compile_each_shape_alone() -> None:
-    """In this thread: torch's settings are context variables, which `CooperativeThread` inherits."""
+    """Choose these settings in this thread: torch's settings are context variables, which `CooperativeThread`
+    inherits."""
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch._dynamo.config.recompile_limit = MOST_SHAPES
     torch._dynamo.config.fail_on_recompile_limit_hit = True
@@ -51,5 +52,5 @@ def is_refused_cuda_graph(error: BaseException) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """By `torch.compile(module)` or `module.compile()`."""
+    """Whether a module is compiled, by `torch.compile(module)` or `module.compile()`."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

@@ -67,7 +67,7 @@ class CpuThrottle:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """From now on, this process may allocate so many bytes more; an allocation above it raises MemoryError.
+    """Let this process allocate only so many bytes more from now on; an allocation above it raises MemoryError.
 
     It counts private memory, as RLIMIT_DATA does: no files, no shared memory. Each child process has the same limit for
     itself. Linux only; else no effect.

@@ -38,7 +38,8 @@ def advice_for(reason: str, environment: Mapping[str, str]) -> str:
 
 
 def warn_if_occupied(device: torch.device, environment: Mapping[str, str]) -> None:
-    """If less than half of its memory is free before the job uses it, unless slots share it: they are its users."""
+    """Warn if less than half of the GPU's memory is free before the job uses it, unless slots share it: they are its
+    users."""
     if int(environment.get(SLOTS_OF_GPU, "1")) > 1:
         return
     free, total = torch.cuda.mem_get_info(device)
@@ -53,7 +54,7 @@ def warn_if_occupied(device: torch.device, environment: Mapping[str, str]) -> No
 
 
 def driver_version() -> str:
-    """Of the node's GPUs; "" without a driver."""
+    """The driver version of the node's GPUs; "" without a driver."""
     with suppress(Exception):  # of NVML: no library, no driver
         import pynvml
 
@@ -81,7 +82,8 @@ def _users_of(name: str) -> str:
 
 
 def bind_to_numa_node(pci_address: str, system: Path = Path("/sys")) -> None:
-    """For this thread and those that it starts; readers inherit it. Cores that the process may not use stay unused.
+    """Bind this thread and those that it starts to the GPU's NUMA node; readers inherit it. Cores that the process may
+    not use stay unused.
 
     pci_address: of the GPU, as "0000:3b:00.0". No effect on machines with one NUMA node or an unknown one.
     """
@@ -107,7 +109,7 @@ def bind_to_numa_node(pci_address: str, system: Path = Path("/sys")) -> None:
 
 
 def _cores(listed: str) -> set[int]:
-    """Those of the kernel's list, for example "0-15,32-47"."""
+    """The cores of the kernel's list, for example "0-15,32-47"."""
     cores: set[int] = set()
     for part in filter(None, listed.strip().split(",")):
         first, _, last = part.partition("-")
@@ -238,7 +240,7 @@ def _compile_without_gpu() -> None:
 
 
 def pci_address(device: torch.device) -> str:
-    """Of the whole GPU if this process has a part of it; "" if torch does not tell it."""
+    """The PCI address of the GPU, of the whole one if this process has a part of it; "" if torch does not tell it."""
     gpu = torch.cuda.get_device_properties(device)
     if not all(hasattr(gpu, name) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")):
         return ""
@@ -294,13 +296,14 @@ def choose_repeatable_kernels(device: torch.device) -> None:
 
 
 def allow_other_kernels() -> None:
-    """From now on torch only warns where it has no repeatable kernel; in the whole process."""
+    """Let torch only warn, from now on, where it has no repeatable kernel; in the whole process."""
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 @contextmanager
 def allowing_other_kernels() -> Iterator[None]:
-    """Within the block, for code that changes no weights and may first run late, such as an evaluation."""
+    """Allow other kernels within the block, for code that changes no weights and may first run late, such as an
+    evaluation."""
     is_strict = torch.are_deterministic_algorithms_enabled() and not other_kernels_are_allowed()
     if is_strict:
         allow_other_kernels()
@@ -359,7 +362,7 @@ class Stopwatch:
             self._events[1].record()
 
     def seconds(self) -> float:
-        """After the device has reached the lap; up to now if there was no lap."""
+        """The measured time, once the device has reached the lap; up to now if there was no lap."""
         if not self._lapped:
             self.lap()
         if self._events is None:

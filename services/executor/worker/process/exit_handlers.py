@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class ExitHandlers:
-    """Of this process, which serves one job."""
+    """The exit handlers of this process, which serves one job."""
 
     def __init__(self) -> None:
         self._is_due = False
@@ -84,7 +84,7 @@ class ExitHandlers:
 
 
 def _running_threads() -> Iterator[threading.Thread]:
-    """Those that users' code has started."""
+    """The running threads that users' code has started."""
     ours = (threading.main_thread(), threading.current_thread())
     for thread in threading.enumerate():
         if not (thread.daemon or thread in ours or getattr(thread, "ends_with_process", False)):

@@ -64,7 +64,7 @@ class Telemetry:
         self._channel.send(Lagged(rank=rank, slowdown=slowdown))
 
     def warn(self, warning: str) -> None:
-        """Into the job's log and its history, of which the user asks `eflow explain`."""
+        """Write a warning into the job's log and its history, of which the user asks `eflow explain`."""
         log.warning("job_warned", warning=warning)
         self._channel.send(Warned(warning=warning))
 

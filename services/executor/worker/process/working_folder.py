@@ -57,7 +57,7 @@ def in_job_folder(assignment: Assignment) -> Iterator[Assignment]:
 
 
 def name_artifact_folder(home: Path) -> None:
-    """In the variable in which the job finds it."""
+    """Name the artifact folder in the variable in which the job finds it."""
     with suppress(OSError):  # of a full disk; a job that writes no file does not need it
         (home / ARTIFACT_FOLDER).mkdir(parents=True, exist_ok=True)
     os.environ[ARTIFACT_VARIABLE] = str(home / ARTIFACT_FOLDER)
@@ -115,7 +115,7 @@ def copy_inputs(code: Path, home: Path, code_digest: str) -> None:
 
 
 def _copied_digest(home: Path) -> str:
-    """Of the code that was copied; "" if none was copied to the end."""
+    """The digest of the code that was copied; "" if none was copied to the end."""
     try:
         known: Any = json.loads((home / INPUTS_FILE).read_text())
         return str(known["code_digest"])

@@ -118,7 +118,7 @@ class Steps(_Job):
 
     @property
     def epochs_done(self) -> float:
-        """With a part of the present one, unless its length is unknown."""
+        """The epochs done, with a part of the present one unless its length is unknown."""
         try:
             return self._script.epochs.done(self._script.position)
         except TypeError:
@@ -140,7 +140,7 @@ class Steps(_Job):
 
 
 class Parts:
-    """Of one step. If a peer is lost between two of them, the parts of the repeated step follow."""
+    """The parts of one step. If a peer is lost between two of them, the parts of the repeated step follow."""
 
     def __init__(self, script: "ElasticScript") -> None:
         self._script = script
@@ -214,7 +214,7 @@ class ElasticScript:
         return self._objects[1]
 
     def enter_loop(self, iteration: int, dataset: DataSet) -> None:
-        """With the job's state in the script's objects: run up to its first batch, or to its end."""
+        """Run the script, with the job's state in its objects, up to its first batch, or to its end."""
         self.iteration, self._dataset = iteration, dataset
         self.is_over = isinstance(self._thread.resume(None), Returned)
 
@@ -237,7 +237,7 @@ class ElasticScript:
         return max(1, self._objects[0].num_workers)
 
     def begin_part(self, is_last: bool) -> Sequence[str]:
-        """Before each call of `train`: the synchronization points that it must reach."""
+        """Return, before each call of `train`, the synchronization points that it must reach."""
         self.is_last_part = is_last
         return SYNC_POINTS if is_last or not self.is_looped_by_library else SYNC_POINTS[:1]
 
@@ -340,7 +340,7 @@ class ElasticScript:
 
     @property
     def epoch_is_over(self) -> bool:
-        """With the present iteration."""
+        """Whether the epoch is over with the present iteration."""
         return self._epoch_at(self.position) > self._epoch_at(self.iteration)
 
     @property
@@ -364,14 +364,14 @@ class ElasticScript:
 
     @property
     def epochs(self) -> Epochs:
-        """Of the job's data. Raises TypeError, as torch does, for a data set without a length."""
+        """The epochs of the job's data. Raises TypeError, as torch does, for a data set without a length."""
         if self._epochs is None:
             len(self._objects[0].dataset)
         assert self._epochs is not None, "a data set with a length has epochs"
         return self._epochs
 
     def epochs_of(self, loader: Any) -> Epochs | None:
-        """Those that the loader's data would have. For a library that plans before it trains."""
+        """The epochs that the loader's data would have, for a library that plans before it trains."""
         return self._epochs_of(settings_of(loader, self._seed))
 
     def _epochs_of(self, settings: LoaderSettings) -> Epochs | None:
@@ -414,7 +414,7 @@ class ElasticScript:
         return self._has_stepped or self.has_ended
 
     def _check_schedules(self) -> None:
-        """Before the first batch. Raises TrainingFailed."""
+        """Check the schedules before the first batch. Raises TrainingFailed."""
         if not self._schedules and hasattr(self._objects[2].step, "_wrapped_by_lr_sched"):
             raise TrainingFailed(
                 "the optimizer has a learning-rate schedule that elastic() does not know: each pass of the loop would "

@@ -47,7 +47,7 @@ class JobLength:
 
     @property
     def in_loop(self) -> int | None:
-        """Before its loop ends by itself."""
+        """The steps before the job's loop ends by itself."""
         of_epochs = None if self.epochs is None or self.max_epochs is None else self.epochs.iterations(self.max_epochs)
         return _least(of_epochs, self.max_steps)
 
@@ -87,8 +87,8 @@ class JobLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """For how many steps a schedule is built. may_end_early: it then stays constant. must_reach: it raises behind its
-    end."""
+    """The number of steps for which a schedule is built. may_end_early: it then stays constant. must_reach: it raises
+    behind its end."""
 
     name: str
     length: int
@@ -97,7 +97,7 @@ class Plan:
 
 
 def plan_of(schedule: Any) -> Plan | None:
-    """None for a schedule without an end, or whose end is not known."""
+    """The plan of a schedule; None for one without an end, or whose end is not known."""
     plan = partial(Plan, name=type(schedule).__name__)
     match schedule:
         case lr_scheduler.OneCycleLR():
@@ -136,8 +136,8 @@ class ScheduleCheck:
         self.has_stepped = False
 
     def require_same_numbers(self, iteration: int, arguments: Sequence[Any]) -> None:
-        """In each pass through the loop: a metric with which it steps must not be one of a part of the batch. Raises
-        TrainingFailed."""
+        """Check, in each pass through the loop, that a metric with which the schedule steps is not one of a part of the
+        batch. Raises TrainingFailed."""
         numbers = [float(each) for each in arguments if isinstance(each, int | float) or _is_scalar(each)]
         known, first = self._numbers
         self._numbers = iteration, numbers

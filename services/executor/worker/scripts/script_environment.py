@@ -34,7 +34,7 @@ SINGLE_PROCESS_ENVIRONMENT: Mapping[str, str] = {  # of a script that sees neith
 
 
 def run_script(spec: JobSpec, code_path: str, environment: Mapping[str, str], **main_module: Any) -> None:
-    """As `python train.py` does, or `python -m` for a module of a package, with the job's arguments.
+    """Run a script as `python train.py` does, or `python -m` for a module of a package, with the job's arguments.
 
     code_path: folder that the script is imported from. main_module: names that it finds in its main module, which stays
     for what runs at the end of the process. If the script exits with a bare number, its last line of output explains
@@ -160,7 +160,8 @@ _ADDRESS = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 
 
 def use_own_rendezvous(environment: Mapping[str, str]) -> None:
-    """From now on, in this process. environment: what the worker sets for the code; RANK and WORLD_SIZE included."""
+    """Use the job's own rendezvous from now on, in this process. environment: what the worker sets for the code; RANK
+    and WORLD_SIZE included."""
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     of_torch = _rendezvous_handlers["env"]
 

@@ -132,7 +132,8 @@ class TorchrunProgress:
 
     @property
     def iteration(self) -> int:
-        """Less than the job's last iteration until the script has ended: its end is not known in advance."""
+        """The present iteration: less than the job's last one until the script has ended, since its end is not known in
+        advance."""
         return self._whole(self._done)
 
     def _whole(self, iterations: Fraction) -> int:
@@ -436,7 +437,8 @@ class _StopSignal:
 
 
 def _end_when_asked(channel: Channel, progress: TorchrunProgress, stop: _StopSignal) -> None:
-    """In a thread. Other ranks lose rank 0, or end shortly after it. No snapshot of a job that has ended is needed."""
+    """Wait for a stop in a thread, and end the script. Other ranks lose rank 0, or end shortly after it. No snapshot of
+    a job that has ended is needed."""
     channel.wait_for_stop()
     if channel.keeps_state and progress.records_snapshots:
         progress.wait_for_snapshot(_SNAPSHOT_TIMEOUT_S)

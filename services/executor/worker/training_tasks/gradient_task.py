@@ -82,7 +82,7 @@ class VirtualNodeTrainer:
         )
 
     def load(self, tensors: list[torch.Tensor]) -> None:
-        """As `tensors_of` returns them."""
+        """Load the tensors, as `tensors_of` returns them."""
         with torch.no_grad():
             for mine, received in zip(tensors_of(self._objects.model, self._objects.optimizer), tensors, strict=True):
                 mine.copy_(received)
@@ -126,7 +126,7 @@ class VirtualNodeTrainer:
 
 
 class _Session:
-    """Of this runner with one manager."""
+    """The session of this runner with one manager."""
 
     def __init__(self, address: str, secret: str) -> None:
         self._connection = TensorConnection(_connected(address), secret, is_manager=False, timeout_s=_TIMEOUT_S)

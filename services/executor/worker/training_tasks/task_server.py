@@ -142,7 +142,7 @@ class TaskServer:
                 raise PeerLost("a stop is requested while tasks of this step are under way")
 
     def _late_tasks(self, now_s: float) -> Sequence[int]:
-        """To hand out a second time. A runner is idle after a time in which the load would give it a task."""
+        """The tasks to hand out a second time. A runner is idle after a time in which the load would give it a task."""
         usual_s = statistics.median(self._durations_s) if self._durations_s else math.inf
         num_idle = sum(since_s <= now_s - _IDLE_S for since_s in self._idle_since_s.values())
         return self._tasks.duplicates(num_idle=num_idle, least_s=_LATE * usual_s, now_s=now_s)

@@ -132,7 +132,8 @@ class ManagerSteps(BitwiseSteps):
 
 
 def _laid_out(received: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """With the elements in the memory order of the parameter, as autograd has them: sums of a tensor depend on it."""
+    """The received elements in the memory order of the parameter, as autograd has them: sums of a tensor depend on
+    it."""
     return torch.empty_like(parameter, requires_grad=False).copy_(received)
 
 

@@ -47,7 +47,7 @@ class TensorConnection:
             raise
 
     def wait_without_timeout(self) -> None:
-        """From now on: the other end may be idle."""
+        """Wait without a timeout from now on: the other end may be idle."""
         self._socket.settimeout(None)
 
     def send(self, fields: Mapping[str, Any], tensors: Sequence[torch.Tensor] = ()) -> None:

@@ -38,7 +38,7 @@ class Bell:
                 rung.set_result(None)
 
     async def wait(self, clock: Clock, until_s: float | None = None) -> None:
-        """Until the next ring, or until_s."""
+        """Wait for the next ring, or until until_s."""
         rung = asyncio.get_running_loop().create_future()
         self._waiting.append(rung)
         if until_s is None:
@@ -86,7 +86,7 @@ class Stream:
 
     @property
     def first_sequence(self) -> int:
-        """Of the oldest message that is kept, or of the next one."""
+        """The sequence of the oldest message that is kept, or of the next one."""
         return next(iter(self.messages), self.last_sequence + 1)
 
     def last_sequence_of(self, subject: str) -> int:
@@ -104,7 +104,7 @@ class Stream:
         expected: int | None,
         now_s: float,
     ) -> int:
-        """In JetStream's order: first the expectation, then the id, then the bounds. message_id "": none."""
+        """Append after JetStream's checks: first the expectation, then the id, then the bounds. message_id "": none."""
         if expected is not None and (found := self.last_of_subject.get(subject, 0)) != expected:
             raise WrongExpectedSequence(subject, expected, found)
         sequence, stored_at_s = self.known_ids.get(message_id, (0, 0.0))
@@ -169,7 +169,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Consumer:
-    """Which messages of a work queue are delivered, and when each may be delivered again. subjects: its selection."""
+    """The messages of a work queue to deliver, and when each may be delivered again. subjects: its selection."""
 
     stream: Stream
     subjects: str

@@ -74,7 +74,7 @@ class FaultSource:
         return self._up_to(self._faults.duplicate_within_s)
 
     def position(self, num_waiting: int) -> int | None:
-        """Before which of the waiting messages a new one is delivered; None: behind all of them."""
+        """The index among the waiting messages at which a new one is delivered; None: behind all of them."""
         return self._below(num_waiting + 1) if self._happens("reordered", self._faults.reorder) else None
 
     def _happens(self, kind: str, probability: float) -> bool:

@@ -55,7 +55,7 @@ class Refusals:
             self._subscriptions.add(refused["subject"])
 
     def check_subscription(self, subject: str) -> None:
-        """After a flush: raises NotPermitted if the server has refused the subscription."""
+        """Raise NotPermitted if the server has refused the subscription. Call it after a flush."""
         if subject.lower() in self._subscriptions:
             raise NotPermitted(self._url, subject)
 
@@ -216,7 +216,7 @@ class Connection:
             raise BusClosed(str(error)) from error
 
     async def flush(self, timeout_s: float) -> None:
-        """Until the server has seen all that was handed over before; raises what request raises.
+        """Wait until the server has seen all that was handed over before; raises what request raises.
 
         An echo of our own: nats-py's ping overtakes a subscription that it has not written yet, and the first messages
         would be lost.
@@ -256,7 +256,7 @@ class Connection:
 
     @property
     def server_version(self) -> str:
-        """Of the server that this process is connected to; "" if it is unknown."""
+        """The version of the server that this process is connected to; "" if it is unknown."""
         return str(self.client._server_info.get("version", ""))
 
     # -- inboxes

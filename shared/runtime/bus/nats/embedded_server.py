@@ -120,7 +120,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Where to connect, with the token if there is one."""
+        """The URL to connect to, with the token if there is one."""
         credentials = f"{self._token}@" if self._token else ""
         return f"nats://{credentials}{self.host}:{self.port}"
 

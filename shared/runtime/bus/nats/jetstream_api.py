@@ -135,7 +135,7 @@ async def ensure_stream(connection: Connection, config: Mapping[str, Any], reser
 
 
 async def stream_config(connection: Connection, stream: str) -> dict[str, Any] | None:
-    """None if there is no such stream."""
+    """The configuration of a stream; None if there is no such stream."""
     answer = await connection.api(f"STREAM.INFO.{stream}")
     if answer.get("error", {}).get("err_code") == _NO_STREAM:
         return None

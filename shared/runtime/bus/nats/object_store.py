@@ -253,7 +253,7 @@ async def _delete_up_to(connection: Connection, stream: str, newest: LedgerRecor
 
 
 def _name(subject: str) -> str:
-    """Of the object that is described on this subject; "" if no client of ours wrote it."""
+    """The name of the object that is described on this subject; "" if no client of ours wrote it."""
     try:
         return base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode()
     except (binascii.Error, ValueError):

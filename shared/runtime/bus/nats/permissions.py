@@ -88,7 +88,10 @@ def _service(pool: str, name: str) -> Permissions:
 
 
 def _node(pool: str, node_id: str) -> Permissions:
-    """None about padding loads, which work in pools with a token only: else it could forge the results of any load."""
+    """A node may do nothing with padding loads: else it could forge the results of any load.
+
+    Padding loads work in pools with a token only.
+    """
     code, snapshots = streams.code_bucket(pool), streams.snapshot_bucket(pool)
     nodes, artifacts = streams.node_bucket(pool), streams.artifact_bucket(pool)
     logs = streams.value_subject(streams.log_bucket(pool), streams.log_key("*", node_id, "*", "*"))

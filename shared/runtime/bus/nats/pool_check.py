@@ -28,7 +28,7 @@ def check_max_payload(connection: Connection) -> None:
 
 
 def version_problem(found: str) -> str | None:
-    """Of a server with this version."""
+    """The problem of a server with this version; None if it has none."""
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is not None and (int(numbers[1]), int(numbers[2])) >= NEEDED_VERSION:
         return None
@@ -37,7 +37,10 @@ def version_problem(found: str) -> str | None:
 
 
 async def storage_problem(connection: Connection) -> str | None:
-    """Of the account; servers tell their own limit on their HTTP page only. Raises NotPermitted, Unavailable."""
+    """The problem of the account's storage, or None. Servers show their own limit on their HTTP page only.
+
+    Raises NotPermitted, Unavailable.
+    """
     left_bytes = await jetstream_api.storage_left(connection)
     if left_bytes is None or left_bytes >= LEAST_LEFT_BYTES:
         return None

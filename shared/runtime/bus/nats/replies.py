@@ -1,6 +1,6 @@
-"""Which answer belongs to which request: all of a connection come to one subscription, distinguished by a ticket.
+"""Matches answers to requests: all answers of a connection come to one subscription, distinguished by a ticket.
 
-Where messages of a subscription wait until they are taken, many at once.
+Holds the messages of a subscription until they are taken, many at once.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from elasticflow.shared.runtime.bus.contract import MAX_INBOX_BYTES
 
 
 class ConnectionBroke(Exception):
-    """Between request and answer; inside this package only: what it means depends on the request."""
+    """The connection broke between request and answer. It stays in this package: its meaning depends on the request."""
 
 
 class Answers:
@@ -30,7 +30,10 @@ class Answers:
 
     @contextlib.contextmanager
     def expected(self, subject: str, timeout_s: float) -> Generator[tuple[str, asyncio.Future[Msg]]]:
-        """Where an answer is to be sent, and the answer: RequestTimeout without one, ConnectionBroke."""
+        """Yield the subject for an answer, and the answer.
+
+        The answer raises RequestTimeout if it does not come, or ConnectionBroke.
+        """
         loop = asyncio.get_running_loop()
         ticket = str(next(self._tickets))
         answer: asyncio.Future[Msg] = loop.create_future()
@@ -54,7 +57,7 @@ class Answers:
                 _fail(self._awaited[ticket], error(asked))
 
     def let_go(self) -> None:
-        """None of them will come."""
+        """Fail all awaited answers: none of them will come."""
         for answer in self._awaited.values():
             _fail(answer, ConnectionBroke())
 
@@ -101,7 +104,7 @@ class ReplyInbox:
         self._something.set()
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Until something arrives, or has arrived since the last wait, or we are woken; False after timeout_s."""
+        """Wait until something arrives, or has since the last wait, or `wake` is called; False after timeout_s."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._something.wait()

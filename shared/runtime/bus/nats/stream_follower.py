@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 class LedgerPosition:
-    """Of one reader of a pool's ledger."""
+    """The position of one reader of a pool's ledger."""
 
     def __init__(self, connection: Connection, pool: str) -> None:
         self._connection, self._pool = connection, pool
@@ -167,7 +167,7 @@ async def _follow(connection: Connection, source: _Source, after_sequence: int) 
 async def _opened(
     connection: Connection, source: _Source, position: LedgerPosition | None, last: int, known: LedgerRecord | None
 ) -> "_Feed | None":
-    """None if the server cannot just now. Raises UnknownStream, LedgerTruncated."""
+    """Open a feed; None if the server cannot just now. Raises UnknownStream, LedgerTruncated."""
     try:
         if position is not None and not await position.is_held(last):
             return None  # a consumer would wait without end or error

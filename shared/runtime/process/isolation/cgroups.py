@@ -24,7 +24,7 @@ _FIRST_TO_KILL = "1000"  # of all processes, if the machine is out of memory
 
 
 def limit_worker(*, counts_processes: bool) -> None:
-    """For this process and its descendants. counts_processes: only its own count, as in its own user namespace."""
+    """Limit this process and its descendants. counts_processes: only its own count, as in its own user namespace."""
     forbid_new_rights()
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
@@ -58,7 +58,7 @@ class WorkerCgroups:
         self._ended = set[Path]()
 
     def end_left_over(self) -> None:
-        """Those of an executor that was killed. Call it once no other executor can have this folder."""
+        """End the groups of an executor that was killed. Call it once no other executor can have this folder."""
         for name in os.listdir(self._folder):
             if name.startswith("worker-"):
                 self.end(self._folder / name)

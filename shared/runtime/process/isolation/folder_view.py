@@ -69,7 +69,7 @@ class FolderView:
             self._show(path)
 
     def close(self) -> None:
-        """From now on nothing can be added."""
+        """Close the view: nothing can be added from now on."""
         unmount(HOST)
         os.rmdir(HOST)
 
@@ -91,7 +91,10 @@ class FolderView:
                 make_read_only(path)
 
     def _hand_over(self, folder: str) -> None:
-        """After a run without isolation, or under another user, its files belong to another one."""
+        """Give a folder and its files to the owner.
+
+        They belong to another one after a run without isolation, or under another user.
+        """
         if self._owner is None or os.stat(folder).st_uid == self._owner:
             return
         for entry in walk(Path(folder)):
@@ -134,7 +137,7 @@ def _make_mount_point(path: str, *, is_folder: bool) -> None:
 
 
 def _hide(path: str) -> None:
-    """By an empty file or folder, if the path is visible."""
+    """Hide a path by an empty file or folder, if it is visible."""
     if os.path.isdir(path):
         mount_memory(path, num_bytes=_SMALL_BYTES)
     elif os.path.exists(path):

@@ -47,7 +47,7 @@ class WorkerFolders:
 
 
 def fork_isolated(isolation: Isolation) -> int:
-    """As os.fork. The child continues with `enter_isolation`. For a process with one thread. Raises OSError."""
+    """Fork as os.fork, in a process with one thread. The child continues with `enter_isolation`. Raises OSError."""
     if not isolation.namespaces:
         return os.fork()
     flags = system_calls.CLONE_NEWPID | system_calls.CLONE_NEWNS
@@ -57,7 +57,7 @@ def fork_isolated(isolation: Isolation) -> int:
 
 
 def enter_isolation(isolation: Isolation) -> WorkerFolders:
-    """In the child of `fork_isolated`: return in the worker. Raises OSError if the machine refuses."""
+    """Isolate the child of `fork_isolated`, and return in the worker. Raises OSError if the machine refuses."""
     if isolation.cgroup:
         enter_group(Path(isolation.cgroup))
     if not isolation.namespaces:

@@ -41,7 +41,7 @@ _libc_with_gil = ctypes.PyDLL(None, use_errno=True)  # a fork must not lose the 
 
 
 def fork_into_namespaces(flags: int) -> int:
-    """As os.fork, with a child in new namespaces: of CLONE_NEWPID it is process 1. For a process with one thread."""
+    """Fork as os.fork, in a process with one thread. The child has new namespaces: of CLONE_NEWPID it is process 1."""
     if _NUMBERS is None:
         raise OSError(errno.ENOSYS, f"namespaces are not supported on {platform.machine()}")
     ctypes.pythonapi.PyOS_BeforeFork()
@@ -99,7 +99,7 @@ def move_root_to(folder: str, old_root: str) -> None:
 
 
 def unmount(folder: str) -> None:
-    """Also if it is in use: it disappears for all processes of the namespace."""
+    """Unmount a folder, also if it is in use: it disappears for all processes of the namespace."""
     _checked(_libc.umount2(folder.encode(), _MNT_DETACH), f"umount {folder}")
 
 
@@ -114,7 +114,7 @@ def set_readable_by_others(readable: bool) -> None:
 
 
 def drop_capabilities() -> None:
-    """Those of this thread, and those that a program could gain: its bounding set is empty."""
+    """Drop the capabilities of this thread, and those that a program could gain: its bounding set becomes empty."""
     assert _NUMBERS is not None
     capability = 0
     while _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:  # up to the last one that the kernel knows
@@ -173,7 +173,7 @@ class _Comparison(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL | None:
-    """At the import: a fork that runs between two threads' system calls must not load any library."""
+    """Load the library at the import: a fork that runs between two threads' system calls must not load any library."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -198,9 +198,9 @@ def filter_problem() -> str:
 
 
 def filter_system_calls() -> None:
-    """For this process and all that it starts, which must not gain new rights. No effect without the library.
+    """Filter the system calls of this process and all that it starts, which must not gain new rights.
 
-    Raises OSError.
+    There is no effect without the library. Raises OSError.
     """
     if _library is None:
         return

@@ -1,4 +1,4 @@
-"""The changes of a source, as one browser is told of them."""
+"""The changes of a source, as one browser receives them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

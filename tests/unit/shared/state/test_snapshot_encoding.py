@@ -64,7 +64,7 @@ def test_a_snapshot_of_an_epoch_without_a_field_has_its_default(name: str) -> No
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.msgpack")), ids=lambda path: path.stem)
 def test_a_recorded_snapshot_of_an_epoch_can_still_be_read(path: Path) -> None:
-    """A ledger may consist of nothing else than such a snapshot and what follows it, so each is read for ever."""
+    """A ledger may consist of nothing else than such a snapshot and what follows it, so each must stay readable."""
     state = snapshot_encoding.load(path.read_bytes(), of_any_shape=True)
     assert set(state.live_jobs) == {"running", "waiting"}
     assert set(state.ended_jobs) == {"done"}

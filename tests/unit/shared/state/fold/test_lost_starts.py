@@ -15,7 +15,7 @@ SECOND = ("node-0:0", "node-1:0")
 def joins(
     node: int, incarnation: int = 0, *, at_s: float = 0.0, heard_s: float | None = None, supervisor: int = 1
 ) -> events.NodeJoined:
-    """A node joins, as started by this supervisor. heard_s: of its incarnation before."""
+    """A node joins, as started by the given supervisor. heard_s: of its incarnation before."""
     return events.NodeJoined(
         node_id=f"node-{node}",
         incarnation=str(incarnation),

@@ -1,4 +1,4 @@
-"""Streams, whose length nobody knows: each sample has one place, for any workers, in any process, after any restart."""
+"""Streams, whose length is unknown: each sample has one place, for any workers, in any process, after any restart."""
 
 import random  # noqa: TID251 - users' code draws from it
 from collections.abc import Iterator

@@ -118,7 +118,7 @@ def test_a_worker_that_took_the_connection_of_another_is_refused(monkeypatch: py
 
 
 def test_a_forged_value_in_the_store_is_refused() -> None:
-    """Whoever reaches the port of torch's store may write into it."""
+    """A process that reaches the port of torch's store may write into it."""
     server = listening_store(HOST, wait_s=WAIT_S)
     hostile = dist.TCPStore(HOST, server.port, is_master=False)
     worker = RendezvousStore(server, threading.Event(), wait_s=WAIT_S, secret=SECRET)
