@@ -624,7 +624,7 @@ _TRAINING = (
     ),
     Mutation(
         name="equal random numbers in all virtual nodes",
-        file="services/executor/worker/data/virtual_nodes.py",
+        file="services/executor/worker/data/random_seeds.py",
         old="    key = (job_seed, phase, iteration, virtual_node + 1, micro_batch)\n",
         new="    key = (job_seed, phase, iteration, 0, micro_batch)\n",
         tests=(f"{_WORKER}/data/test_virtual_nodes.py",),

@@ -48,7 +48,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         streams.py              the job's place in a data set without a length
         stream_reader.py        reads such a data set, and comes to a place in it
         read_ahead.py           batches of coming steps, read by a process, and on their way to the device
-        virtual_nodes.py        parts of a batch, fixed for life, their workers, and their seeds (pure)
+        virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
+        random_seeds.py         seeds by phase, iteration and virtual node
     engine/       a step
         restored_state.py       the state with which all workers start, from a checkpoint
         trainer.py              steps, evaluations, and the way from generation to generation

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState, Snapshot, further_optimizers
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients, parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, gradient_digest

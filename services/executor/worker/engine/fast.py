@@ -18,7 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticflow.services.executor.worker.data.virtual_nodes import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
