@@ -23,6 +23,7 @@ from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.files import readable_by_others
+from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
@@ -34,7 +35,7 @@ from elasticflow.shared.runtime.service.decision_problems import (
     plan_problem,
     version_problem,
 )
-from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger
+from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger, unknown_jobs_problem
 from elasticflow.shared.state.pool import NodeState, PoolState
 
 # --- curve check ---------------------------------------------------------------------------------------
@@ -241,10 +242,12 @@ def _checks_by_ledger(bus: NatsBus, endpoint: Endpoint, clock: Clock) -> tuple[C
         return [str(problem) for problem in (loss, older) if problem is not None]
 
     async def of_state() -> Iterable[str | None]:
+        with_files = {} if data_dir is None else await asyncio.to_thread(jobs_with_files, data_dir)
         await clock_check.ask()
         state, chain = await ledger.state_and_chain()
         of_clock = clock_problem(clock_check, state.config.deadline_slack_s)
-        return of_clock, version_problem(state), plan_problem(state), chain_problem(chain, state)
+        unknown = unknown_jobs_problem(state, data_dir, with_files) if data_dir is not None else None
+        return of_clock, version_problem(state), plan_problem(state), chain_problem(chain, state), unknown
 
     async def curves() -> Iterable[str]:
         return curve_problems(await ledger.state())

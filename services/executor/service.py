@@ -35,9 +35,10 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.process.clock import boot_s
+from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.shared.runtime.service.host import Host
-from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark
+from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark, unknown_jobs_problem
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 
 DEREGISTER_TIMEOUT_S = 5.0  # for the last events, after the workers have stopped or were killed
@@ -216,9 +217,13 @@ class Executor:
 
     async def _keep_bookmark(self, host: Host[State]) -> None:
         """Once the ledger is folded. A ledger that is not the one that was read here is reported at each start."""
-        await host.ready.wait()
         process, pool = self._process, self._process.settings.pool
-        bookmark = LedgerBookmark.of_reader(process.settings.data_dir, pool, self._node_specification.node_id)
+        data_dir = process.settings.data_dir
+        with_files = await asyncio.to_thread(jobs_with_files, data_dir)  # before the ledger is read: it knows them all
+        await host.ready.wait()
+        if problem := unknown_jobs_problem(host.folded, data_dir, with_files):
+            process.log.warning("JobsUnknown", problem=problem)
+        bookmark = LedgerBookmark.of_reader(data_dir, pool, self._node_specification.node_id)
         find = partial(bookmark.problem, process.bus, pool)
         if problem := await until_available(find, process.log, "ledger compared with what was read here"):
             process.log.error("LedgerIsOlder", problem=problem)

@@ -4,6 +4,7 @@ All happens relative to open folders, so no link leads out of the tree and no pa
 open at once, however large the tree is.
 """
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -211,3 +212,14 @@ def owner_of(data_dir: Path, job_id: str) -> str:
         return (data_dir / OWNERS / job_id).read_text(errors="replace")
     except FileNotFoundError:
         return ""
+
+
+def jobs_with_files(data_dir: Path) -> dict[str, str]:
+    """The identities of the jobs whose checkpoints are here, by job id; none where they cannot be read."""
+    with contextlib.suppress(OSError):
+        return {
+            record.name: record.read_text(errors="replace")
+            for record in (data_dir / OWNERS).iterdir()
+            if (data_dir / "checkpoints" / record.name).is_dir()
+        }
+    return {}

@@ -1,4 +1,5 @@
-"""What a machine remembers of a ledger, beside NATS: the newest message that was read there (docs/adr/0099).
+"""What a machine remembers of a ledger, beside NATS: the newest message that was read there, and whose files it has
+(docs/adr/0099).
 
 A NATS that comes back with older data, from a backup or after a loss, does not know what it has acknowledged since.
 """
@@ -6,6 +7,7 @@ A NATS that comes back with older data, from a backup or after a loss, does not 
 import asyncio
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from elasticflow.shared.errors import LedgerBroken, LedgerTruncated, Retry
@@ -13,6 +15,9 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.state.ledger_chain import digest_with
+from elasticflow.shared.state.pool import PoolState
+
+_SHOWN_JOBS = 5
 
 
 class LedgerBookmark:
@@ -67,6 +72,29 @@ async def older_ledger(bus: Bus, pool: str, data_dir: Path) -> str | None:
         if problem := await bookmark.problem(bus, pool):
             return problem
     return None
+
+
+def unknown_jobs_problem(state: PoolState, data_dir: Path, with_files: Mapping[str, str]) -> str | None:
+    """Why the ledger does not seem to be the one of the jobs whose files are here; None if it knows all of them.
+
+    A data folder whose bookmarks are lost still has the files of jobs. A ledger of so many jobs that it has forgotten
+    some says nothing. with_files: `jobs_with_files`, read before the state.
+    """
+    if state.num_forgotten:
+        return None
+    unknown = [
+        job_id
+        for job_id, identity in with_files.items()
+        if (job := state.job(job_id)) is None or job.identity != identity
+    ]
+    if not unknown:
+        return None
+    shown = ", ".join(sorted(unknown)[:_SHOWN_JOBS]) + (" and others" if len(unknown) > _SHOWN_JOBS else "")
+    return (
+        f"{data_dir} has files of {len(unknown)} jobs that the ledger does not know ({shown}): NATS has older data, "
+        "and jobs that it acknowledged later are gone; or another pool uses this folder, which needs one of its own. "
+        "See 'When the ledger is older than its nodes' in docs/how-to/operate-a-pool.md"
+    )
 
 
 async def _digest_at(bus: Bus, pool: str, sequence: int) -> str:
