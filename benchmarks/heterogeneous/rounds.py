@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.scheduling.compile import Floats, Integers
+from elasticflow.shared.scheduling.compiled_loops import Floats, Integers
 from elasticflow.simulator.timing.training_time import mix_throughput
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.workload import TypedPool, throughputs_by_type

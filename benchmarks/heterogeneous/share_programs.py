@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.heterogeneous.rounds import ActiveJob, Policy, Shares
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.scheduling.compile import Floats, Integers
+from elasticflow.shared.scheduling.compiled_loops import Floats, Integers
 from elasticflow.shared.scheduling.proofs.linear_program import Entries, joined, minimise
 from elasticflow.simulator.workload.workload import TypedPool
 

@@ -576,7 +576,7 @@ _TRAINING = (
     ),
     Mutation(
         name="a sum in another order",
-        file="services/executor/worker/engine/tree_exchange.py",
+        file="services/executor/worker/engine/summation_tree.py",
         old="        while self._partials and node.index % 2 and",
         new="        if self._partials and node.index % 2 and",
         tests=("tests/properties/test_worker_summation_tree.py",),

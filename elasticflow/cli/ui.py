@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from elasticflow.history.usage_report import Prices
-    from elasticflow.web.reading import Page
+    from elasticflow.web.read_routes import Page
 
 # --- What it means that the page listens at an address which other machines reach ----------------------
 
@@ -92,7 +92,7 @@ def ui(
 async def _serve_pool(
     endpoint: Endpoint, host: str, port: int, prices: "Prices | None", *, tenant: str, operator: bool
 ) -> None:
-    from elasticflow.web.reading import LIVE, Page  # here: other commands do without the extra
+    from elasticflow.web.read_routes import LIVE, Page
     from elasticflow.web.sources import LiveSource
 
     clock = SystemClock()
@@ -104,7 +104,7 @@ async def _serve_pool(
 
 
 async def serve_file(file: Path, host: str, port: int, prices: "Prices | None") -> None:
-    from elasticflow.web.reading import LIVE, Page
+    from elasticflow.web.read_routes import LIVE, Page
     from elasticflow.web.sources import RecordedSource
 
     source = RecordedSource(file.name, read_ledger(file))

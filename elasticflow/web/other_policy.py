@@ -21,7 +21,7 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.web.policy_names import POLICIES
-from elasticflow.web.reading import page_of, policy_of
+from elasticflow.web.read_routes import page_of, policy_of
 from elasticflow.web.sources import Source
 
 MAX_S = 120.0  # of one comparison

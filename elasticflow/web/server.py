@@ -26,9 +26,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from elasticflow.shared.errors import CannotListen, PortTaken
+from elasticflow.web.command_routes import QUOTING, WRITING
 from elasticflow.web.other_policy import COMPARING
-from elasticflow.web.reading import READING, Page
-from elasticflow.web.writing import QUOTING, WRITING
+from elasticflow.web.read_routes import READING, Page
 
 # --- security ------------------------------------------------------------------------------------------
 # Who may look: browsers of this machine that were opened with a link of this process (decision record 0057).

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elasticflow.shared.scheduling.compile import Floats, Integers, compiled
+from elasticflow.shared.scheduling.compiled_loops import Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.baselines.baseline import BaselineJob, Shares, by_arrival, by_deadline
 

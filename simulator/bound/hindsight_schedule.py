@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elasticflow.shared.scheduling.compile import compiled
+from elasticflow.shared.scheduling.compiled_loops import compiled
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound.clairvoyant_bound import Bound, PriceProfile, clairvoyant_bound
 from elasticflow.simulator.bound.feasible_demand import FloatArray, IntArray, feasible_alone

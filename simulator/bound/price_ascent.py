@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from elasticflow.shared.scheduling.compile import compiled
+from elasticflow.shared.scheduling.compiled_loops import compiled
 from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid, IntArray
 
 # Of the volume algorithm; chosen once, for all traces.

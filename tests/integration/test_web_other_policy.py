@@ -16,7 +16,7 @@ from starlette.types import Message
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
 from elasticflow.web import other_policy
 from elasticflow.web.policy_names import POLICIES
-from elasticflow.web.reading import Page
+from elasticflow.web.read_routes import Page
 from elasticflow.web.sources import RecordedSource
 from tests.support.command_line import CommandLinePool
 from tests.support.page_ledger import exported, of_newer_eflow, page_history, recorded, write_export

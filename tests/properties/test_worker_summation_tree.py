@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from elasticflow.services.executor.worker.engine.tree_exchange import Node, TreeSum, subtrees, tree_sum
+from elasticflow.services.executor.worker.engine.summation_tree import Node, TreeSum, subtrees, tree_sum
 
 FLOATS = arrays.arrays(
     np.float32,

@@ -87,7 +87,7 @@ import torch.distributed as dist
 from elasticflow.services.executor.worker.process.device import Stopwatch, claim, finish_work
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
-from elasticflow.services.executor.worker.engine.fast import FastSteps
+from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes

@@ -28,7 +28,7 @@ CHECKS: dict[str, tuple[str, ...]] = {  # by direct dependency
     "joblib": ("tests/unit/elasticflow/sdk/test_joblib_backend.py",),
     "fsspec": ("tests/unit/shared/runtime/test_artifact_folder.py",),
     "torch": (
-        "tests/unit/services/executor/worker/engine/test_fast.py",
+        "tests/unit/services/executor/worker/engine/test_fast_steps.py",
         "tests/unit/services/executor/worker/checkpoint/test_store.py",
         "tests/training/test_bitwise.py::test_any_number_of_workers_gives_the_same_bits[3]",
         "tests/training/test_bitwise.py::test_resizes_do_not_change_the_bits[gloo]",

@@ -7,7 +7,7 @@ Imports run from below to above in this order: interface, process, group, checkp
 No package imports it: the launcher starts `python -m elasticflow.services.executor.worker`, a fork server that loads
 torch and forks a child for each worker and runner. They talk over sockets (shared/messages/worker_protocol/frames.py).
 
-    keeper.py               the fork server's parent: ends what is left if that is killed
+    fork_server_parent.py   ends what is left if the fork server is killed
     fork_server.py          forks workers and runners, reaps them, ends with its executor
     first_message.py        whether a fork becomes a worker, a runner, an installer or a fetcher
     interface.py                what users' code is to a worker: a training function, and its failure
@@ -63,15 +63,16 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         additional_state.py     objects beside the model and the optimizer that are state
         plain_state.py          numbers, texts and containers of user code that are state
         carried_gradients.py    gradients that outlive their step
-        bitwise.py              a step with the same bits at any number of workers
+        bitwise_steps.py        a step with the same bits at any number of workers
         whole_batch.py          values of the whole batch within train()
         gradient_scaling.py     a GradScaler as state of the job
         gradient_digest.py      whether all optimizers step with the same gradient
-        fast.py                 a step with plain all-reduces
+        fast_steps.py           a step with plain all-reduces
         virtual_node_scheduler.py  synchronizes the calls of one step
         cooperative_thread.py   a call that can be suspended, and the threads of a process for them
         tree_reduce.py          sums of tensors along the tree, within a worker and with others
-        tree_exchange.py        the order of every sum (pure); what workers exchange and add, segment by segment
+        summation_tree.py       the order of every sum (pure)
+        tree_exchange.py        what workers exchange and add, segment by segment
         gradients_and_buffers.py   what the calls of one step share, and the statistics of layers
         sharded_optimizer.py    an optimizer of which each worker holds a part
         redistribution.py       its parts to their owners in a new generation

@@ -3,7 +3,7 @@
 import socket
 import sys
 
-from elasticflow.services.executor.worker.keeper import keep
+from elasticflow.services.executor.worker.fork_server_parent import keep
 from elasticflow.shared.library_imports import without_gc
 
 

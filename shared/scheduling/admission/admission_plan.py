@@ -37,7 +37,7 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     scatter_schedules,
 )
 from elasticflow.shared.scheduling.availability.plan_repair import extend_where_possible, late_jobs_first, repair_plan
-from elasticflow.shared.scheduling.compile import Flags, Floats, Integers
+from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, flat_schedules, schedule_of
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.nodes import CapacityDrop

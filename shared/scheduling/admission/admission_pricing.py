@@ -19,7 +19,7 @@ import numpy as np
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.availability import fill_many_jobs
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
-from elasticflow.shared.scheduling.compile import Floats, Integers, compiled
+from elasticflow.shared.scheduling.compiled_loops import Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.pool import Demand

@@ -28,7 +28,7 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     rows_that_differ,
     total_gpu_seconds,
 )
-from elasticflow.shared.scheduling.compile import Integers
+from elasticflow.shared.scheduling.compiled_loops import Integers
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
 
 # --- filling trials ------------------------------------------------------------------------------------

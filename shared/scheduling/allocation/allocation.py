@@ -28,7 +28,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
 )
 from elasticflow.shared.scheduling.availability.fill_many_jobs import fill_or_report_late, write_segments
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, gpu_seconds
-from elasticflow.shared.scheduling.compile import Flags, Floats, Integers, compiled
+from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState, spec_of

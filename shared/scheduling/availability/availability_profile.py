@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elasticflow.shared.scheduling.compile import Floats, Integers, compiled
+from elasticflow.shared.scheduling.compiled_loops import Floats, Integers, compiled
 
 MAX_SEGMENTS = 64  # of one schedule: each costs a resize, so that longer schedules are useless
 

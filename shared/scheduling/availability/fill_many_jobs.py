@@ -16,7 +16,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     sweep,
 )
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, minimum_share
-from elasticflow.shared.scheduling.compile import Flags, Integers, compiled
+from elasticflow.shared.scheduling.compiled_loops import Flags, Integers, compiled
 
 GOLDEN_RATIO = 0.6180339887498949  # its multiples are spread evenly between 0 and 1: variety without chance
 PATIENT_MISSES = 8  # of one job

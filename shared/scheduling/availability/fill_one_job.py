@@ -23,7 +23,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     Segments,
     limit_from,
 )
-from elasticflow.shared.scheduling.compile import Flags, Floats, Integers, compiled
+from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers, compiled
 
 SLACK_S = 1e-3
 """A new schedule has this many seconds of spare work at the highest throughput. It covers the rounding of

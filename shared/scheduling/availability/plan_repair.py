@@ -20,7 +20,7 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     fill_to_earliest_end,
 )
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S, SLACK_S, Jobs
-from elasticflow.shared.scheduling.compile import Flags, Integers, compiled
+from elasticflow.shared.scheduling.compiled_loops import Flags, Integers, compiled
 
 WORTH_MOVING_S = 1.0  # gain of all late jobs together that justifies moving the others
 

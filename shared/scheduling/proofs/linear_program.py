@@ -21,7 +21,7 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticflow.shared.scheduling.compile import Floats, Integers
+from elasticflow.shared.scheduling.compiled_loops import Floats, Integers
 from elasticflow.shared.scheduling.proofs.payment_bound import Demands
 
 LEAST_SUPPLY = 1e-3  # of an interval in which few or no GPUs are there, as a part of all GPUs

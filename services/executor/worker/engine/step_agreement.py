@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState, optimizer_settings
 from elasticflow.services.executor.worker.engine.gradient_digest import COMPARE_TENSORS_EVERY
-from elasticflow.services.executor.worker.engine.tree_exchange import tree_sum
+from elasticflow.services.executor.worker.engine.summation_tree import tree_sum
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed

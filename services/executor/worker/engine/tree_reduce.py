@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
-from elasticflow.services.executor.worker.engine.tree_exchange import Node, TreeExchange, TreeSum, subtrees
+from elasticflow.services.executor.worker.engine.summation_tree import Node, TreeSum, subtrees
+from elasticflow.services.executor.worker.engine.tree_exchange import TreeExchange
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize
 from elasticflow.services.executor.worker.data.loader_settings import DataSetAttributes, LoaderSettings, settings_of
 from elasticflow.services.executor.worker.data.sample_order import Epochs
-from elasticflow.services.executor.worker.engine.bitwise import SYNC_POINTS
+from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread, Returned
 from elasticflow.services.executor.worker.engine.plain_state import LoopState, Namespace, namespaces_of_frames
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost

@@ -9,9 +9,9 @@ import pytest
 
 from elasticflow.history.formatting import shortened
 from elasticflow.history.job_table import Ranking
+from elasticflow.web.event_streams import encoded
 from elasticflow.web.page_values import expected_at, finish_at, margin_at, past_update, sentence_at
 from elasticflow.web.pool_history import PoolHistory
-from elasticflow.web.reading import encoded
 from elasticflow.web.server import STATIC
 from tests.support.histories import NOW_S
 from tests.support.page_ledger import page_history, recorded

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from elasticflow.shared.messages.events import DeadlineQuoted
-from elasticflow.web.writing import quote_values, submission_words
+from elasticflow.web.command_routes import quote_values, submission_words
 from tests.support.histories import NOW_S, spec
 from tests.support.two_types import two_types
 

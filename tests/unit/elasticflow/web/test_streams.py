@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from elasticflow.web import reading
-from elasticflow.web.reading import PoolStream
+from elasticflow.web import event_streams
+from elasticflow.web.event_streams import PoolStream
 from elasticflow.web.sources import RecordedSource
 from tests.support.histories import NOW_S
 from tests.support.page_ledger import page_history, recorded
@@ -21,7 +21,7 @@ def clock(now_s: float) -> bytes:
 @asynccontextmanager
 async def told_so_far(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[RecordedSource, AsyncIterator[bytes]]]:
     """A source, and the events of a browser that has had its first update and its first status."""
-    monkeypatch.setattr(reading, "_KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(event_streams, "_KEEP_ALIVE_S", 0.01)
     source = RecordedSource("run", recorded(page_history()))
     await source.fold_all()
     events = PoolStream(source).events(0)

@@ -9,7 +9,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.pool_history import PoolHistory
-from elasticflow.web.reading import tenant_values
+from elasticflow.web.read_routes import tenant_values
 from tests.support.histories import NOW_S, gpus
 from tests.support.page_ledger import page_history, recorded
 from tests.support.two_types import two_types

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from elasticflow.shared.scheduling.compile import Floats
+from elasticflow.shared.scheduling.compiled_loops import Floats
 from elasticflow.shared.scheduling.proofs.linear_program import Entries, Optimum, joined, minimise
 
 NO_LEAST = -np.inf

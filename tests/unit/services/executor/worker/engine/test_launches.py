@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
-from elasticflow.services.executor.worker.engine.bitwise import BitwiseSteps, each_written_to
+from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps, each_written_to
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum

@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.engine.transports import connecting
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine import tree_exchange
-from elasticflow.services.executor.worker.engine.bitwise import each_written_to
+from elasticflow.services.executor.worker.engine.bitwise_steps import each_written_to
 from elasticflow.services.executor.worker.engine.tree_exchange import stage_peers
 from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.group import groups

@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 import elasticflow
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
-from elasticflow.services.executor.worker.engine.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_scaling import with_scalers
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers

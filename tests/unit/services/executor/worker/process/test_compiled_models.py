@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
-from elasticflow.services.executor.worker.engine.bitwise import BitwiseSteps
+from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers

@@ -16,7 +16,7 @@ from torch import nn
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
-from elasticflow.services.executor.worker.engine.fast import FastSteps
+from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost, ThreadAbandoned

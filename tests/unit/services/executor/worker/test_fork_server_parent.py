@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's pa
 
 KEEPER = """
 import os, subprocess, sys
-from elasticflow.services.executor.worker.keeper import keep
+from elasticflow.services.executor.worker.fork_server_parent import keep
 from elasticflow.shared.runtime.process.process_termination import adopt_orphans
 
 def serve(keeper):

@@ -35,7 +35,7 @@ from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import parts_with_gpus
-from elasticflow.web.reading import Page, as_json, known_job, number, page_of
+from elasticflow.web.read_routes import Page, as_json, known_job, number, page_of
 from elasticflow.web.sources import RecordedSource
 
 # --- quoting -------------------------------------------------------------------------------------------
