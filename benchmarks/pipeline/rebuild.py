@@ -16,6 +16,7 @@ from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 
 WRITERS = 256
@@ -49,13 +50,15 @@ async def measure_rebuild(cluster: Cluster, *, num_events: int) -> dict[str, Any
 async def rebuild(cluster: Cluster, pool: str, snapshot: Snapshot | None) -> Snapshot:
     """What a starting service does until it may decide."""
     host = Host(
-        bus=cluster.bus,
-        pool=pool,
-        policy=POLICY,
-        clock=CLOCK,
-        instance="benchmark",
-        log=get_log("benchmark"),
-        metrics=Metrics("benchmark", pool),
+        ServiceContext(
+            bus=cluster.bus,
+            pool=pool,
+            clock=CLOCK,
+            instance="benchmark",
+            log=get_log("benchmark"),
+            metrics=Metrics("benchmark", pool),
+        ),
+        POLICY,
         leads=lambda: False,
         snapshot=snapshot,
     )

@@ -31,7 +31,7 @@ async def serve(process: Process) -> None:
         )
         await QuoteRequests(process.bus, pool, answer, process.clock, process.log, host.why_not_now).run(requests)
 
-    await host_policy(process, with_cache(cache), takes_commands=True, prepare=warm_up, beside=quotes)
+    await host_policy(process, with_cache(cache), prepare=warm_up, beside=quotes)
 
 
 def _answer(data: bytes, tenant: str, state: PoolState, now_s: float, cache: PlanningCache) -> Message:

@@ -81,6 +81,11 @@ class Policy(Generic[State]):
     replies: Replies = job_failures
     replies_again: RepliesAgain = _no_replies
 
+    @property
+    def takes_commands(self) -> bool:
+        """Users send all commands to admission."""
+        return self.service == "admission"
+
 
 def finished(steps: Generator[None, None, Result]) -> Result:
     """What the generator returns, without its pauses."""

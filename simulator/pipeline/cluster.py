@@ -265,7 +265,6 @@ class VirtualCluster:
             f"{service}-{number}",
             self.metrics[service],
             clock,
-            takes_commands=service == "admission",
             leads_by_lease=service in LED_BY_LEASE,
             act=tasks.act if tasks is not None else None,
             beside=tasks.beside if tasks is not None else None,

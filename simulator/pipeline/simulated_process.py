@@ -18,6 +18,7 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.runtime.service.replica import open_replica
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
@@ -52,8 +53,12 @@ def read_as_before(stored: LedgerRecord) -> LedgerMessage:
 
 
 def host_before(make_host: Callable[..., Host[Any]]) -> Callable[..., Host[Any]]:
-    """Makes hosts of the previous version. They use no snapshot, which newer services make."""
-    return lambda **options: make_host(**options | {"read": read_as_before, "snapshot": None})
+    """Make hosts of the previous version. They use no snapshot, which newer services make."""
+
+    def make(context: ServiceContext, policy: Policy[Any], **options: Any) -> Host[Any]:
+        return make_host(replace(context, read=read_as_before), policy, **options | {"snapshot": None})
+
+    return make
 
 
 # --- The clock of one simulated machine: virtual time, from which it may be set off --------------------
@@ -156,13 +161,12 @@ class SimulatedProcess:
         metrics: Metrics,
         clock: SteppedClock,
         *,
-        takes_commands: bool = False,
         leads_by_lease: bool = False,
         act: Callable[[Any], None] | None = None,
         beside: Beside | None = None,
     ) -> None:
         self._setting, self._make_policy, self.name, self._metrics = setting, make_policy, name, metrics
-        self._takes_commands, self._leads_by_lease = takes_commands, leads_by_lease
+        self._leads_by_lease = leads_by_lease
         self.clock = clock
         self._act, self._beside = act, beside
         self.version: Literal["only", "previous", "upgraded"] = "only"  # of the next start
@@ -247,15 +251,17 @@ class SimulatedProcess:
                 self._act(action)
 
         make_host = self._setting.make_host
-        replica = await open_replica(
+        context = ServiceContext(
             bus=bus,
             pool=self._setting.pool,
-            policy=_never_spinning(self._make_policy(), self.clock),
             clock=self.clock,
             instance=instance,
             log=SilentLog(),
             metrics=self._metrics,
-            takes_commands=self._takes_commands,
+        )
+        replica = await open_replica(
+            context,
+            _never_spinning(self._make_policy(), self.clock),
             leads_by_lease=self._leads_by_lease,
             act=act if self._act is not None else None,
             make_host=host_before(make_host) if self.version == "previous" else make_host,

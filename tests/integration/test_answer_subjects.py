@@ -15,11 +15,11 @@ from elasticflow.shared.messages.commands import DeadlineQuoted, QuoteDeadline
 from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.runtime.bus.contract import Bus, Subscription
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.command_queue import ANSWER_TO, MAX_LOGGED_LENGTH, CommandQueue
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import spec, submit
+from tests.support.service_contexts import service_context
 from tests.support.shared_pool import PLAN, POOL, next_of
 
 SUBMIT = subjects.submit("lab", POOL)
@@ -64,9 +64,7 @@ async def test_rejections_go_to_inboxes_and_to_answer_subjects_only(bus: Bus) ->
     log = WarningsLog()
     answers, ledger = await bus.subscribe("ef.answer.>"), await bus.subscribe("ef.ledger.>")
     inbox = await bus.subscribe("_INBOX.abc.>")
-    queue = CommandQueue(
-        bus, POOL, "admission", SystemClock(), log, Metrics("admission", POOL), lambda: None, PoolState
-    )
+    queue = CommandQueue(service_context(bus, POOL, log=log), "admission", lambda: None, PoolState)
     async with running(queue.run()):
         for number, subject in enumerate((*FOREIGN, *FOREIGN, f"ef.answer.lab.{POOL}.j2", "_INBOX.abc.1")):
             await bus.append(SUBMIT, b"garbage", message_id=str(number), headers={ANSWER_TO: subject})
@@ -96,9 +94,7 @@ async def test_quotes_go_to_inboxes_and_to_answer_subjects_only(bus: Bus) -> Non
 async def test_the_rejection_of_a_command_goes_to_the_answer_subject_of_its_job(bus: Bus) -> None:
     """Of the tenant that may publish it, although the command names another tenant, or is unreadable."""
     answers = await bus.subscribe("ef.answer.>")
-    queue = CommandQueue(
-        bus, POOL, "admission", SystemClock(), SilentLog(), Metrics("admission", POOL), lambda: None, PoolState
-    )
+    queue = CommandQueue(service_context(bus, POOL, log=SilentLog()), "admission", lambda: None, PoolState)
     forged = codec.encode(submit("j1", tenant="victim"), id="c", recorded_at_s=0.0)
     async with running(queue.run()):
         for number, data in enumerate((forged, b'{"payload": {"job_id": "j1", "tenant": "victim"}}')):

@@ -8,8 +8,8 @@ from elasticflow.shared.errors import DamagedObject, NotFound, WrongExpectedSequ
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus
-from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service.leader_lease import Lease
+from tests.support.service_contexts import service_context
 from tests.support.shared_pool import POOL, Connect
 
 MAX = 20 << 20
@@ -82,8 +82,8 @@ async def test_a_stored_record_of_a_node_is_published_with_its_revision(connect:
 
 
 async def test_a_lease_has_one_holder_at_a_time(connect: Connect, bus: Bus) -> None:
-    first = Lease(bus, POOL, "allocator", "first", ttl_s=lambda: 60, clock=SystemClock())
-    second = Lease(await connect(), POOL, "allocator", "second", ttl_s=lambda: 60, clock=SystemClock())
+    first = Lease(service_context(bus, POOL, instance="first"), "allocator", ttl_s=lambda: 60)
+    second = Lease(service_context(await connect(), POOL, instance="second"), "allocator", ttl_s=lambda: 60)
     assert await first.try_acquire()
     assert first.held
     assert not await second.try_acquire()
@@ -99,10 +99,10 @@ async def test_a_lease_has_one_holder_at_a_time(connect: Connect, bus: Bus) -> N
 
 async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bus) -> None:
     doomed = await connect()
-    first = Lease(doomed, POOL, "allocator", "first", ttl_s=lambda: 1, clock=SystemClock())
+    first = Lease(service_context(doomed, POOL, instance="first"), "allocator", ttl_s=lambda: 1)
     assert await first.try_acquire()
     await doomed.close()
-    second = Lease(bus, POOL, "allocator", "second", ttl_s=lambda: 1, clock=SystemClock())
+    second = Lease(service_context(bus, POOL, instance="second"), "allocator", ttl_s=lambda: 1)
     holds: asyncio.Queue[bool] = asyncio.Queue()
     holding = asyncio.create_task(second.hold(holds.put_nowait))
     async with asyncio.timeout(60):
@@ -110,14 +110,14 @@ async def test_a_lease_whose_holder_died_is_taken_over(connect: Connect, bus: Bu
     holding.cancel()
     await asyncio.gather(holding, return_exceptions=True)
     assert not await holds.get()
-    third = Lease(bus, POOL, "allocator", "third", ttl_s=lambda: 1, clock=SystemClock())
+    third = Lease(service_context(bus, POOL, instance="third"), "allocator", ttl_s=lambda: 1)
     assert await third.try_acquire(), "the cancelled holder releases it"
 
 
 async def test_a_lease_that_was_stored_without_an_end_expires(bus: Bus) -> None:
     """For example by hand. Its holder, if there is one, has lost it too."""
     await bus.put_value(streams.state_bucket(POOL), "lease.allocator", b"unknown")
-    lease = Lease(bus, POOL, "allocator", "first", ttl_s=lambda: 1, clock=SystemClock())
+    lease = Lease(service_context(bus, POOL, instance="first"), "allocator", ttl_s=lambda: 1)
     assert not await lease.try_acquire()
     holds: asyncio.Queue[bool] = asyncio.Queue()
     holding = asyncio.create_task(lease.hold(holds.put_nowait))

@@ -37,7 +37,6 @@ from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.logs import get_log
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.runtime.service.replica import open_replica
@@ -45,6 +44,7 @@ from elasticflow.shared.state import snapshot_encoding
 from tests.support import secured_pool
 from tests.support.command_line import CommandLinePool
 from tests.support.planned_ledger import PATIENCE_S
+from tests.support.service_contexts import service_context
 
 POOL = "default"
 CLOCK, LOG = SystemClock(), get_log("test")
@@ -199,13 +199,8 @@ async def test_each_service_starts_after_the_deletion(pool: Pool, policy: Any) -
     await pool.archive(delete=True)
     await pool.decide()
     replica = await open_replica(
-        bus=pool.bus,
-        pool=POOL,
-        policy=policy,
-        clock=CLOCK,
-        instance="test",
-        log=LOG,
-        metrics=Metrics(policy.service, POOL),
+        service_context(pool.bus, POOL, CLOCK, log=LOG),
+        policy,
         act=lambda action: None,
     )
     running = asyncio.create_task(replica.run())
@@ -369,7 +364,8 @@ async def test_a_decision_that_is_archived_is_not_read_again(pool: Pool) -> None
     """Its command came again: the reply is in the ledger's archive, and the service goes on without it."""
     await pool.archive(delete=True)
     snapshot = await snapshot_store.load(pool.bus, POOL, LOG)
-    metrics: Any = Metrics("admission", POOL)
-    projection = LedgerProjection(pool.bus, POOL, ADMISSION, LOG, metrics, lambda: None, lambda record: None, snapshot)
+    projection = LedgerProjection(
+        service_context(pool.bus, POOL), ADMISSION, lambda: None, lambda record: None, snapshot
+    )
     assert await projection.decision_at(1) is None
     assert await projection.decision_at(3) is not None

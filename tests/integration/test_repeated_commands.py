@@ -11,11 +11,10 @@ from elasticflow.shared.messages.events import CancelRejected
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkItem
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkItem
-from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import command_queue
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from tests.support.service_contexts import service_context
 from tests.support.shared_pool import POOL, next_of, read_all
 
 ACK_WAIT_S = 1.0
@@ -33,14 +32,8 @@ async def test_a_repeated_command_gets_the_recorded_reply(bus: Bus, monkeypatch:
 
         monkeypatch.setattr(kind, "ack", ack)
     host = Host(
-        bus=bus,
-        pool=POOL,
-        policy=POLICY,
-        clock=SystemClock(),
-        instance="one",
-        log=SilentLog(),
-        metrics=Metrics("admission", POOL),
-        takes_commands=True,
+        service_context(bus, POOL, log=SilentLog()),
+        POLICY,
     )
     answers = await bus.subscribe(subjects.answer("lab", POOL, "a"))
     data = codec.encode(CancelJob(job_id="a", tenant="lab"), id="cancel", recorded_at_s=0.0)

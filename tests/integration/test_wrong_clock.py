@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
@@ -27,6 +26,7 @@ from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import spec, submit
 from tests.support.real_pool import eventually, persistently
+from tests.support.service_contexts import service_context
 from tests.support.shared_pool import POOL, read_all
 
 
@@ -51,14 +51,8 @@ async def test_decisions_begin_once_the_clock_is_right(nats_server: EmbeddedServ
     await bus.append(subjects.submit("lab", POOL), command, message_id="a")
     clock = WrongClock()
     host = Host(
-        bus=bus,
-        pool=POOL,
-        policy=planner("admission", reject_all),
-        clock=clock,
-        instance="one",
-        log=structlog.get_logger(),
-        metrics=Metrics("admission", POOL),
-        takes_commands=True,
+        service_context(bus, POOL, clock),
+        planner("admission", reject_all),
     )
     running = asyncio.create_task(host.run())
     await eventually(lambda: "ahead of that of NATS" in str(host.unwell()), "the host notices its clock")

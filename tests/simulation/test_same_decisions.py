@@ -17,7 +17,6 @@ from elasticflow.shared.messages.events import JobAdmitted, JobRejected, Placeme
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import host
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
@@ -31,6 +30,7 @@ from elasticflow.simulator.replay.recorded_ledger import OPERATOR, read_entries
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
+from tests.support.service_contexts import service_context
 
 POOL = "p"
 START_S = 1_700_000_000.0
@@ -92,14 +92,8 @@ class HostedPool:
             return not any(each.decide(planner.folded, (), clock.now_s()) for each in earlier)
 
         planner = host.Host(
-            bus=MemoryBus(self.broker, clock=clock),
-            pool=POOL,
-            policy=policy,
-            clock=clock,
-            instance=policy.service,
-            log=SilentLog(),
-            metrics=Metrics(policy.service, POOL),
-            takes_commands=policy.service == "admission",
+            service_context(MemoryBus(self.broker, clock=clock), POOL, clock, instance=policy.service, log=SilentLog()),
+            policy,
             leads=is_next,
         )
         self.loop.spawn(planner.run(), policy.service)

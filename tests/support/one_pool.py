@@ -14,6 +14,7 @@ from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.replica import Replica, open_replica
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
@@ -86,14 +87,15 @@ class OnePool:
         self, bus: MemoryBus, policy: Policy[PoolState], instance: str = "one", *, clock: VirtualClock | None = None
     ) -> Replica[PoolState]:
         opening = open_replica(
-            bus=bus,
-            pool=POOL,
-            policy=policy,
-            clock=clock or VirtualClock(self.loop),
-            instance=instance,
-            log=self.log,
-            metrics=self.metrics,
-            takes_commands=policy.service == "admission",
+            ServiceContext(
+                bus=bus,
+                pool=POOL,
+                clock=clock or VirtualClock(self.loop),
+                instance=instance,
+                log=self.log,
+                metrics=self.metrics,
+            ),
+            policy,
             leads_by_lease=policy.service != "admission",
         )
         replica = self.loop.run_until_complete(opening)

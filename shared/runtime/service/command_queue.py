@@ -21,9 +21,8 @@ from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue
 from elasticflow.shared.runtime.bus.streams import state_bucket
 from elasticflow.shared.runtime.bus.with_retry import until_available
-from elasticflow.shared.runtime.process.clock import Clock
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.pool import PoolState
 
 # --- answer sender -------------------------------------------------------------------------------------
@@ -206,22 +205,18 @@ class CommandQueue:
 
     def __init__(
         self,
-        bus: Bus,
-        pool: str,
+        context: ServiceContext,
         service: str,
-        clock: Clock,
-        log: Any,
-        metrics: Metrics,
         on_news: Callable[[], None],
         folded: Callable[[], PoolState],
         is_fit: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._bus, self._pool, self._service = bus, pool, service
+        self._bus, self._pool, self._service = context.bus, context.pool, service
         self._folded, self._is_fit = folded, is_fit
-        self._clock, self._log, self._metrics = clock, log, metrics
+        self._clock, self._log, self._metrics = context.clock, context.log, context.metrics
         self._on_news = on_news
-        self._answers = AnswerSender(bus, pool, log)
-        self._attempts = Attempts(bus, pool)
+        self._answers = AnswerSender(context.bus, context.pool, context.log)
+        self._attempts = Attempts(context.bus, context.pool)
         self._pending: list[Pending] = []
         self._turns = Turns()
         self._budgets = CommandBudgets(lambda tenant: folded().config.quota(tenant).max_command_bytes_per_day)

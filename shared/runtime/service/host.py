@@ -15,18 +15,14 @@ from typing import Any, Generic
 from elasticflow.shared.errors import ReaderTooOld, Retry, TooLarge
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.logs import BackoffLogger
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.command_queue import CommandQueue, Pending
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult, DecisionGuard
 from elasticflow.shared.runtime.service.ledger_appender import LedgerAppender, ReplyPublisher
-from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
-from elasticflow.shared.state.fold.ledger_fold import LedgerMessage
 from elasticflow.shared.state.policy import Policy, State
 from elasticflow.shared.state.pool import PoolState
 
@@ -38,55 +34,35 @@ class Host(Generic[State]):
     """Runs one policy over one pool.
 
     act(action): the action handler; None if the policy takes no actions.
-    leads(): False keeps a standby replica folding without decisions. read: a message, as this version does.
+    leads(): False keeps a standby replica folding without decisions.
     """
 
     def __init__(
         self,
-        *,
-        bus: Bus,
-        pool: str,
+        context: ServiceContext,
         policy: Policy[State],
-        clock: Clock,
-        instance: str,
-        log: Any,
-        metrics: Metrics,
-        takes_commands: bool = False,
+        *,
         act: Callable[[Any], None] | None = None,
         leads: Callable[[], bool] = lambda: True,
         snapshot: Snapshot | None = None,
-        read: Callable[[LedgerRecord], LedgerMessage] = read_message,
     ) -> None:
-        self._bus, self._pool, self._policy, self._clock = bus, pool, policy, clock
-        self._log, self._metrics = log, metrics
+        self._bus, self._pool, self._policy, self._clock = context.bus, context.pool, policy, context.clock
+        self._log, self._metrics = context.log, context.metrics
         self._act, self._leads = act, leads
         self._news = asyncio.Event()
-        self._clock_check = ClockCheck(bus, pool, clock)
-        self._guard = DecisionGuard(self._clock_check, log, metrics)
-        self._projection = LedgerProjection(
-            bus, pool, policy, log, metrics, self._news.set, self._clock_check.received, snapshot, read
-        )
-        self._replies = ReplyPublisher(bus, pool, policy, clock, self._projection)
-        self._appender = LedgerAppender(
-            bus, pool, clock, log, metrics, self._projection, self._clock_check, self._replies, self._news.set
-        )
+        self._clock_check = ClockCheck(context.bus, context.pool, context.clock)
+        self._guard = DecisionGuard(self._clock_check, context.log, context.metrics)
+        self._projection = LedgerProjection(context, policy, self._news.set, self._clock_check.received, snapshot)
+        self._replies = ReplyPublisher(context, policy, self._projection)
+        self._appender = LedgerAppender(context, self._projection, self._clock_check, self._replies, self._news.set)
         self._local_events: list[Any] = []
         self._command_queue = (
-            CommandQueue(
-                bus,
-                pool,
-                policy.service,
-                clock,
-                log,
-                metrics,
-                self._news.set,
-                lambda: self.folded,
-                is_fit=lambda: self.is_fit,
-            )
-            if takes_commands
+            CommandQueue(context, policy.service, self._news.set, lambda: self.folded, is_fit=lambda: self.is_fit)
+            if policy.takes_commands
             else None
         )
-        self._decider = Decider(policy, instance, self._command_queue.take if self._command_queue else lambda _: ())
+        take = self._command_queue.take if self._command_queue else lambda _: ()
+        self._decider = Decider(policy, context.instance, take)
         self._caught_up_at: int | None = None
         self.ready = asyncio.Event()  # set once the ledger is folded up to the end that it had at the start
 

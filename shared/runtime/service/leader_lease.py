@@ -13,9 +13,8 @@ import contextlib
 from collections.abc import Callable
 
 from elasticflow.shared.errors import ElasticFlowError, LeaseLost, MaybeStored, Retry, WrongExpectedSequence
-from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.streams import state_bucket
-from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 
 _RELEASE_TIMEOUT_S = 1.0
 _FREE = b""  # the value of a released lease
@@ -23,28 +22,25 @@ _EXPIRED_TTLS = 2  # a holder renews three times within one
 
 
 class Lease:
-    """One candidate for one lease of a pool. holder_id: unlike that of any other process. ttl_s: how long it lasts from
-    now on, in whole seconds, at least one. is_candidate(): False leaves it to others.
+    """One candidate for one lease of a pool. ttl_s: how long it lasts from now on, in whole seconds, at least one.
+    is_candidate(): False leaves it to others.
     """
 
     def __init__(
         self,
-        bus: Bus,
-        pool: str,
+        context: ServiceContext,
         name: str,
-        holder_id: str,
         *,
         ttl_s: Callable[[], int],
-        clock: Clock,
         is_candidate: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._bus = bus
-        self._bucket = state_bucket(pool)
+        self._bus = context.bus
+        self._bucket = state_bucket(context.pool)
         self._key = f"lease.{name}"
         self._name = name
-        self._holder_id = holder_id
+        self._holder_id = context.instance
         self._ttl_s = ttl_s
-        self._clock = clock
+        self._clock = context.clock
         self._is_candidate = is_candidate
         self._revision = 0
         self._until_s = float("-inf")

@@ -10,13 +10,11 @@ from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.event_summary import summary
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.process.clock import Clock
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.command_queue import Pending
 from elasticflow.shared.runtime.service.ledger_encoding import event_id, subject_of
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.idempotent_replies import recipient
 from elasticflow.shared.state.policy import Policy, Reply, State
 from elasticflow.shared.state.tenant_view import without_other_jobs
@@ -28,11 +26,9 @@ from elasticflow.shared.state.tenant_view import without_other_jobs
 class ReplyPublisher:
     """Publishes what the policy replies. Its methods raise what the bus raises."""
 
-    def __init__(
-        self, bus: Bus, pool: str, policy: Policy[Any], clock: Clock, projection: LedgerProjection[Any]
-    ) -> None:
-        self._bus, self._pool, self._policy = bus, pool, policy
-        self._clock, self._projection = clock, projection
+    def __init__(self, context: ServiceContext, policy: Policy[Any], projection: LedgerProjection[Any]) -> None:
+        self._bus, self._pool, self._clock = context.bus, context.pool, context.clock
+        self._policy, self._projection = policy, projection
 
     async def reply(self, taken: Sequence[Pending], events: tuple[Event, ...]) -> None:
         """Reply to the users of these commands, on which the events decide.
@@ -71,18 +67,14 @@ class LedgerAppender(Generic[State]):
 
     def __init__(
         self,
-        bus: Bus,
-        pool: str,
-        clock: Clock,
-        log: Any,
-        metrics: Metrics,
+        context: ServiceContext,
         projection: LedgerProjection[State],
         clock_check: ClockCheck,
         replies: ReplyPublisher,
         on_news: Callable[[], None],
     ) -> None:
-        self._bus, self._pool, self._clock = bus, pool, clock
-        self._log, self._metrics = log, metrics
+        self._bus, self._pool, self._clock = context.bus, context.pool, context.clock
+        self._log, self._metrics = context.log, context.metrics
         self._projection, self._clock_check, self._replies = projection, clock_check, replies
         self._on_news = on_news
 

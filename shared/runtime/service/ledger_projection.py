@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import Generic
 
 from elasticflow.shared.errors import LedgerBroken, Retry
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
-from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S
 from elasticflow.shared.runtime.service.decision_problems import chain_problem
-from elasticflow.shared.runtime.service.ledger_encoding import read_message
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.ledger_chain import LedgerChain
@@ -24,19 +23,14 @@ class LedgerProjection(Generic[State]):
 
     def __init__(
         self,
-        bus: Bus,
-        pool: str,
+        context: ServiceContext,
         policy: Policy[State],
-        log: Any,
-        metrics: Metrics,
         on_news: Callable[[], None],
         on_message: Callable[[LedgerRecord], None],
         snapshot: Snapshot | None = None,
-        read: Callable[[LedgerRecord], LedgerMessage] = read_message,
     ) -> None:
-        self._bus, self._pool, self._policy = bus, pool, policy
-        self._log, self._metrics, self._on_news, self._on_message = log, metrics, on_news, on_message
-        self._read = read
+        self._bus, self._pool, self._policy, self._read = context.bus, context.pool, policy, context.read
+        self._log, self._metrics, self._on_news, self._on_message = context.log, context.metrics, on_news, on_message
         self.state: State = policy.start(PoolState() if snapshot is None else snapshot.state)
         self.chain = LedgerChain() if snapshot is None else snapshot.ledger_chain()
         self.last_decision_id = ""

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
 
-from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.with_retry import until_available
-from elasticflow.shared.runtime.process.clock import Clock
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.leader_lease import Lease
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.policy import Policy, State
 
 
@@ -37,15 +35,9 @@ class Replica(Generic[State]):
 
 
 async def open_replica(
-    *,
-    bus: Bus,
-    pool: str,
+    context: ServiceContext,
     policy: Policy[State],
-    clock: Clock,
-    instance: str,
-    log: Any,
-    metrics: Metrics,
-    takes_commands: bool = False,
+    *,
     leads_by_lease: bool = False,
     act: Callable[[Any], None] | None = None,
     make_host: Callable[..., Host[State]] = Host,
@@ -53,31 +45,19 @@ async def open_replica(
     """A replica that knows the newest snapshot; it reads and decides once it runs.
 
     leads_by_lease: the lease only saves work; compare-and-set keeps two leaders from harm.
-    instance: differs from that of any other process.
     """
-    snapshot = await until_available(partial(snapshot_store.load, bus, pool, log), log, "snapshot")
+    load = partial(snapshot_store.load, context.bus, context.pool, context.log)
+    snapshot = await until_available(load, context.log, "snapshot")
     lease: Lease | None = None
 
     def leads() -> bool:
         return lease is None or lease.held
 
-    host = make_host(
-        bus=bus,
-        pool=pool,
-        policy=policy,
-        clock=clock,
-        instance=instance,
-        log=log,
-        metrics=metrics,
-        takes_commands=takes_commands,
-        act=act,
-        leads=leads,
-        snapshot=snapshot,
-    )
+    host = make_host(context, policy, act=act, leads=leads, snapshot=snapshot)
     if leads_by_lease:
 
         def ttl_s() -> int:
             return host.folded.config.timeouts.leader_lease_s
 
-        lease = Lease(bus, pool, policy.service, instance, ttl_s=ttl_s, clock=clock, is_candidate=lambda: host.is_fit)
+        lease = Lease(context, policy.service, ttl_s=ttl_s, is_candidate=lambda: host.is_fit)
     return Replica(host=host, lease=lease)

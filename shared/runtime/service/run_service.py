@@ -24,6 +24,7 @@ from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.housekeeping import keep_up
 from elasticflow.shared.runtime.service.replica import open_replica
+from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.policy import Policy, State
 
 CONNECT_RETRY_S = 1.0
@@ -138,7 +139,6 @@ async def host_policy(
     process: Process,
     policy: Policy[State],
     *,
-    takes_commands: bool = False,
     leads_by_lease: bool = False,
     act: Callable[[Any], None] | None = None,
     prepare: Callable[[], None] | None = None,
@@ -150,18 +150,15 @@ async def host_policy(
     leads_by_lease: one of several replicas decides and the others stand by (see `open_replica`).
     """
     settings = process.settings
-    replica = await open_replica(
+    context = ServiceContext(
         bus=process.bus,
         pool=settings.pool,
-        policy=policy,
         clock=process.clock,
         instance=settings.instance,
         log=process.log,
         metrics=process.metrics,
-        takes_commands=takes_commands,
-        leads_by_lease=leads_by_lease,
-        act=act,
     )
+    replica = await open_replica(context, policy, leads_by_lease=leads_by_lease, act=act)
 
     def unwell() -> str | None:
         return replica.host.unwell() if process.bus.is_connected else "not connected to NATS"

@@ -30,8 +30,8 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils import worker as torch_worker
 
+from elasticflow.services.executor.worker.data.random_seeds import Phase, keep_generators, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.sample_order import Numbers
-from elasticflow.services.executor.worker.data.virtual_nodes import Phase, keep_generators, seed_generators, seed_of
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
 log = structlog.get_logger()

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from elasticflow.services.executor.worker.data.dataset import DataSet, Streamed
 from elasticflow.services.executor.worker.data.loader_settings import set_epoch_of
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.sample_order import Extent, Order, Part, SampleOrder, Window
-from elasticflow.services.executor.worker.data.virtual_nodes import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
 _END = object()

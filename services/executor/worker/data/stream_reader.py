@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from elasticflow.services.executor.worker.checkpoint.store import unreadable_types
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.sample_order import Part
 from elasticflow.services.executor.worker.data.sample_readers import seed_for
 from elasticflow.services.executor.worker.data.streams import (
@@ -27,7 +28,6 @@ from elasticflow.services.executor.worker.data.streams import (
     StreamPlace,
     StreamPosition,
 )
-from elasticflow.services.executor.worker.data.virtual_nodes import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.group.compatibility_digest import decode_value, encode_value
 from elasticflow.services.executor.worker.interface import TrainingFailed
 

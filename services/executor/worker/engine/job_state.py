@@ -14,12 +14,12 @@ from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import Order
 from elasticflow.services.executor.worker.data.sample_readers import Reader, reader_of
 from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader
 from elasticflow.services.executor.worker.data.streams import StreamOrder
-from elasticflow.services.executor.worker.data.virtual_nodes import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState, Snapshot, further_optimizers
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
-from elasticflow.services.executor.worker.data.virtual_nodes import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.redistribution import PartLost, redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics

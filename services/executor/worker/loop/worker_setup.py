@@ -12,9 +12,10 @@ import structlog
 import torch
 
 from elasticflow.services.executor.worker.data.dataset import DataSet
+from elasticflow.services.executor.worker.data.random_seeds import keep_generators
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.streams import Stream, StreamPlace
-from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes, keep_generators
+from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
 from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
 from elasticflow.services.executor.worker.engine.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps

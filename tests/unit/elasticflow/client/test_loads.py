@@ -23,10 +23,10 @@ from elasticflow.shared.runtime.bus.load_lease import has_load_lease
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state.load import LoadPhase
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from tests.support.service_contexts import service_context
 from tests.support.shared_pool import add_result, next_of
 
 POOL = "p"
@@ -99,14 +99,8 @@ async def pool() -> AsyncIterator[OnePool]:
     pool = OnePool()
     await pool.bus.ensure_pool(POOL)
     admission = await open_replica(
-        bus=pool.bus,
-        pool=POOL,
-        policy=ADMISSION,
-        clock=SystemClock(),
-        instance="one",
-        log=SilentLog(),
-        metrics=Metrics("admission", POOL),
-        takes_commands=True,
+        service_context(pool.bus, POOL, log=SilentLog()),
+        ADMISSION,
     )
     running = asyncio.create_task(admission.run())
     yield pool

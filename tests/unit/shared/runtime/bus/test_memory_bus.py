@@ -13,6 +13,7 @@ from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker, matches
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.link import Faults
 from elasticflow.shared.runtime.service.leader_lease import Lease
+from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
 
 FACT = "ef.ledger.p.job.j"
@@ -65,7 +66,9 @@ async def test_a_lease_follows_the_clock() -> None:
     clock = VirtualClock()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
-    first, second = (Lease(bus, "p", "lead", name, ttl_s=lambda: 10, clock=clock) for name in ("first", "second"))
+    first, second = (
+        Lease(service_context(bus, "p", clock, instance=name), "lead", ttl_s=lambda: 10) for name in ("first", "second")
+    )
     reported: list[tuple[str, bool]] = []
     holding = asyncio.create_task(first.hold(lambda held: reported.append(("first", held))))
     await asyncio.sleep(0)
@@ -99,7 +102,7 @@ async def test_a_renewal_whose_answer_comes_after_the_lease_has_run_out_is_repor
     bus = SlowBus(clock=clock)
     await bus.ensure_pool("p")
     reported: list[tuple[float, bool]] = []
-    lease = Lease(bus, "p", "lead", "one", ttl_s=lambda: lease_s, clock=clock)
+    lease = Lease(service_context(bus, "p", clock), "lead", ttl_s=lambda: lease_s)
     holding = asyncio.create_task(lease.hold(lambda held: reported.append((clock.now_s(), held))))
     await asyncio.sleep(0)
     await clock.advance_to(1.0)
@@ -126,7 +129,7 @@ async def test_a_lease_counts_from_its_request() -> None:
 
     bus = SlowBus(clock=clock)
     await bus.ensure_pool("p")
-    lease = Lease(bus, "p", "lead", "one", ttl_s=lambda: 10, clock=clock)
+    lease = Lease(service_context(bus, "p", clock), "lead", ttl_s=lambda: 10)
     assert await lease.try_acquire()
     await clock.advance_to(9.9)
     assert lease.held

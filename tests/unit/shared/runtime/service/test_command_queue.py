@@ -14,12 +14,11 @@ from elasticflow.shared.messages.events import MessageRejected, PlanDecided, Que
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import WorkQueue
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.process.logs import get_log
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, ANSWER_TO, HOLD_S, CommandBudgets, CommandQueue
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
 from tests.support.histories import submit
+from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
 
 
@@ -35,7 +34,7 @@ async def queue_with(
         data = codec.encode(command, id=str(number), recorded_at_s=0.0)
         await bus.append(subjects.submit(command.tenant, "p"), data, message_id=str(number))
     all_here = asyncio.Event()
-    queue = CommandQueue(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, folded)
+    queue = CommandQueue(service_context(bus, "p", clock), "admission", all_here.set, folded)
     running = asyncio.create_task(queue.run())
     await all_here.wait()
     yield queue
@@ -65,9 +64,7 @@ async def refused(tenant: str, data: bytes, answer_to: str = "") -> AsyncIterato
     await bus.ensure_pool("p")
     bus.broker.stream(streams.submit_stream("p")).on_settle = lambda record: news.set()
     await bus.append(subjects.submit(tenant, "p"), data, message_id="command", headers={ANSWER_TO: answer_to})
-    queue = CommandQueue(
-        bus, "p", "admission", VirtualClock(), get_log("test"), Metrics("admission", "p"), news.set, PoolState
-    )
+    queue = CommandQueue(service_context(bus, "p", VirtualClock()), "admission", news.set, PoolState)
     running = asyncio.create_task(queue.run())
     await news.wait()  # it has left the queue, or waits for a decision
     letters = bus.broker.stream(streams.dead_letter_stream("p"))
@@ -118,9 +115,7 @@ async def test_a_replica_that_may_not_decide_leaves_its_commands_to_others_at_on
     clock, is_fit, news = VirtualClock(), True, asyncio.Event()
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
-    queue = CommandQueue(
-        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, PoolState, lambda: is_fit
-    )
+    queue = CommandQueue(service_context(bus, "p", clock), "admission", news.set, PoolState, lambda: is_fit)
     running = asyncio.create_task(queue.run())
     data = codec.encode(submit("a"), id="command", recorded_at_s=0.0)
     await bus.append(subjects.submit("lab", "p"), data, message_id="command")
@@ -141,7 +136,7 @@ async def test_a_command_stays_with_its_replica_while_that_runs_and_no_longer() 
     bus = MemoryBus(clock=clock)
     await bus.ensure_pool("p")
     news = asyncio.Event()
-    inbox = CommandQueue(bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, PoolState)
+    inbox = CommandQueue(service_context(bus, "p", clock), "admission", news.set, PoolState)
     running = asyncio.create_task(inbox.run())
     data = codec.encode(submit("a"), id="command", recorded_at_s=0.0)
     await bus.append(subjects.submit("lab", "p"), data, message_id="command")
@@ -190,9 +185,7 @@ async def test_no_more_commands_are_taken_at_once_than_one_decision_can_hold(
     for command, data in zip(commands, payloads, strict=True):
         await bus.append(subjects.submit("lab", "p"), data, message_id=command.job_id)
     all_here = asyncio.Event()
-    inbox = CommandQueue(
-        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), all_here.set, PoolState
-    )
+    inbox = CommandQueue(service_context(bus, "p", clock), "admission", all_here.set, PoolState)
     running = asyncio.create_task(inbox.run())
     await all_here.wait()  # one pull brings all
     for expected in (commands[:2], commands[2:4], commands[4:]):
@@ -272,9 +265,7 @@ async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_le
         await bus.append(subjects.submit("lab", "p"), data, message_id=f"command-{name}")
     news = asyncio.Event()
     folded = PoolState(sequence=1, num_forgotten=7)
-    inbox = CommandQueue(
-        bus, "p", "admission", clock, get_log("test"), Metrics("admission", "p"), news.set, lambda: folded
-    )
+    inbox = CommandQueue(service_context(bus, "p", clock), "admission", news.set, lambda: folded)
     running = asyncio.create_task(inbox.run())
     refusal = codec.decode((await anext(refusals)).data).message
     assert isinstance(refusal, MessageRejected)

@@ -15,8 +15,6 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.process.logs import get_log
-from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
 from elasticflow.shared.state.job import Phase
@@ -25,6 +23,7 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import read_entries
 from elasticflow.simulator.replay.retaken_decisions import verify
 from tests.support.histories import NOW_S, spec, submit
+from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
 
 POOL = "large"
@@ -63,14 +62,8 @@ async def large_pool() -> MemoryBus:
 
 def hosted(bus: MemoryBus, policy: Policy[PoolState]) -> Host[PoolState]:
     return Host(
-        bus=bus,
-        pool=POOL,
-        policy=policy,
-        clock=CLOCK,
-        instance="one",
-        log=get_log("test"),
-        metrics=Metrics(policy.service, POOL),
-        takes_commands=policy.service == "admission",
+        service_context(bus, POOL, CLOCK),
+        policy,
     )
 
 

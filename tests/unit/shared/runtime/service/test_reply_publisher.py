@@ -32,10 +32,10 @@ async def test_a_reply_names_no_job_of_another_tenant() -> None:
         published.append(data)
 
     publisher: Any = ReplyPublisher(
-        SimpleNamespace(publish=publish),  # pyright: ignore[reportArgumentType]
-        "p",
+        SimpleNamespace(  # pyright: ignore[reportArgumentType]
+            bus=SimpleNamespace(publish=publish), pool="p", clock=SimpleNamespace(now_s=lambda: NOW_S)
+        ),
         POLICY,
-        SimpleNamespace(now_s=lambda: NOW_S),  # pyright: ignore[reportArgumentType]
         SimpleNamespace(folded=state),  # pyright: ignore[reportArgumentType]
     )
     command: Any = SimpleNamespace(command=submit("late"), envelope_id="1")

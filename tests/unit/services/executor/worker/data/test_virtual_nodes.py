@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.services.executor.worker.data.virtual_nodes import Phase, VirtualNodes, default_count, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_of
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes, default_count
 
 
 @st.composite
