@@ -127,6 +127,9 @@ def _in_words(counts: Iterable[int]) -> str:
     return " + ".join(f"{count}" if number == 1 else f"{number} x {count}" for count, number in groups)
 
 
+# --- profile -------------------------------------------------------------------------------------------
+
+
 def profile(
     target: Annotated[
         str,

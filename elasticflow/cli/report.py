@@ -43,6 +43,8 @@ def prices_of(text: str) -> dict[str, float]:
     return prices
 
 
+# --- report --------------------------------------------------------------------------------------------
+
 _NUMBERS = {
     "ADMITTED": "num_admitted",
     "REJECTED": "num_rejected",

@@ -131,6 +131,9 @@ def _progress(num_expected: Callable[[], int], *, is_shown: bool) -> Generator[C
         yield lambda: bar.update(row, advance=1, total=num_expected())
 
 
+# --- results -------------------------------------------------------------------------------------------
+
+
 def results(
     load_id: Annotated[str, typer.Argument(metavar="LOAD", autocompletion=completion.loads)],
     as_completed: Annotated[

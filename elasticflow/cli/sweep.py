@@ -221,6 +221,8 @@ def _reason(answer: Answer, ended: Job | None) -> str:
             return str(answer)
 
 
+# --- sweep ---------------------------------------------------------------------------------------------
+
 MAX_UNDECIDED = 32  # jobs that wait for a decision at once, each with a subscription
 
 

@@ -171,6 +171,8 @@ class PoolReader:
         return job
 
 
+# --- command requests ----------------------------------------------------------------------------------
+
 SomeReply = TypeVar("SomeReply", bound=AnyReply)
 # Of these, an event that decides on another one is no reply: two users may amend or cancel a job at the same time.
 _CHANGES = (CancelJob, AmendJob, SetGpuLimits, ReserveQuote)

@@ -146,6 +146,8 @@ def _values(data: bytes) -> Iterator[tuple[int, bytes]]:
         position += length
 
 
+# --- doctor --------------------------------------------------------------------------------------------
+
 LEAST_FREE_BYTES = 1 << 30
 EXPIRES_SOON_S = 14 * 86_400.0
 _SYNC = "sync_interval: always"

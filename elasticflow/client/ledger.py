@@ -111,6 +111,8 @@ def _archives(folder: Path, pool: str) -> Iterator[Archive]:
             yield Archive(file=file, first=int(match["first"]), last=int(match["last"]), digest=match["digest"])
 
 
+# --- ledger --------------------------------------------------------------------------------------------
+
 ARCHIVES = "EF_ARCHIVES"  # names the folder to which `eflow events archive` wrote
 _AT_ONCE = 512  # archived or written messages without a pause for other tasks
 

@@ -171,6 +171,8 @@ def _pickled(index: int, task_input: Any) -> bytes:
         raise TypeError(f"the input of task {index} cannot be pickled: {error}") from error
 
 
+# --- loads ---------------------------------------------------------------------------------------------
+
 REPLY_TIMEOUT_S = 30.0
 DELETE_EVERY_S = 1.0
 FINISH_TIMEOUT_S = 10.0

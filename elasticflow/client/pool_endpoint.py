@@ -144,6 +144,8 @@ def _pid_in(lock: int) -> int:
     return int(os.pread(lock, 20, 0).decode().strip() or 0)
 
 
+# --- pool endpoint -------------------------------------------------------------------------------------
+
 DEFAULT_POOL = "default"
 DEFAULT_TENANT = "default"
 

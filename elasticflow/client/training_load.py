@@ -114,6 +114,8 @@ class TrainingManager:
             return b""
 
 
+# --- training load -------------------------------------------------------------------------------------
+
 TASK_FUNCTION = "elasticflow.services.executor.worker.training_tasks.gradient_task:compute"
 LOG_NAME = "manager.log"
 _END_S = 1.0  # from the failure of a task to the end of the manager that it could not reach

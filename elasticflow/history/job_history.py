@@ -92,6 +92,8 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
             return ""
 
 
+# --- job history ---------------------------------------------------------------------------------------
+
 _PROBE = "no other job needs them, and its throughput on so many is unknown"
 _PROFILING_RUN = "enough GPUs are free for its profiling run"
 _PLANNED = "the planned shares change at this time"

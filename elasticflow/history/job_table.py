@@ -76,6 +76,9 @@ def ranking_of(views: Iterable[JobView], metric: str = "") -> Ranking | None:
     return Ranking(metric=metric, lowest_first=goals.get(metric, by_name))
 
 
+# --- job table -----------------------------------------------------------------------------------------
+
+
 def jobs_table(views: tuple[JobView, ...], now_s: float, *, all_columns: bool = False) -> Table:
     """The table of jobs, with columns of GPU types and of the values of a sweep, where any job has some."""
     has_value = {_TYPE_OF_JOB: any(view.gpu_type for view in views), _SWEPT: any(view.swept for view in views)}

@@ -97,6 +97,8 @@ def padding_gpus(state: PoolState) -> frozenset[GpuId]:
     )
 
 
+# --- pool views ----------------------------------------------------------------------------------------
+
 LOST_LATELY_S = 3_600.0
 
 

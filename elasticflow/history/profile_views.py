@@ -208,6 +208,9 @@ def _profiled_step_s(state: PoolState, spec: JobSpec, counts: Mapping[str, tuple
     return 1.0 / rate if rate else None
 
 
+# --- profile views -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePoint:
     """speedup: over the fewest GPUs on which it runs; efficiency: speedup for each GPU, from 0 to 1."""

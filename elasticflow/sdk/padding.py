@@ -128,6 +128,8 @@ class LoadResults(ReceivedResults):
             delete_result_files(self._load_id, self._endpoint.data_dir)
 
 
+# --- padding -------------------------------------------------------------------------------------------
+
 Input = TypeVar("Input")
 Output = TypeVar("Output")
 

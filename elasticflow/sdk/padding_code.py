@@ -44,6 +44,9 @@ def imported(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+# --- padding code --------------------------------------------------------------------------------------
+
+
 def named_code(function: Callable[..., Any]) -> tuple[str, Package | None]:
     """The name by which nodes import the function, and its code; None if it belongs to an installed package.
 

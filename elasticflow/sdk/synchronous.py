@@ -80,6 +80,9 @@ class Quote(DeadlineQuoted):
         return as_html(table("QUOTE", "", rows=rows))
 
 
+# --- synchronous ---------------------------------------------------------------------------------------
+
+
 def submit(
     job: ElasticJob,
     *,

@@ -17,6 +17,8 @@ class PackagingFailed(ValueError):
     """The code cannot be sent; the message says why."""
 
 
+# --- workdir -------------------------------------------------------------------------------------------
+
 IGNORE_FILE = ".eflowignore"
 # A line of the ignore file that begins with "!" includes them again.
 DEFAULT_PATTERNS = (

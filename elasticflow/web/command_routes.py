@@ -107,6 +107,8 @@ def spec_like(request: Request, past: PoolState) -> JobSpec:
 QUOTING = [Route("/api/quote", quote)]
 
 
+# --- command routes ------------------------------------------------------------------------------------
+
 MAX_EXPORT_BYTES = 256 << 20
 EXPORT = "export"  # the source that a browser has opened
 _REJECTIONS = (AmendRejected, CancelRejected, CheckpointFailed, CheckpointRejected, JobRejected, QuoteRejected)

@@ -85,6 +85,8 @@ def sentence_at(row: Mapping[str, Any], now_s: float) -> str:
     return "; ".join(filter(None, (*words, row["explanation"])))
 
 
+# --- page values ---------------------------------------------------------------------------------------
+
 FEED_COUNT = 200  # sentences on the page of the pool
 MAX_JOBS = 2_000  # of one update: the live and the newest; a row has about 700 bytes
 _DAY_S = 86_400.0

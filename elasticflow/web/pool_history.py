@@ -199,6 +199,8 @@ class UnreadMessages:
         return f"{'; '.join(words)}. {advice}"
 
 
+# --- pool history --------------------------------------------------------------------------------------
+
 MAX_FEED = 100_000
 _ONLY_OF_A_JOB = (events.WorkersStopped.__name__, events.CheckpointRequested.__name__)  # consequences, not decisions
 _NODE_EVENTS = (

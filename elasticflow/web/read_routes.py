@@ -53,6 +53,8 @@ def tenant_values(history: PoolHistory, now_s: float, prices: Prices | None) -> 
     }
 
 
+# --- read routes ---------------------------------------------------------------------------------------
+
 LIVE = "live"
 _EVENT_STREAM = "text/event-stream"
 _MAX_ROWS = 500

@@ -102,6 +102,8 @@ def _other(job: Mapping[str, Any], compared: Mapping[str, Any]) -> list[tuple[fl
     return [(start_s, end_s, gpus) for (start_s, gpus), end_s in zip(steps, ends_s, strict=False)]
 
 
+# --- saved page ----------------------------------------------------------------------------------------
+
 _STYLES = ("frame.css", "parts.css", "pages.css", "saved.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _JOB_COLUMNS = ("Job", "Tenant", "Promise", "State", "GPUs", "Iteration", "Finish", "Deadline", "Margin")

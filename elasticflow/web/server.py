@@ -142,6 +142,8 @@ class Guard:
         return self._sessions.csrf_token.encode()
 
 
+# --- server --------------------------------------------------------------------------------------------
+
 STATIC = Path(__file__).parent / "static"
 # A redirect would count as a visit from another site if a mail or a chat had the link: no cookie would be sent.
 _OPENED = (

@@ -87,6 +87,8 @@ class PastStates:
         return found
 
 
+# --- sources -------------------------------------------------------------------------------------------
+
 _CHECK_S = 0.5  # between two looks at the connection
 _FOLD_AT_ONCE = 200  # messages of a file; viewers are served in between
 

@@ -88,6 +88,9 @@ def _of_job(session: AdmissionSession, command: CancelJob | SetGpuLimits | Reque
             return checkpoint(session, command)
 
 
+# --- policy --------------------------------------------------------------------------------------------
+
+
 def decide(
     state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
 ) -> tuple[AdmissionEvent, ...]:

@@ -40,6 +40,8 @@ def num_idle_on_type(part: PoolState, decided: AllocationDecided, now_s: float) 
     return max(promisable_gpus(part)[0] - given - quoted - len(slow_gpus_at(part, now_s)), 0)
 
 
+# --- mixed allocations ---------------------------------------------------------------------------------
+
 PAYS_BY = 2.0  # times the progress lost by joining and leaving: what a job must gain until the GPUs may be needed
 MAX_CANDIDATES = 32  # the oldest, so that a decision takes no longer with more jobs
 

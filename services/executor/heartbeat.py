@@ -125,6 +125,9 @@ def _message(record: Value | None) -> codec.Message | None:
     return codec.message_or_none(record.data) if record is not None else None
 
 
+# --- heartbeat -----------------------------------------------------------------------------------------
+
+
 class Workers(Protocol):
     """All workers of this node; in production `manager.WorkerManager`.
 

@@ -65,6 +65,8 @@ def _num_training(job: Job) -> int:
     return len(job.own_gpus) if before is None else len(before.gpus) - before.num_added_gpus
 
 
+# --- risks ---------------------------------------------------------------------------------------------
+
 CHECK_AFTER_LOSS_S = 5.0  # which promises are at risk
 STALLED_S = 30.0  # without an iteration: at risk
 STALLED_STEPS = 10.0  # or the time of so many steps, whichever is longer

@@ -106,6 +106,8 @@ def _is_usable(url: str) -> bool:
     return plain and has_port and parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
 
+# --- service -------------------------------------------------------------------------------------------
+
 SAVE_TIMEOUT_S = 10.0
 DEAD_LETTER_TIMEOUT_S = 1.0
 MAX_UNREADABLE = 64  # messages that wait for the dead-letter subject

@@ -141,6 +141,8 @@ class NewHistories:
         return tenant, name, kept_bytes(without_other_jobs(self.state, tenant, event), queue_sequence)
 
 
+# --- tenant views --------------------------------------------------------------------------------------
+
 RETRY_S = 1.0
 ROUND_S = 0.05  # between two rounds: a burst of messages is one change
 TENANT_EVERY_S = 1.0  # a view

@@ -95,6 +95,8 @@ def _text(job: Job, what: Happened, margin_s: float | None) -> str:
     return f"{job.job_id} {what}{f', {side}' if side and what == 'finished' else ''}{reason}"
 
 
+# --- webhook -------------------------------------------------------------------------------------------
+
 TOLD = "webhook"  # object with the time up to which notices are told
 MAX_TOLD_BYTES = 1_000
 OVERLAP_S = 60.0  # an event may reach the ledger so long after its time

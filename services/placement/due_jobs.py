@@ -115,6 +115,8 @@ def counted_gpus(state: PoolState, job: Job) -> tuple[GpuId, ...]:
     return tuple(gpu for gpu in job.reserved_gpus or job.own_gpus if takes_jobs(state, gpu.node_id))
 
 
+# --- due jobs ------------------------------------------------------------------------------------------
+
 MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
 
 

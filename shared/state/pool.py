@@ -109,6 +109,8 @@ def gpu_hours_by_type(usage: Iterable[Usage], first_type: str) -> dict[str, floa
     return {gpu_type: spent for gpu_type, spent in hours.items() if spent > 1e-9}
 
 
+# --- pool ----------------------------------------------------------------------------------------------
+
 # more than a busy pool decides in the seconds after which the work queue delivers a command again
 MAX_DECIDED_COMMANDS = 1 << 15
 

@@ -85,6 +85,8 @@ def gpu_seconds(plan_T: Integers, seconds_T: Floats, levels_L: Integers, rates_L
     return used
 
 
+# --- elasticflow algorithms ----------------------------------------------------------------------------
+
 SLOT_S = 60.0  # that of the published program in Figure 8
 GROWTH = 0.02  # a slot far away is this part of its distance: the paper leaves the length open
 

@@ -177,6 +177,8 @@ def _fewest_in_time(job: BaselineJob) -> int:
     return job.curve.levels[0]
 
 
+# --- policy adapter ------------------------------------------------------------------------------------
+
 SHORTEST_PLAN_S = 0.05
 NO_REQUESTS: Mapping[str, UserRequest] = {}
 

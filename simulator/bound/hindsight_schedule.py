@@ -393,6 +393,8 @@ def _pieces(
     return instants_s[: pieces + 1], free_P[:pieces], price_P[:pieces]
 
 
+# --- hindsight schedule --------------------------------------------------------------------------------
+
 _MAX_TAKEN_OUT, _MAX_TRIED = 4, 12  # jobs in one move
 
 

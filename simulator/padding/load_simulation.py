@@ -275,6 +275,9 @@ def outcome_of(progress: Progress) -> LoadOutcome:
     )
 
 
+# --- load simulation -----------------------------------------------------------------------------------
+
+
 class _Kind(IntEnum):
     """The order of events at one instant."""
 

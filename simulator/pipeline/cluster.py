@@ -96,6 +96,8 @@ MANY_FAULTS = Faults(
 )
 
 
+# --- cluster -------------------------------------------------------------------------------------------
+
 POOL = "virtual"
 START_S = 1_700_000_000.0  # a virtual day in 2023: times look like times
 LED_BY_LEASE = ("allocator", "placement", "monitor")

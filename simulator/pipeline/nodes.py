@@ -147,6 +147,8 @@ def _killed(process: Process) -> WorkerEnded:
     return WorkerEnded(worker=process.id, signal=KILLED)
 
 
+# --- nodes ---------------------------------------------------------------------------------------------
+
 REBOOT_S = 0.2
 
 

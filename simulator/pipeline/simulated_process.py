@@ -100,6 +100,8 @@ def _wake(sleeper: "asyncio.Future[bool]", is_due: bool) -> None:
         sleeper.set_result(is_due)
 
 
+# --- simulated process ---------------------------------------------------------------------------------
+
 MAX_OVERDUE_WAKES = 200  # in a row, without an output: live, such a policy would burn a core
 
 

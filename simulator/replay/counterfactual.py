@@ -105,6 +105,9 @@ def placed_rate(state: PoolState, job: Job) -> float:
     return true_rate(curve.iterations_per_s, len(job.own_gpus)) if curve is not None and job.own_gpus else 0.0
 
 
+# --- counterfactual ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledRun:
     """jobs: all, at its end. num_gpus: of each job that held GPUs, the times since which it held how many."""

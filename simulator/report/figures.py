@@ -97,6 +97,8 @@ def png(figure: Figure) -> bytes:
     return written.getvalue()
 
 
+# --- figures -------------------------------------------------------------------------------------------
+
 Bounds = Mapping[tuple[str, int], Bound]  # by trace and number of GPUs, where they are known
 Cell = str | int | float | None
 

@@ -103,6 +103,8 @@ class Occupancy:
         return self.num_gpus * self.held_s
 
 
+# --- cluster state -------------------------------------------------------------------------------------
+
 NO_SPEEDS: Mapping[str, float] = MappingProxyType({})
 NO_COSTS: Mapping[str, ResizeCost] = MappingProxyType({})
 

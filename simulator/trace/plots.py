@@ -79,6 +79,8 @@ def _trained(occupancy: Occupancy) -> Iterator[tuple[float, float, float]]:
     yield occupancy.starts_s, occupancy.left_at_s, occupancy.iterations_per_s
 
 
+# --- plots ---------------------------------------------------------------------------------------------
+
 MAX_JOBS_DRAWN = 12  # each in its own colour; the others share one
 NUM_INTERVALS = 300
 SIZE_INCHES, DPI = (9.0, 3.6), 110

@@ -114,6 +114,8 @@ def _numbers(result: Result, gpu_type: str, num_gpus: int) -> Mapping[str, objec
     }
 
 
+# --- simulated run -------------------------------------------------------------------------------------
+
 BY_TYPE = "by_type"  # of the published numbers: None if all GPUs are equal
 
 

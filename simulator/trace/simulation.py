@@ -162,6 +162,9 @@ class SimulatedWorkers:
             self._driver.fold(simulated_events.workers_stopped(job_id, stopping, iteration, now_s))
 
 
+# --- simulation ----------------------------------------------------------------------------------------
+
+
 class Observer(Protocol):
     """Sees every decision. before: the state that it is based on."""
 

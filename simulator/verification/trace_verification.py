@@ -104,6 +104,8 @@ def _levels(job: TraceJob, resize_cost: ResizeCost) -> tuple[Level, ...]:
     )
 
 
+# --- trace verification --------------------------------------------------------------------------------
+
 _NEVER_S = float("inf")
 
 

@@ -94,6 +94,8 @@ def with_upload(state: State, upload: StoreArtifacts | ArtifactsUploaded) -> Sta
     return replace(state, uploads=state.uploads.set(upload.job_id, upload))
 
 
+# --- local event fold ----------------------------------------------------------------------------------
+
 _KEPT_WARNINGS = 8  # of one worker
 
 

@@ -77,6 +77,8 @@ def padding_slots(state: State) -> UsePaddingSlots:
     )
 
 
+# --- policy --------------------------------------------------------------------------------------------
+
 Output = JobEvent | NodeEvent | Action
 
 

@@ -224,6 +224,8 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
+# --- artifact uploads ----------------------------------------------------------------------------------
+
 SWEEP_EVERY_S = 3_600.0
 MAX_NAMED = 20  # of the files that are not stored
 _RETRY_S = 1.0

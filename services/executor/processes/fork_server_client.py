@@ -96,6 +96,8 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
+# --- fork server client --------------------------------------------------------------------------------
+
 _LOAD_TIMEOUT_S = 120.0  # importing torch from a cold disk
 _END_TIMEOUT_S = 5.0
 _NEEDED = {  # by workers, in their environment

@@ -63,6 +63,8 @@ class FrameRate:
 # (decision record 0020). While a job has the GPU, no warm worker is there: its context would take half a gigabyte of
 # memory (decision record 0083). A dead one is replaced after a pause: a GPU that is unusable now may be usable later.
 
+# --- launcher ------------------------------------------------------------------------------------------
+
 log = structlog.get_logger()
 
 _PAUSE_S = 1.0  # after the last worker on a GPU: the next one may start there at once

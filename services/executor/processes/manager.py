@@ -83,6 +83,8 @@ class GenerationSecrets:
         return hmac.digest(self.pool_secret, message, "sha256").hex() if self.pool_secret else ""
 
 
+# --- manager -------------------------------------------------------------------------------------------
+
 _NO_CRASH = (ExitCode.DONE, ExitCode.SUPERSEDED, ExitCode.PEER_LOST)  # of this worker
 
 

@@ -102,6 +102,8 @@ class BundleOutcomes(AsyncIterator[Outcome | RunnerEnded]):
         return item
 
 
+# --- task runner ---------------------------------------------------------------------------------------
+
 START_TIMEOUT_S = 120.0  # for the import of the function's module from a cold disk
 _READ_DELAY_S = 0.05  # an executor that was stalled reads the outcomes that have arrived before it judges a task
 MAX_BUNDLES = 2  # one that is executed, and one that waits in the runner

@@ -134,6 +134,9 @@ class ThroughputMeasured:
     node_id: Token | None = None  # of the executor
 
 
+# --- jobs ----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousOpened:
     """Rank 0 listens here for the workers of this generation. From the executor of rank 0."""

@@ -66,6 +66,8 @@ class WorkQueue(Protocol):
         ...
 
 
+# --- contract ------------------------------------------------------------------------------------------
+
 MAX_BATCH = 512  # messages in one batch of `follow`
 MAX_INBOX = 10_000  # messages of a subscription that wait
 MAX_INBOX_BYTES = 64 * 1024 * 1024  # of their data

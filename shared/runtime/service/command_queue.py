@@ -172,6 +172,8 @@ class Turns:
             del self._last_rounds[tenant]
 
 
+# --- command queue -------------------------------------------------------------------------------------
+
 ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
 MAX_PENDING = 1024  # more than one decision takes, and more than two tenants may have in the queue
 MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its commands: each returns in an event, with schedules

@@ -62,6 +62,9 @@ class ReplyPublisher:
             await self._bus.publish(subjects.answer(tenant, self._pool, id_of(reply)), data)
 
 
+# --- ledger appender -----------------------------------------------------------------------------------
+
+
 class LedgerAppender(Generic[State]):
     """Each message is folded when its append returns. Methods raise what the bus raises."""
 

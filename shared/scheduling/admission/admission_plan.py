@@ -66,6 +66,8 @@ class Proposal:
         return {job_ids[row]: schedule for row, schedule in zip(others, schedules, strict=True)}
 
 
+# --- admission plan ------------------------------------------------------------------------------------
+
 REPAIR_FILLINGS = 1_024  # before jobs count as late
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
 

@@ -242,6 +242,8 @@ def _use(left_BB: Floats, first: int, last: int, gpu_seconds: float) -> None:
                 left_BB[start, end] -= gpu_seconds
 
 
+# --- admission pricing ---------------------------------------------------------------------------------
+
 FEWEST_SUBMISSIONS = 4
 """With fewer submissions there is no price."""
 IDLE_UTILIZATION = 0.1

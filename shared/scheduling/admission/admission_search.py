@@ -199,6 +199,8 @@ def _bisected(is_below: Callable[[int], bool], is_decided: Callable[[int, int], 
     return low, high
 
 
+# --- admission search ----------------------------------------------------------------------------------
+
 MANY_JOBS = 512  # no trial is made beside more
 MAX_JOBS_TO_REPLAN = 256  # promised jobs that are filled anew although the arriving job fits around them
 WORTH_REPLANNING = 0.01  # of all GPU-seconds: schedules that change have to be recorded

@@ -204,6 +204,8 @@ def next_paying_step(
     return -np.inf, -1
 
 
+# --- allocation ----------------------------------------------------------------------------------------
+
 IMMINENT_S = 0.05
 _NO_ROWS: Mapping[int, float] = MappingProxyType({})
 

@@ -56,6 +56,8 @@ def _confidence_factor(confidence: float, spread: float, profile: SpeedStatistic
     return max(floor(min(factor, 1.0) * _STEPS), 1) / _STEPS
 
 
+# --- scheduler view ------------------------------------------------------------------------------------
+
 MAX_KNOWN_CURVES = 4096
 WORTHWHILE_SPEEDUP = 1.1  # profiling stops at a doubling that gains less
 

@@ -191,6 +191,9 @@ def _bits(positions: Iterable[int]) -> BitSet:
     return bits
 
 
+# --- free blocks ---------------------------------------------------------------------------------------
+
+
 class FreeBlocks:
     """The free positions during one placement, and the completely free blocks of every size.
 

@@ -111,6 +111,8 @@ def _scaling_curve(rates: tuple[tuple[int, float], ...], factor: float) -> Scali
     return ScalingCurve(tuple(n for n, _ in points), tuple(rate for _, rate in points)) if points else None
 
 
+# --- placement -----------------------------------------------------------------------------------------
+
 MAX_BLOCKS_TRIED = 8  # candidates to empty for one job: those with the fewest GPUs to migrate
 
 

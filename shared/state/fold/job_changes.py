@@ -84,6 +84,9 @@ def with_rejected_demand(state: PoolState, event: events.JobRejected) -> PoolSta
     return fast_replace(state, rejected_demand=state.rejected_demand.set(event.tenant, after))
 
 
+# --- job changes ---------------------------------------------------------------------------------------
+
+
 def amended(state: PoolState, job: Job, event: events.JobAmended, sequence: int) -> PoolState:
     """Workers learn of another number of iterations in their next generation, which placement starts at once."""
     if job.phase is not Phase.ADMITTED:

@@ -43,6 +43,8 @@ def artifacts_stored(state: PoolState, event: events.ArtifactsStored, sequence: 
     return fast_replace(state, ended_jobs=state.ended_jobs.set(job.job_id, job))
 
 
+# --- jobs ----------------------------------------------------------------------------------------------
+
 # How much the state keeps of ended jobs (decision record 0010). The ledger and the jobs' logs keep everything.
 MAX_ENDED_JOBS = 10_000
 FORGET_AT_ONCE = 1_000

@@ -133,6 +133,8 @@ def _with_node(before: PoolState, after: PoolState, event: events.NodeJoined | e
     return fast_replace(after, idle_since_s=idle_since_s, idle_windows=windows)
 
 
+# --- ledger fold ---------------------------------------------------------------------------------------
+
 FOLD = 35  # raise it when the same messages fold to another state: older snapshots are then not read
 
 _BY_SERVICES = (  # executors report the others, each on the jobs that have workers on its node

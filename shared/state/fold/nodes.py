@@ -87,6 +87,8 @@ def _is_outlived(state: PoolState, node_id: str) -> bool:
     )
 
 
+# --- nodes ---------------------------------------------------------------------------------------------
+
 KEEP_LEFT_S = 3_600.0
 KEEP_LOST_S = 86_400.0
 MAX_EARLIER_INCARNATIONS = 8  # a join is repeated within minutes, if at all

@@ -95,6 +95,8 @@ def _family_of(profile_key: str) -> str:
     return f"{model}{slash}{batch.partition('[')[0].partition('@')[0]}"
 
 
+# --- profiles ------------------------------------------------------------------------------------------
+
 NO_CURVE = MeasuredCurve(iterations_per_s={})
 
 

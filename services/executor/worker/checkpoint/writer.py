@@ -66,6 +66,8 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
     return tensor.shape, tensor.dtype
 
 
+# --- writer --------------------------------------------------------------------------------------------
+
 _MOST_COST = 0.05  # of the training time: the wait for the copy, and the processor time of the write
 
 log = structlog.get_logger()

@@ -297,6 +297,8 @@ def _receive_into(source: socket.socket, memory: memoryview) -> None:
         memory = memory[num_bytes:]
 
 
+# --- read ahead ----------------------------------------------------------------------------------------
+
 _READ_TIMEOUT_S = 60.0  # for one part: a forked process may hang, e.g. in a lock that a thread had held
 _BATCH_TIMEOUT_S = 600.0  # for a whole batch of a stream, by a process that does not hang
 _SECOND_READING_TIMEOUT_S = 60.0

@@ -81,6 +81,8 @@ def weighted_roots(tensors: Any, grad_tensors: Any, weight: float) -> Any:
     ]
 
 
+# --- bitwise steps -------------------------------------------------------------------------------------
+
 _BACKWARD = "backward()"
 _STEP = "optimizer.step()"
 SYNC_POINTS = (_BACKWARD, _STEP)

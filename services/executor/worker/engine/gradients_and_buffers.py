@@ -104,6 +104,9 @@ def _differ(values: list[torch.Tensor], others: list[torch.Tensor]) -> torch.Ten
     return torch.stack(torch._foreach_norm(torch._foreach_sub(values, others), ord=math.inf)).ne(0.0)
 
 
+# --- gradients and buffers -----------------------------------------------------------------------------
+
+
 class SharedGradients:
     """The gradient of the global batch after a backward pass, for one call after another.
 

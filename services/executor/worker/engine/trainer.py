@@ -100,6 +100,9 @@ def _numbers(measured: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(value) for name, value in measured.items()}
 
 
+# --- trainer -------------------------------------------------------------------------------------------
+
+
 @dataclass(kw_only=True)
 class Trainer(TrainingSteps):
     """Trains step by step, evaluates, and switches generations."""

@@ -271,6 +271,9 @@ def _slowdown(mine_s: float, others_s: Sequence[float]) -> float | None:
     return mine_s / median_s
 
 
+# --- training step -------------------------------------------------------------------------------------
+
+
 @dataclass(kw_only=True)
 class TrainingSteps(JobState):
     """Trains step by step, in one generation after another."""

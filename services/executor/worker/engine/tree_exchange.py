@@ -72,6 +72,8 @@ def _view(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
     return own.as_strided(like.shape, like.stride()) if dense and like.numel() else own.view(like.shape)
 
 
+# --- tree exchange -------------------------------------------------------------------------------------
+
 Subtree = tuple[Node, torch.Tensor]
 
 

@@ -128,6 +128,9 @@ def _write(addends: Tensors, view: torch.Tensor) -> None:
         torch.add(last, partial, out=view)
 
 
+# --- tree reduce ---------------------------------------------------------------------------------------
+
+
 class TensorSum:
     """Sums lists of equally shaped tensors over all virtual nodes. group: None for a worker that is alone."""
 

@@ -203,6 +203,8 @@ class _CopyOnWrite(TorchDispatchMode):
                 self.kept.append((mine, mine.clone()))
 
 
+# --- undeclared state ----------------------------------------------------------------------------------
+
 _SEARCHES = 2  # in the first steps: train() may make a module in its first call
 _MOST_ITEMS = 100_000  # of containers and objects in attributes: the others are data
 _DEPTH = 4  # of containers and objects in them

@@ -118,6 +118,9 @@ def warn_of_nccl(reason: str) -> None:
     warn_unconnected("nccl", reason, advice_for(reason))
 
 
+# --- device transport ----------------------------------------------------------------------------------
+
+
 class Route(Enum):
     """The way by which tensors of the device travel between workers: the same for all workers of a group."""
 

@@ -140,6 +140,8 @@ def _swapped(gloo: Any, mine: Mapping[int, bytes], within_s: float) -> dict[int,
     return {peer: tensor.numpy().tobytes() for peer, tensor in received.items()}
 
 
+# --- gloo transport ------------------------------------------------------------------------------------
+
 _NO_LIMIT = timedelta(days=7)
 
 

@@ -44,6 +44,8 @@ _ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module()))
 _DATA = (DataLoader, Dataset, torch.optim.Optimizer, LRScheduler)  # compared otherwise
 _COUNTERS = (itertools.count, itertools.cycle, itertools.repeat)
 
+# --- repeatability check -------------------------------------------------------------------------------
+
 log = structlog.get_logger()
 
 

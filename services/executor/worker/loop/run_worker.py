@@ -115,6 +115,8 @@ def _engine_indent(entry: list[str]) -> str | None:
     return frame[1] if frame is not None and frame[2].startswith(_ENGINE_FOLDERS) else None
 
 
+# --- run worker ----------------------------------------------------------------------------------------
+
 _MAX_TEXT = 16_000  # characters of an error or traceback that are sent; the log has all of it
 _MAX_NOTES = 2_000  # after those of the error
 

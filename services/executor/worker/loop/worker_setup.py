@@ -190,6 +190,9 @@ def _unchanged(objects: JobObjects) -> Iterator[None]:
         vars(function).update(attributes)
 
 
+# --- worker setup --------------------------------------------------------------------------------------
+
+
 class MakeEngine(Protocol):
     def __call__(
         self,

@@ -117,6 +117,8 @@ def _cores(listed: str) -> set[int]:
     return cores
 
 
+# --- device --------------------------------------------------------------------------------------------
+
 _ONE_HEAP = (-8, 1)  # M_ARENA_MAX, from glibc's malloc.h
 _KEPT_HEAP = (
     (-4, 0),  # M_MMAP_MAX: no memory outside the heap

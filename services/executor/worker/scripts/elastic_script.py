@@ -151,6 +151,8 @@ class Parts:
             yield self._script.take_batch()
 
 
+# --- elastic script ------------------------------------------------------------------------------------
+
 _HOOK = "__elastic_worker__"  # where elasticflow.elastic looks for the worker, in the script's main module
 _READY, _NEXT = "elastic()", "the next batch"
 _MOST_EMPTY_LOOPS = 1000  # in a row, after the end: such a script waits forever

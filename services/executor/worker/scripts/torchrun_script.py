@@ -75,6 +75,8 @@ _WARM_UP_STEPS = 2
 _MIN_MEASURED_STEPS = 3
 _UNSAVED_S = 60.0  # of training, until a script counts as one that saves nothing
 
+# --- torchrun script -----------------------------------------------------------------------------------
+
 log = structlog.get_logger()
 
 

@@ -179,6 +179,8 @@ def _free_memory(error: BaseException) -> None:
     gc.collect()
 
 
+# --- run tasks -----------------------------------------------------------------------------------------
+
 log = structlog.get_logger()
 
 

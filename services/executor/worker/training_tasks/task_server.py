@@ -80,6 +80,8 @@ class StepTasks:
         return tuple(chosen)
 
 
+# --- task server ---------------------------------------------------------------------------------------
+
 _GREETING_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _IDLE_S = 0.1

@@ -213,6 +213,9 @@ class Consumer:
         self.num_delivered.pop(sequence, None)
 
 
+# --- broker --------------------------------------------------------------------------------------------
+
+
 class Listener:
     """A subscription's end at the server. link: to its client."""
 

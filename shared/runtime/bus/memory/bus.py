@@ -114,6 +114,8 @@ class MemorySubscription:
         self._ignore(self._listener)
 
 
+# --- bus -----------------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 _URL = "memory://"

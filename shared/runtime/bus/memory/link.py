@@ -90,6 +90,8 @@ class FaultSource:
         return longest_s * self._rng.random() if self._rng is not None else 0.0
 
 
+# --- link ----------------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 
 

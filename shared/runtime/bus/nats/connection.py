@@ -60,6 +60,8 @@ class Refusals:
             raise NotPermitted(self._url, subject)
 
 
+# --- connection ----------------------------------------------------------------------------------------
+
 Result = TypeVar("Result")
 OnState = Callable[[str], None]  # "connected", "disconnected", "reconnected" or "closed"
 

@@ -93,6 +93,8 @@ def _is_replicated(info: Mapping[str, Any]) -> bool:
     return bool(info.get("cluster", {}).get("replicas"))
 
 
+# --- stream follower -----------------------------------------------------------------------------------
+
 _HEARTBEAT_S = 2.0
 _SILENCE_S = 2.5 * _HEARTBEAT_S
 _INACTIVE_S = 30.0  # the server forgets a consumer whose reader is gone for so long

@@ -40,6 +40,8 @@ def _lower(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (lowest, lowest))
 
 
+# --- cgroups -------------------------------------------------------------------------------------------
+
 _CONTROLLERS = ("memory", "pids")
 _OWN_LEAF = "executor"  # a group with limited children may have no processes of its own
 _ENTER = 'echo 0 > "$0/cgroup.procs"'  # as a worker does
