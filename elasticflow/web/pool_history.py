@@ -40,7 +40,7 @@ class _Checkpoint:
     live_jobs: tuple[PackedJob, ...]
 
 
-class Checkpoints:
+class KeptStates:
     """The checkpoints of one ledger, the oldest first; the first is its beginning."""
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class PoolHistory:
         self.nodes_changed_sequence = 0
         self.unread = UnreadMessages()
         self.usage = UsageFold(since_s=0.0, until_s=math.inf)
-        self.checkpoints = Checkpoints()
+        self.checkpoints = KeptStates()
         self._sequences, self._times_s = array("q"), array("d")  # of the messages
 
     @property

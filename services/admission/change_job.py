@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from elasticflow.services.admission.rejection import RUNS_NOWHERE, no_such_job
 from elasticflow.services.admission.replan import Found, Replanning, objection_to_more, own
 from elasticflow.services.admission.session import AdmissionSession, SessionsByType
-from elasticflow.services.admission.submission import Submission
+from elasticflow.services.admission.submission import SubmittedJob
 from elasticflow.services.admission.submit import cost_on_type
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.commands import AmendJob, CancelJob, RequestCheckpoint
@@ -250,7 +250,7 @@ def rest_on_type(
     curve = known_curve(session.state, spec, curves=session.cache.curves)
     if curve is None:
         return f"its speed on {name} is unknown, which `eflow profile` measures"
-    rest = Submission(job_id=job.job_id, tenant=job.tenant, spec=spec, deadline_s=job.deadline_s)
+    rest = SubmittedJob(job_id=job.job_id, tenant=job.tenant, spec=spec, deadline_s=job.deadline_s)
     session, cost = cost_on_type(session, rest)
     if not is_promised:
         return Alternative(session=session, cost=cost)

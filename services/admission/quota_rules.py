@@ -16,7 +16,7 @@ from elasticflow.shared.state.pool import PoolState, Usage, gpu_hours_by_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class QuotaRequest:
     """What a tenant is about to receive. gpu_seconds: 0 while the job's speed is unknown."""
 
     job_id: str
@@ -26,10 +26,10 @@ class Request:
     at_s: float
 
 
-Rule = Callable[[PoolState, Request], str | None]
+Rule = Callable[[PoolState, QuotaRequest], str | None]
 
 
-def quota_rule(state: PoolState, request: Request) -> str | None:
+def quota_rule(state: PoolState, request: QuotaRequest) -> str | None:
     """Limits jobs and GPU-hours in any 24 hours, or in any window of a budget.
 
     Profiling runs and quote reservations count too.
@@ -57,7 +57,7 @@ def quota_rule(state: PoolState, request: Request) -> str | None:
 RULES: tuple[Rule, ...] = (quota_rule,)
 
 
-def counts_as_demand(state: PoolState, request: Request) -> bool:
+def counts_as_demand(state: PoolState, request: QuotaRequest) -> bool:
     """Whether a submission may move the price: the quota bounds what a tenant asks for, promised or not."""
     limits = state.config.quota(request.tenant)
     if limits == TenantQuota():
@@ -66,7 +66,7 @@ def counts_as_demand(state: PoolState, request: Request) -> bool:
     return quota_rejection(limits, usage, request.gpu_seconds, request.at_s) is None
 
 
-def objection(state: PoolState, request: Request) -> str | None:
+def objection(state: PoolState, request: QuotaRequest) -> str | None:
     """What the first rule that objects says."""
     return next((why for rule in RULES if (why := rule(state, request)) is not None), None)
 

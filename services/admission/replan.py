@@ -6,7 +6,7 @@ The existing promise is given up only if the new one can be kept. `amend` and `g
 import math
 from dataclasses import dataclass
 
-from elasticflow.services.admission.quota_rules import Request, objection
+from elasticflow.services.admission.quota_rules import QuotaRequest, objection
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import Proposal
@@ -79,7 +79,7 @@ class Replanning:
 
 def objection_to_more(session: AdmissionSession, job: Job, added_gpu_seconds: float) -> str | None:
     """What a quota rule says against so many more GPU-seconds for an admitted job."""
-    request = Request(
+    request = QuotaRequest(
         job_id=job.job_id,
         tenant=job.tenant,
         gpu_seconds=added_gpu_seconds,

@@ -7,7 +7,7 @@ and until then other jobs use the GPUs.
 import math
 from dataclasses import replace
 
-from elasticflow.services.admission.quota_rules import Request, objection
+from elasticflow.services.admission.quota_rules import QuotaRequest, objection
 from elasticflow.services.admission.rejection import no_deadline, size_problems, why_no_type, why_unquotable
 from elasticflow.services.admission.session import AdmissionSession, SessionsByType
 from elasticflow.shared.messages.commands import ReserveQuote, SubmitJob
@@ -83,7 +83,7 @@ def _reserve_on_type(session: AdmissionSession, command: ReserveQuote) -> Admiss
         return _rejected(session, command, no_deadline(state))
     planned_s, schedule = found
     needed = gpu_seconds(schedule)
-    request = Request(job_id=command.job_id, tenant=command.tenant, gpu_seconds=needed, at_s=now_s)
+    request = QuotaRequest(job_id=command.job_id, tenant=command.tenant, gpu_seconds=needed, at_s=now_s)
     if (why := objection(session.pool, request)) is not None:
         return _rejected(session, command, why)
     reserved = QuoteReserved(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from elasticflow.services.admission.counteroffers import Refusal, Rejection
-from elasticflow.services.admission.quota_rules import Request, objection
+from elasticflow.services.admission.quota_rules import QuotaRequest, objection
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, ProfileRequested, RejectionReason
@@ -17,7 +17,7 @@ from elasticflow.shared.state.pool import PoolState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class SubmittedJob:
     """A submitted job, or one that waited for its profile.
 
     deadline_s: absolute. profile_only: the user asks for its throughput profile and no more. sender_waits: or else a
@@ -32,8 +32,8 @@ class Submission:
     sender_waits: bool = True
 
 
-def submission_of(command: SubmitJob | ProfileJob, now_s: float) -> Submission:
-    return Submission(
+def submission_of(command: SubmitJob | ProfileJob, now_s: float) -> SubmittedJob:
+    return SubmittedJob(
         job_id=command.job_id,
         tenant=command.tenant,
         spec=command.spec,
@@ -43,9 +43,9 @@ def submission_of(command: SubmitJob | ProfileJob, now_s: float) -> Submission:
     )
 
 
-def waiting_submission(job: Job) -> Submission:
+def waiting_submission(job: Job) -> SubmittedJob:
     """That of a job that waits for a decision."""
-    return Submission(
+    return SubmittedJob(
         job_id=job.job_id,
         tenant=job.tenant,
         spec=submitted_spec(job),
@@ -54,12 +54,12 @@ def waiting_submission(job: Job) -> Submission:
     )
 
 
-def on_type(state: PoolState, submission: Submission, gpu_type: str) -> Submission:
+def on_type(state: PoolState, submission: SubmittedJob, gpu_type: str) -> SubmittedJob:
     """The same submission to the GPUs of this type."""
     return replace(submission, spec=spec_on(state, submission.spec, gpu_type))
 
 
-def profile_requested(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+def profile_requested(session: AdmissionSession, submission: SubmittedJob) -> AdmissionSession:
     """Its speed is measured before the decision, or it waits for the first node."""
     if (why := objection_to(session, submission, 0.0)) is not None:
         return rejected(session, submission, "quota", why)
@@ -78,7 +78,7 @@ def profile_requested(session: AdmissionSession, submission: Submission) -> Admi
 
 def admitted(
     session: AdmissionSession,
-    submission: Submission,
+    submission: SubmittedJob,
     needed_gpu_seconds: float,
     proposal: Proposal | None = None,
     least_gpu_seconds: float = 0.0,
@@ -102,7 +102,7 @@ def admitted(
 
 def rejected(
     session: AdmissionSession,
-    submission: Submission,
+    submission: SubmittedJob,
     reason: RejectionReason,
     explanation: str,
     refusal: Refusal | None = None,
@@ -125,10 +125,10 @@ def rejected(
     )
 
 
-def objection_to(session: AdmissionSession, submission: Submission, needed_gpu_seconds: float) -> str | None:
+def objection_to(session: AdmissionSession, submission: SubmittedJob, needed_gpu_seconds: float) -> str | None:
     """What a quota rule says against it."""
     return objection(session.pool, request_of(session, submission, needed_gpu_seconds))
 
 
-def request_of(session: AdmissionSession, submission: Submission, gpu_seconds: float) -> Request:
-    return Request(job_id=submission.job_id, tenant=submission.tenant, gpu_seconds=gpu_seconds, at_s=session.now_s)
+def request_of(session: AdmissionSession, submission: SubmittedJob, gpu_seconds: float) -> QuotaRequest:
+    return QuotaRequest(job_id=submission.job_id, tenant=submission.tenant, gpu_seconds=gpu_seconds, at_s=session.now_s)

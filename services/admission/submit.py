@@ -16,7 +16,7 @@ from elasticflow.services.admission.rejection import (
 from elasticflow.services.admission.reserve import take, why_not_taken
 from elasticflow.services.admission.session import AdmissionSession, SessionsByType
 from elasticflow.services.admission.submission import (
-    Submission,
+    SubmittedJob,
     admitted,
     objection_to,
     on_type,
@@ -43,7 +43,7 @@ from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, profiling_jobs, spec_of
 
 
-def admit(session: AdmissionSession, submission: Submission) -> AdmissionSession:
+def admit(session: AdmissionSession, submission: SubmittedJob) -> AdmissionSession:
     """Decide on it beside all promises of the session; without an event if the deadline or the price is a reason to
     `refuse` it. Counteroffers take longer than a promise, and another GPU type may admit it."""
     spec, state = submission.spec, session.state
@@ -62,7 +62,7 @@ def admit(session: AdmissionSession, submission: Submission) -> AdmissionSession
     return admitted(session, submission, cheapest)
 
 
-def _promise(session: AdmissionSession, submission: Submission, job: SchedulableJob) -> AdmissionSession:
+def _promise(session: AdmissionSession, submission: SubmittedJob, job: SchedulableJob) -> AdmissionSession:
     """Promise the job, or reject it for its quota; without an event if the deadline or the price prevents a promise."""
     session = session.with_plan()
     least = least_gpu_seconds(job, session.now_s)
@@ -80,7 +80,7 @@ def _promise(session: AdmissionSession, submission: Submission, job: Schedulable
     return admitted(session, submission, needed, proposal, least)
 
 
-def refuse(session: AdmissionSession, submission: Submission) -> Refusal:
+def refuse(session: AdmissionSession, submission: SubmittedJob) -> Refusal:
     """The refusal after `admit` without an event.
 
     It has the earliest deadline that could be promised instead, if the sender waits.
@@ -97,7 +97,7 @@ def refuse(session: AdmissionSession, submission: Submission) -> Refusal:
     return refusal_of(session, job, spec, least, is_overpriced=is_overpriced, makes_offers=submission.sender_waits)
 
 
-def reject(submission: Submission, refusal: Refusal) -> AdmissionSession:
+def reject(submission: SubmittedJob, refusal: Refusal) -> AdmissionSession:
     """Reject the submission with the reason and counteroffers."""
     rejection = refusal.rejection()
     why = why_not_taken(refusal.decided, refusal.job) + rejection.explanation
@@ -113,7 +113,7 @@ def reject(submission: Submission, refusal: Refusal) -> AdmissionSession:
 Refusals = Mapping[str, Refusal | JobRejected]  # by type
 
 
-def decide_on_types(sessions: SessionsByType, submission: Submission, possible: list[str]) -> SessionsByType:
+def decide_on_types(sessions: SessionsByType, submission: SubmittedJob, possible: list[str]) -> SessionsByType:
     """The type that admits it at the least cost; if none does, the one that offers the earliest deadline."""
     if submission.profile_only:
         possible = possible[:1]
@@ -140,7 +140,7 @@ def decide_on_types(sessions: SessionsByType, submission: Submission, possible: 
 
 def _decided(
     sessions: SessionsByType,
-    submission: Submission,
+    submission: SubmittedJob,
     chosen: str,
     after: Mapping[str, AdmissionSession],
     refused: Refusals,
@@ -165,7 +165,7 @@ def _rejection(session: AdmissionSession) -> JobRejected:
 
 
 def _as_submitted(
-    sessions: SessionsByType, submission: Submission, chosen: str, answer: AdmissionEvent, refused: Refusals
+    sessions: SessionsByType, submission: SubmittedJob, chosen: str, answer: AdmissionEvent, refused: Refusals
 ) -> AdmissionEvent:
     """The decision for the ledger: the user's spec and the type; of a rejection also the demand on the other types.
 
@@ -206,7 +206,7 @@ def _offer_order(refusal: Refusal | JobRejected) -> tuple[float, bool]:
     return earliest_s, refusal.reason == "unrunnable"
 
 
-def cost_on_type(session: AdmissionSession, submission: Submission) -> tuple[AdmissionSession, tuple[float, float]]:
+def cost_on_type(session: AdmissionSession, submission: SubmittedJob) -> tuple[AdmissionSession, tuple[float, float]]:
     """What the job costs there: the expected promises that it displaces, and of equal costs the slowest type, which
     others want least. Without a promise: the seconds on as many GPUs as help, and until all jobs there are done.
     """
@@ -309,7 +309,7 @@ def submit(sessions: SessionsByType, command: SubmitJob | ProfileJob) -> Session
 
 
 def _repeated_or_wrong(
-    whole: AdmissionSession, submission: Submission, command: SubmitJob | ProfileJob
+    whole: AdmissionSession, submission: SubmittedJob, command: SubmitJob | ProfileJob
 ) -> AdmissionSession | None:
     """The answer to a submission that was decided already, or that no schedule can repair; None: decide on it."""
     state, spec = whole.state, submission.spec
@@ -326,7 +326,7 @@ def _repeated_or_wrong(
     return rejected(whole, submission, "invalid", "; ".join(problems)) if problems else None
 
 
-def _taken(state: PoolState, known: Job, submission: Submission) -> str:
+def _taken(state: PoolState, known: Job, submission: SubmittedJob) -> str:
     """A name stays that of its job, whose history, logs and checkpoints it names, also after its end."""
     free = next_name(known.job_id)
     while state.job(free) is not None or free in state.quote_reservations:
@@ -336,7 +336,7 @@ def _taken(state: PoolState, known: Job, submission: Submission) -> str:
     return f"the name {known.job_id} is taken by another job, {of}{end}; {free} is free"
 
 
-def _is_reserved_by_another(whole: AdmissionSession, submission: Submission) -> bool:
+def _is_reserved_by_another(whole: AdmissionSession, submission: SubmittedJob) -> bool:
     quote = whole.state.quote_reservations.get(submission.job_id)
     return quote is not None and quote.tenant != submission.tenant and whole.now_s < quote.until_s
 
@@ -376,7 +376,7 @@ def decide_waiting(sessions: SessionsByType, job: Job, *, is_measured: bool) -> 
     return decide_on_types(sessions, submission, profiled)
 
 
-def _profiled(sessions: SessionsByType, submission: Submission, types: list[str]) -> list[str]:
+def _profiled(sessions: SessionsByType, submission: SubmittedJob, types: list[str]) -> list[str]:
     """The types among these on which its speed is known."""
     return [
         gpu_type
@@ -393,7 +393,7 @@ def _lacks_gpus(state: PoolState, job: Job, profiled: list[str]) -> bool:
     return is_next and not job.num_gpus and state.allocation_based_on >= job.decided_sequence
 
 
-def _reject_late(whole: AdmissionSession, submission: Submission) -> AdmissionSession:
+def _reject_late(whole: AdmissionSession, submission: SubmittedJob) -> AdmissionSession:
     """Reject a job that waited for GPUs until its deadline."""
     state = whole.state
     if submission.deadline_s is not None and submission.deadline_s <= whole.now_s:

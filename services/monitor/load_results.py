@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import aclosing
 
-from elasticflow.services.monitor.model import ResultsCounted, State
+from elasticflow.services.monitor.model import MonitorState, ResultsCounted
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelLoad
@@ -26,7 +26,7 @@ KEEP_RESULTS_S = 3_600.0  # of a finished load whose client does not delete them
 class LoadResults:
     """Every monitor counts and deletes: both may be repeated, and the policy reports only if it leads."""
 
-    def __init__(self, process: Process, host: Host[State]) -> None:
+    def __init__(self, process: Process, host: Host[MonitorState]) -> None:
         self._bus, self._pool, self._clock, self._log = process.bus, process.settings.pool, process.clock, process.log
         self._host = host
         self._counted: dict[str, IndexSet] = {}  # by load, also of those that the ledger does not have yet
@@ -124,7 +124,7 @@ ABANDONED_S = 1.5 * LEASE_S  # without a lease, as this monitor has seen it
 class AbandonedLoads:
     """Every monitor may cancel a load, and may do so again: admission cancels it once."""
 
-    def __init__(self, process: Process, host: Host[State]) -> None:
+    def __init__(self, process: Process, host: Host[MonitorState]) -> None:
         self._bus, self._pool, self._clock, self._log = process.bus, process.settings.pool, process.clock, process.log
         self._host = host
         self._missing_since_s: dict[str, float] = {}

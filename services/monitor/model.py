@@ -89,7 +89,7 @@ _NO_COUNTS = cast("Map[str, ResultsCounted]", Map())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class MonitorState:
     """The folded ledger, and the heartbeats and reports beside it.
 
     prepared_at_s: by job, when a node last said that it installs the job's packages before it starts workers.
@@ -108,11 +108,11 @@ class State:
         return not 0.0 <= now_s - self.connected_at_s <= self.pool.config.timeouts.monitor_grace_s
 
 
-def start(pool: PoolState) -> State:
-    return State(pool=pool)
+def start(pool: PoolState) -> MonitorState:
+    return MonitorState(pool=pool)
 
 
-def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
+def evolve(state: MonitorState, message: LedgerMessage, sequence: int) -> MonitorState:
     """Fold one message of the ledger; forget reports of ended jobs and loads, and heartbeats of removed nodes."""
     pool = ledger_fold.evolve(state.pool, message, sequence)
     progress, heartbeats, counts = state.progress, state.heartbeats, state.counts
@@ -137,7 +137,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
     )
 
 
-def observe(state: State, note: object, now_s: float) -> State:
+def observe(state: MonitorState, note: object, now_s: float) -> MonitorState:
     """Fold a heartbeat, the sign that heartbeats can arrive, an attempt to fence a node and its success, or a count."""
     if isinstance(note, Connected):
         since_s = now_s if state.connected_since_s is None or state.is_disconnected(now_s) else state.connected_since_s
@@ -154,7 +154,7 @@ def observe(state: State, note: object, now_s: float) -> State:
     return state
 
 
-def _expecting(state: State, now_s: float) -> State:
+def _expecting(state: MonitorState, now_s: float) -> MonitorState:
     """Nodes that are new here get a full timeout from now: their time of joining is of another clock."""
     heartbeats = state.heartbeats
     for node_id, node in state.pool.nodes.items():
@@ -164,7 +164,7 @@ def _expecting(state: State, now_s: float) -> State:
     return replace(state, heartbeats=heartbeats)
 
 
-def _with_fence(state: State, note: FenceNode | NodeIsFenced, now_s: float) -> State:
+def _with_fence(state: MonitorState, note: FenceNode | NodeIsFenced, now_s: float) -> MonitorState:
     known = state.heartbeats.get(note.node_id)
     if known is None or known.incarnation != note.incarnation:
         return state
@@ -177,7 +177,7 @@ def _with_fence(state: State, note: FenceNode | NodeIsFenced, now_s: float) -> S
     return replace(state, heartbeats=state.heartbeats.set(note.node_id, known))
 
 
-def _with_heartbeat(state: State, stored: HeartbeatStored, now_s: float) -> State:
+def _with_heartbeat(state: MonitorState, stored: HeartbeatStored, now_s: float) -> MonitorState:
     reported = stored.heartbeat
     node, known = state.pool.nodes.get(reported.node_id), state.heartbeats.get(reported.node_id)
     if node is not None and node.incarnation != reported.incarnation:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, NodeIsFenced, State
+from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatStored, MonitorState, NodeIsFenced
 from elasticflow.shared.errors import Retry, WrongExpectedSequence
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
@@ -34,7 +34,7 @@ class NodeWatch:
     def act(self, action: FenceNode) -> None:
         self._due.put_nowait(action)
 
-    async def run(self, host: Host[State]) -> None:
+    async def run(self, host: Host[MonitorState]) -> None:
         """Receive heartbeats, note the connection and fence nodes, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive(host), name="receive")
@@ -42,7 +42,7 @@ class NodeWatch:
             while True:
                 tasks.create_task(self._fence(host, await self._due.get()), name="fence")
 
-    async def _receive(self, host: Host[State]) -> None:
+    async def _receive(self, host: Host[MonitorState]) -> None:
         async for message in await until_available(self._subscribe, self._log, "heartbeats"):
             try:
                 heartbeat, revision = codec.decode(message.data).message, message.headers.get(REVISION_HEADER, "")
@@ -59,7 +59,7 @@ class NodeWatch:
     async def _subscribe(self) -> Subscription:
         return await self._bus.subscribe(subjects.every_node(self._pool))
 
-    async def _note_connection(self, host: Host[State]) -> None:
+    async def _note_connection(self, host: Host[MonitorState]) -> None:
         """Note at each heartbeat interval whether a round trip succeeds.
 
         A half-open connection looks connected but delivers no heartbeats.
@@ -74,7 +74,7 @@ class NodeWatch:
                 pass  # without `Connected` the policy fences no node
             await asyncio.sleep(timeouts.heartbeat_interval_s)
 
-    async def _fence(self, host: Host[State], action: FenceNode) -> None:
+    async def _fence(self, host: Host[MonitorState], action: FenceNode) -> None:
         try:
             async with asyncio.timeout(host.folded.config.timeouts.bus_reply_timeout_s):
                 host.note(await self._fenced(action))

@@ -6,14 +6,7 @@ Source: ElasticFlow, sections 3.2 and 4.4 (monitor and node failures).
 from dataclasses import replace
 from functools import partial
 
-from elasticflow.services.monitor.model import (
-    FenceNode,
-    ResultsCounted,
-    State,
-    evolve,
-    observe,
-    start,
-)
+from elasticflow.services.monitor.model import FenceNode, MonitorState, ResultsCounted, evolve, observe, start
 from elasticflow.services.monitor.progress import corrections, is_due, is_outdated, progress_of
 from elasticflow.services.monitor.risks import at_risk, failed_by_stall, lost_a_node, prepares_promises, stalled
 from elasticflow.shared.messages.commands import Command
@@ -38,7 +31,7 @@ MonitorOutput = JobEvent | LoadReport | NodeLost | FenceNode
 
 
 def decide(
-    state: State, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
+    state: MonitorState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
 ) -> tuple[MonitorOutput, ...]:
     """The events and fences that are due now."""
     emitted: list[MonitorOutput] = [*_lost_nodes(state, now_s)]
@@ -67,7 +60,7 @@ def decide(
 # --- padding loads --------------------------------------------------------------------------------------
 
 
-def _of_loads(state: State, now_s: float) -> list[LoadReport]:
+def _of_loads(state: MonitorState, now_s: float) -> list[LoadReport]:
     """What was counted of live loads since the last report; the end of those that have a result of each task."""
     reports = list[LoadReport]()
     for load_id, load in sorted(state.pool.loads.items()):
@@ -100,7 +93,7 @@ def _load_progress(count: ResultsCounted, now_s: float) -> LoadProgressed:
 # --- nodes ----------------------------------------------------------------------------------------------
 
 
-def _lost_nodes(state: State, now_s: float) -> list[NodeLost | FenceNode]:
+def _lost_nodes(state: MonitorState, now_s: float) -> list[NodeLost | FenceNode]:
     """Fence nodes without a heartbeat for a whole timeout in which the bus was connected; fenced nodes are lost."""
     outputs: list[NodeLost | FenceNode] = []
     since_s = None if state.is_disconnected(now_s) else state.connected_since_s
@@ -120,15 +113,15 @@ def _lost_nodes(state: State, now_s: float) -> list[NodeLost | FenceNode]:
     return outputs
 
 
-def _pool(state: State) -> PoolState:
+def _pool(state: MonitorState) -> PoolState:
     return state.pool
 
 
-def _never(state: State) -> None:
+def _never(state: MonitorState) -> None:
     """`Connected`, noted at each heartbeat interval, wakes the policy often enough."""
 
 
-POLICY: Policy[State] = Policy(
+POLICY: Policy[MonitorState] = Policy(
     service="monitor",
     start=start,
     pool=_pool,
@@ -139,6 +132,6 @@ POLICY: Policy[State] = Policy(
 )
 
 
-def with_cache(cache: PlanningCache) -> Policy[State]:
+def with_cache(cache: PlanningCache) -> Policy[MonitorState]:
     """The same policy as an instance that keeps a cache between decisions."""
     return replace(POLICY, decide=partial(decide, cache=cache))

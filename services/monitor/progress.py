@@ -3,7 +3,7 @@
 
 from statistics import fmean
 
-from elasticflow.services.monitor.model import Progress, State
+from elasticflow.services.monitor.model import MonitorState, Progress
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured
 from elasticflow.shared.state.job import SETTLED_S, Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
@@ -58,7 +58,7 @@ def progress_of(job: Job, progress: Progress) -> JobProgressed:
     )
 
 
-def corrections(state: State, job: Job, progress: Progress, now_s: float) -> list[ThroughputMeasured]:
+def corrections(state: MonitorState, job: Job, progress: Progress, now_s: float) -> list[ThroughputMeasured]:
     """The point of the curve at which the job trains, if its measured speed differs or was unknown.
 
     None while its virtual nodes are divided unequally: the curve is that of even divisions.
@@ -100,7 +100,7 @@ def _may_correct(pool: PoolState, curve: MeasuredCurve, num_gpus: int, now_s: fl
     return pool.config.confidence is None and num_gpus in curve.iterations_per_s and not is_fresh
 
 
-def _mean_speed(state: State, job: Job, now_s: float) -> float:
+def _mean_speed(state: MonitorState, job: Job, now_s: float) -> float:
     """The mean over all jobs of this profile that train on as many GPUs: they agree on one point of the curve."""
     key, num_gpus = spec_of(job).measured_key, len(job.gpus)
     return fmean(

@@ -8,7 +8,7 @@ Source: ElasticFlow, sections 3.2 and 4.4 (monitor and node failures).
 import math
 from bisect import bisect_left
 
-from elasticflow.services.monitor.model import State, reports_progress
+from elasticflow.services.monitor.model import MonitorState, reports_progress
 from elasticflow.shared.messages.events import JobAtRisk, JobFailed, ProfilingFailed
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
@@ -72,7 +72,7 @@ STALLED_S = 30.0  # without an iteration: at risk
 STALLED_STEPS = 10.0  # or the time of so many steps, whichever is longer
 
 
-def failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | ProfilingFailed | None:
+def failed_by_stall(state: MonitorState, job: Job, now_s: float) -> JobFailed | ProfilingFailed | None:
     """A job without progress for longer than the pool tolerates has failed. (The executor reports repeated crashes.)"""
     if (
         not job.gpus
@@ -91,7 +91,7 @@ def failed_by_stall(state: State, job: Job, now_s: float) -> JobFailed | Profili
     return failure_on_type(state.pool, job, spec_of(job).gpu_type, failed)
 
 
-def _stall_error(state: State, job: Job, now_s: float) -> str:
+def _stall_error(state: MonitorState, job: Job, now_s: float) -> str:
     stalled_s = _stalled_for_s(state, job, now_s)
     if job.training_generation is None:
         return f"it did not start to train within {stalled_s:.0f} s; do init_model() and init_dataset() return?"
@@ -99,13 +99,13 @@ def _stall_error(state: State, job: Job, now_s: float) -> str:
     return f"no iteration ended for {stalled_s:.0f} s after {done} were done; does train() return?"
 
 
-def _known_iteration(state: State, job: Job) -> int:
+def _known_iteration(state: MonitorState, job: Job) -> int:
     """The iteration of the ledger, or of a newer report."""
     progress = state.progress.get(job.job_id)
     return max(job.iteration, progress.report.iteration if progress is not None else 0)
 
 
-def _stalled_for_s(state: State, job: Job, now_s: float) -> float:
+def _stalled_for_s(state: MonitorState, job: Job, now_s: float) -> float:
     """Seconds since the job's last iteration or placement, or since a node prepared its start.
 
     Time without a connection to the bus does not count: only the monitor reports progress, so meanwhile the ledger
@@ -167,7 +167,7 @@ def lost_a_node(pool: PoolState, now_s: float) -> bool:
     )
 
 
-def prepares_promises(state: State, now_s: float) -> bool:
+def prepares_promises(state: MonitorState, now_s: float) -> bool:
     """Whether a node prepares the start of a promised job: it may become late, although nothing of it is reported."""
     grace_s = state.pool.config.timeouts.monitor_grace_s
     return any(
@@ -176,7 +176,7 @@ def prepares_promises(state: State, now_s: float) -> bool:
     )
 
 
-def stalled(state: State, now_s: float) -> list[JobAtRisk]:
+def stalled(state: MonitorState, now_s: float) -> list[JobAtRisk]:
     """Promised jobs that hold GPUs and make no progress."""
     risks: list[JobAtRisk] = []
     for _, job in sorted(state.pool.live_jobs.items()):

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from elasticflow.services.monitor.gauges import PoolGauges
 from elasticflow.services.monitor.load_results import AbandonedLoads, LoadResults
-from elasticflow.services.monitor.model import State
+from elasticflow.services.monitor.model import MonitorState
 from elasticflow.services.monitor.node_watch import NodeWatch, SlowerNodes
 from elasticflow.services.monitor.policy import POLICY, with_cache
 from elasticflow.services.monitor.tenant_views import TenantViews
@@ -38,7 +38,7 @@ SWEEP_EVERY_S = 3_600.0
 class OldObjects:
     """Every monitor may do this: what is deleted twice is gone once."""
 
-    def __init__(self, process: Process, host: Host[State]) -> None:
+    def __init__(self, process: Process, host: Host[MonitorState]) -> None:
         self._bus, self._pool, self._log, self._host = process.bus, process.settings.pool, process.log, host
 
     async def run(self) -> None:
@@ -120,7 +120,7 @@ async def serve(process: Process, settings: MonitorSettings | None = None) -> No
     unreadable = _Unreadable(process)
     node_watch = NodeWatch(process.bus, process.settings.pool, process.clock, process.log, on_unreadable=unreadable.add)
 
-    async def beside(host: Host[State]) -> None:
+    async def beside(host: Host[MonitorState]) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(node_watch.run(host), name="node-watch")
             housekeeping = {
@@ -171,7 +171,7 @@ class _Unreadable:
 class _Upkeep:
     """The gauges, the snapshot, and a log line for each node whose GPU type is probably wrong."""
 
-    def __init__(self, process: Process, host: Host[State]) -> None:
+    def __init__(self, process: Process, host: Host[MonitorState]) -> None:
         self._process, self._host, self._pool = process, host, process.settings.pool
         self._gauges = PoolGauges(process.metrics)
         self._saved_at = host.folded.sequence

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry
 from elasticflow.history.stored_history import StoredHistory, is_kept, kept_bytes
-from elasticflow.services.monitor.model import State
+from elasticflow.services.monitor.model import MonitorState
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.commands import id_of
@@ -165,7 +165,7 @@ class _Stored(NamedTuple):
 class TenantViews:
     """Runs beside the host, with a fold of its own: the host's may begin after what the histories need."""
 
-    def __init__(self, process: Process, host: Host[State]) -> None:
+    def __init__(self, process: Process, host: Host[MonitorState]) -> None:
         self._bus, self._pool, self._clock = process.bus, process.settings.pool, process.clock
         self._log, self._host = process.log, host
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from elasticflow.services.monitor.model import State
+from elasticflow.services.monitor.model import MonitorState
 from elasticflow.shared.errors import ElasticFlowError, NotFound
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service.host import Host
@@ -110,7 +110,7 @@ _FIRST_BACKOFF_S = 1.0
 class Webhook:
     """Tells the notices in order, one at a time, in a task of its own: a receiver that is slow delays only this."""
 
-    def __init__(self, process: Process, host: Host[State], url: str, *, poll_s: float = POLL_S) -> None:
+    def __init__(self, process: Process, host: Host[MonitorState], url: str, *, poll_s: float = POLL_S) -> None:
         self._bus, self._pool, self._clock = process.bus, process.settings.pool, process.clock
         self._log, self._host, self._url, self._poll_s = process.log, host, url, poll_s
         self._told_to_s: float | None = None  # None: another monitor leads

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elasticflow.shared.scheduling.proofs.linear_program import Entries, joined, minimise
-from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid, IntArray
+from elasticflow.simulator.bound.feasible_demand import FeasibleDemand, FloatArray, Grid, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,12 @@ class _Cells:
     part_C: FloatArray  # of the job that is done then
 
 
-def num_cells(demand: Demand, grid: Grid) -> int:
+def num_cells(demand: FeasibleDemand, grid: Grid) -> int:
     """Size of the program: cell variables, and rows that link them to their jobs."""
     return int((grid.last_J - grid.first_J) @ np.diff(demand.first_step_J))
 
 
-def solve(demand: Demand, grid: Grid, num_gpus_G: IntArray) -> Solution | None:
+def solve(demand: FeasibleDemand, grid: Grid, num_gpus_G: IntArray) -> Solution | None:
     """An optimum; None if HiGHS gives up."""
     cells, capacity_GI = _cells(demand, grid), _capacity(grid, num_gpus_G)
     num_cells, num_jobs = len(cells.job_C), demand.num_jobs
@@ -62,7 +62,7 @@ def solve(demand: Demand, grid: Grid, num_gpus_G: IntArray) -> Solution | None:
     return Solution(met_J=optimum.value_V[num_cells:], price_GI=price_GI)
 
 
-def least_gpu_seconds(demand: Demand, grid: Grid, num_gpus_G: IntArray, met_J: FloatArray) -> float | None:
+def least_gpu_seconds(demand: FeasibleDemand, grid: Grid, num_gpus_G: IntArray, met_J: FloatArray) -> float | None:
     """The fewest GPU-seconds that meet each job to the part met_J; None if the cluster has fewer.
 
     With met_J fixed, the links are bounds of variables: this program is much easier than that of `solve`.
@@ -90,7 +90,7 @@ def _rows(capacity_GI: FloatArray, cells: _Cells) -> tuple[Entries, Entries]:
     return held, Entries(capacity_GI.size + cells.job_C, each_C, -cells.part_C)
 
 
-def _cells(demand: Demand, grid: Grid) -> _Cells:
+def _cells(demand: FeasibleDemand, grid: Grid) -> _Cells:
     """All cells, by job, then step, then interval."""
     windows_J = grid.last_J - grid.first_J
     steps_J = np.diff(demand.first_step_J)

@@ -15,7 +15,7 @@ import numpy as np
 
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import bound_program, price_ascent
-from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid, IntArray
+from elasticflow.simulator.bound.feasible_demand import FeasibleDemand, FloatArray, Grid, IntArray
 from elasticflow.simulator.workload.workload import Workload
 
 # Sizes in cells (job x interval x step), so that the answer never depends on the speed of the machine.
@@ -82,7 +82,7 @@ def clairvoyant_bound(
 
     num_gpus_by_type: of the pool; the type is "" if all GPUs are equal.
     """
-    demand, num_gpus_G = Demand.of(workload, num_gpus_by_type, cost), np.array(list(num_gpus_by_type.values()))
+    demand, num_gpus_G = FeasibleDemand.of(workload, num_gpus_by_type, cost), np.array(list(num_gpus_by_type.values()))
     components = demand.components()
     kept = _share_kept(components, max_intervals)
     parts = [_bounded(component, num_gpus_G, kept) for component in components]
@@ -101,7 +101,7 @@ def clairvoyant_bound(
     )
 
 
-def _share_kept(components: list[Demand], max_intervals: int | None) -> float:
+def _share_kept(components: list[FeasibleDemand], max_intervals: int | None) -> float:
     """Part of all intervals that the grids may have: max_intervals, or as many as are solved in minutes."""
     grids = [Grid.of(component) for component in components]
     intervals = sum(len(grid.lengths_s_I) for grid in grids)
@@ -111,7 +111,7 @@ def _share_kept(components: list[Demand], max_intervals: int | None) -> float:
     return min(1.0, _GRID_CELLS / max(cells, 1))
 
 
-def _bounded(demand: Demand, num_gpus_G: IntArray, share_kept: float) -> _Part:
+def _bounded(demand: FeasibleDemand, num_gpus_G: IntArray, share_kept: float) -> _Part:
     complete = Grid.of(demand)
     grid = complete if share_kept >= 1 else Grid.of(demand, int(share_kept * len(complete.lengths_s_I)))
     cells = bound_program.num_cells(demand, grid)
@@ -141,7 +141,7 @@ def _bounded(demand: Demand, num_gpus_G: IntArray, share_kept: float) -> _Part:
     )
 
 
-def _solved(demand: Demand, grid: Grid, num_gpus_G: IntArray) -> _Part | None:
+def _solved(demand: FeasibleDemand, grid: Grid, num_gpus_G: IntArray) -> _Part | None:
     """The solution by HiGHS; None if it fails.
 
     The value is that of the prices: a bound for any tolerance of the solver.

@@ -27,7 +27,7 @@ _ROUNDING = 1e-9  # forgiven part of a job: a bound must not fall below what a s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class FeasibleDemand:
     """What each job needs, and when it can use GPUs.
 
     opens_s_J, closes_s_J: the earliest second of training (the cheapest start is paid) and the deadline.
@@ -45,13 +45,13 @@ class Demand:
     gain_S: FloatArray
 
     @staticmethod
-    def of(workload: Workload, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> "Demand":
+    def of(workload: Workload, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> "FeasibleDemand":
         """The demand of the SLO jobs that are feasible alone: no scheduler meets the others, in part or whole."""
         jobs = [job for job in workload.jobs if _is_feasible_alone(job, num_gpus_by_type, cost)]
         steps_J = [_hull_steps(job, num_gpus_by_type) for job in jobs]
         stops_s = [min(cost.seconds(n) for _, n, _ in _levels(job, num_gpus_by_type)) for job in jobs]
         opens_s = [job.submitted_at_s + stop_s for job, stop_s in zip(jobs, stops_s, strict=True)]
-        return Demand(
+        return FeasibleDemand(
             job_ids=tuple(job.job_id for job in jobs),
             opens_s_J=np.array(opens_s, dtype=np.float64),
             closes_s_J=np.array([job.deadline_s for job in jobs], dtype=np.float64),
@@ -65,19 +65,19 @@ class Demand:
     def num_jobs(self) -> int:
         return len(self.job_ids)
 
-    def components(self) -> "list[Demand]":
+    def components(self) -> "list[FeasibleDemand]":
         """Groups of jobs whose windows touch no other group's, in order of time: each is a separate problem."""
         order = np.argsort(self.opens_s_J, kind="stable")
         busy_until_s = np.maximum.accumulate(self.closes_s_J[order])
         breaks = np.flatnonzero(self.opens_s_J[order][1:] >= busy_until_s[:-1]) + 1
         return [self.only(np.sort(members)) for members in np.split(order, breaks) if len(members)]
 
-    def only(self, members: IntArray) -> "Demand":
+    def only(self, members: IntArray) -> "FeasibleDemand":
         """The demand of these jobs, by their positions in J."""
         steps_J = np.split(np.arange(len(self.gain_S)), self.first_step_J[1:-1])
         steps = [steps_J[job] for job in members]
         chosen = np.concatenate(steps)
-        return Demand(
+        return FeasibleDemand(
             job_ids=tuple(self.job_ids[job] for job in members),
             opens_s_J=self.opens_s_J[members],
             closes_s_J=self.closes_s_J[members],
@@ -102,7 +102,7 @@ class Grid:
     complete: bool
 
     @staticmethod
-    def of(demand: Demand, max_intervals: int | None = None) -> "Grid":
+    def of(demand: FeasibleDemand, max_intervals: int | None = None) -> "Grid":
         """Intervals between the events of `demand`, equally many in each merged interval.
 
         A program on merged intervals is still a relaxation: take any solution of the complete one and add up what

@@ -216,7 +216,7 @@ def _gather(
 _BASE_PRICE = 0.2  # of the mean price, for free GPUs: they are used sparingly, too
 
 
-class Entry(NamedTuple):
+class TimetableEntry(NamedTuple):
     """A job's place in the timetable. held: start, end and GPUs of each segment; none: the job is missing."""
 
     gpu_type: int
@@ -296,20 +296,20 @@ class Timetable:
         self._num_held_J[job] = 0
         self._cost_J[job] = 0.0
 
-    def take(self, job: int) -> Entry:
+    def take(self, job: int) -> TimetableEntry:
         """Removes the job. Returns what `restore` needs."""
         held = self._held_JM3[job, : self._num_held_J[job]].copy()
-        taken = Entry(int(self._type_J[job]), held, float(self._cost_J[job]))
+        taken = TimetableEntry(int(self._type_J[job]), held, float(self._cost_J[job]))
         self.remove(job)
         return taken
 
-    def restore(self, job: int, entry: Entry) -> None:
+    def restore(self, job: int, entry: TimetableEntry) -> None:
         self._type_J[job] = entry.gpu_type
         self._held_JM3[job, : len(entry.held)] = entry.held
         self._num_held_J[job] = len(entry.held)
         self._cost_J[job] = entry.cost if len(entry.held) else 0.0
 
-    def _fitted(self, job: int, gpu_type: int) -> Entry:
+    def _fitted(self, job: int, gpu_type: int) -> TimetableEntry:
         """The cheapest schedule on GPUs of this type; its cost is inf if there is none."""
         opens_s, closes_s = self._windows_s[job]
         neighbours = self.neighbours[job]
@@ -320,7 +320,7 @@ class Timetable:
         held = np.empty((MAX_SEGMENTS, 3))
         iterations = float(self._jobs[job].num_iterations)
         segments, cost = cheapest_schedule(instants_s, free_P, price_P, iterations, *self._levels[job][gpu_type], held)
-        return Entry(gpu_type, held[:segments], cost)
+        return TimetableEntry(gpu_type, held[:segments], cost)
 
 
 def _levels_by_type(job: TraceJob, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> dict[int, _Levels]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from elasticflow.shared.scheduling.compiled_loops import compiled
-from elasticflow.simulator.bound.feasible_demand import Demand, FloatArray, Grid, IntArray
+from elasticflow.simulator.bound.feasible_demand import FeasibleDemand, FloatArray, Grid, IntArray
 
 # Of the volume algorithm; chosen once, for all traces.
 _FIRST_AIM, _LAST_AIM = 0.05, 1e-6  # how much of the bound a step hopes to take off
@@ -40,7 +40,7 @@ class Answer:
         )
 
 
-def answer(demand: Demand, grid: Grid, num_gpus_G: IntArray, price_GI: FloatArray) -> Answer:
+def answer(demand: FeasibleDemand, grid: Grid, num_gpus_G: IntArray, price_GI: FloatArray) -> Answer:
     """The purchases of the jobs at these prices (each >= 0), and the bound that follows."""
     met_J, gpu_seconds_GI = np.zeros(demand.num_jobs), np.zeros(price_GI.shape)
     surplus = _buy(
@@ -54,7 +54,7 @@ def answer(demand: Demand, grid: Grid, num_gpus_G: IntArray, price_GI: FloatArra
     return Answer(price_GI, income + surplus, met_J, gpu_seconds_GI)
 
 
-def ascend(demand: Demand, grid: Grid, num_gpus_G: IntArray, max_answers: int) -> tuple[Answer, Answer]:
+def ascend(demand: FeasibleDemand, grid: Grid, num_gpus_G: IntArray, max_answers: int) -> tuple[Answer, Answer]:
     """The answer to the best prices found, and the mean answer, close to an optimum of the relaxation.
 
     Source: Barahona and Anbil, "The volume algorithm", Mathematical Programming 87 (2000): steps from the best

@@ -218,7 +218,7 @@ class Execution:
 
 
 @dataclass(slots=True)
-class Progress:
+class LoadProgress:
     """The tasks of one load, by number."""
 
     load: PaddingLoad
@@ -235,7 +235,9 @@ class Progress:
         return self.load.cost.task_s if self.task_s is None else self.task_s[task]
 
 
-def executed(progress: Progress, bundle: Bundle, tasks: tuple[int, ...], used_s: float, length_s: float) -> Execution:
+def executed(
+    progress: LoadProgress, bundle: Bundle, tasks: tuple[int, ...], used_s: float, length_s: float
+) -> Execution:
     """Run the tasks one after another, until the window ends."""
     cost, most_s = progress.load.cost, length_s * (1 + ROUNDING)
     at_s, useful_s, num_done = used_s + (cost.start_stop_s if bundle.starts_runner else 0.0), 0.0, 0
@@ -256,15 +258,15 @@ def executed(progress: Progress, bundle: Bundle, tasks: tuple[int, ...], used_s:
     )
 
 
-def progress_of(load: PaddingLoad, seed: int) -> Progress:
+def progress_of(load: PaddingLoad, seed: int) -> LoadProgress:
     task_s = None
     if load.spread:
         rng = np.random.default_rng((seed, zlib.crc32(load.load_id.encode())))
         task_s = (load.cost.task_s * rng.lognormal(-(load.spread**2) / 2, load.spread, load.num_tasks)).tolist()
-    return Progress(load, task_s, deque(range(load.num_tasks)), bytearray(load.num_tasks))
+    return LoadProgress(load, task_s, deque(range(load.num_tasks)), bytearray(load.num_tasks))
 
 
-def outcome_of(progress: Progress) -> LoadOutcome:
+def outcome_of(progress: LoadProgress) -> LoadOutcome:
     return LoadOutcome(
         load=progress.load,
         tasks_done=progress.num_done,

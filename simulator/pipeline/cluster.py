@@ -15,7 +15,7 @@ from elasticflow.shared.messages.commands import Command, SubmitJob
 from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.runtime.bus.memory.link import Faults as BusFaults
+from elasticflow.shared.runtime.bus.memory.link import LinkFaults as BusFaults
 from elasticflow.shared.runtime.bus.streams import submit_stream
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S

@@ -42,7 +42,7 @@ from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SilentLog, SimulatedProcess, SteppedClock
 from elasticflow.simulator.pipeline.virtual_runs import Runs
-from elasticflow.simulator.pipeline.virtual_workers import Process, Processes, RunKey, TimingModel, TrueSpeeds
+from elasticflow.simulator.pipeline.virtual_workers import Processes, RunKey, TimingModel, TrueSpeeds, VirtualProcess
 
 # --- environment ---------------------------------------------------------------------------------------
 # What executors act on: the worker processes of their nodes. The ledger receives only what executors report.
@@ -63,7 +63,7 @@ class Environment:
     def num_processes(self) -> int:
         return len(self._processes)
 
-    def any_process(self, node_id: str) -> Process | None:
+    def any_process(self, node_id: str) -> VirtualProcess | None:
         """The first of the node's workers, by id."""
         return next(iter(self._processes.on(node_id)), None)
 
@@ -82,7 +82,7 @@ class Environment:
         run = self._runs.of(worker[:2], assignment.spec, assignment, assignment.purpose, node_id)
         run.measures_step_times = assignment.measures_step_times
         gpu = GpuId(node_id, assignment.gpu_index)
-        process = Process(id=worker, gpu=gpu, report=report, run=run, rank=worker.rank)
+        process = VirtualProcess(id=worker, gpu=gpu, report=report, run=run, rank=worker.rank)
         if assignment.spec.requirements:
             process.begins_at_s = self._loop.now_s + self._install_s
         self._runs.begin(process)
@@ -112,13 +112,13 @@ class Environment:
             case _:
                 raise AssertionError(message)
 
-    def _prepare_switch(self, process: Process, order: PrepareSwitch) -> None:
+    def _prepare_switch(self, process: VirtualProcess, order: PrepareSwitch) -> None:
         key, before = (process.id.job_id, order.generation), process.run
         run = self._runs.of(key, before.spec, order, before.purpose, process.gpu.node_id)
         self._runs.rendezvous.of(run, order.rendezvous_size).staying[order.rendezvous_rank] = process
         self._runs.invite(run, process, order.rendezvous_rank, order.rendezvous)
 
-    def _join(self, process: Process, key: RunKey) -> None:
+    def _join(self, process: VirtualProcess, key: RunKey) -> None:
         run = self._runs.by_key[key]
         staying = run.rendezvous.staying if run.rendezvous is not None else {}
         for rendezvous_rank, other in (run.processes | staying).items():
@@ -138,12 +138,12 @@ class Environment:
         for process in self._processes.on(node_id):
             self._runs.end(process, _killed(process) if reported else None, silently)
 
-    def crash(self, process: Process) -> None:
+    def crash(self, process: VirtualProcess) -> None:
         """It is gone at once."""
         self._runs.end(process, _killed(process))
 
 
-def _killed(process: Process) -> WorkerEnded:
+def _killed(process: VirtualProcess) -> WorkerEnded:
     return WorkerEnded(worker=process.id, signal=KILLED)
 
 

@@ -13,7 +13,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink
-from elasticflow.shared.runtime.bus.memory.link import Faults as BusFaults
+from elasticflow.shared.runtime.bus.memory.link import LinkFaults as BusFaults
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import read_message

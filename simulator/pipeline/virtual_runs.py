@@ -25,13 +25,13 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
 from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.virtual_workers import (
-    Process,
     Processes,
     Rendezvous,
     Run,
     RunKey,
     TimingModel,
     TrueSpeeds,
+    VirtualProcess,
 )
 
 # --- rendezvous model ----------------------------------------------------------------------------------
@@ -50,8 +50,8 @@ class RendezvousModel:
         prepare_s: Callable[[int], float],
         switch_s: float,
         begin: Callable[[Run, int], None],
-        leave: Callable[[Process], None],
-        lives: Callable[[Process], bool],
+        leave: Callable[[VirtualProcess], None],
+        lives: Callable[[VirtualProcess], bool],
     ) -> None:
         self._loop, self._prepare_s, self._switch_s = loop, prepare_s, switch_s
         self._begin, self._leave, self._lives = begin, leave, lives
@@ -63,12 +63,12 @@ class RendezvousModel:
         assert run.rendezvous.size == size, f"{run.key}: a rendezvous of {run.rendezvous.size}, or of {size}"
         return run.rendezvous
 
-    def join(self, run: Run, rendezvous: Rendezvous, process: Process, rendezvous_rank: int) -> None:
+    def join(self, run: Run, rendezvous: Rendezvous, process: VirtualProcess, rendezvous_rank: int) -> None:
         """The worker has the address; a joining worker prepares first."""
         prepare_s = self._prepare_s(run.world_size) if process.run is run else 0.0
         self._loop.after(prepare_s, lambda: self._arrive(run, rendezvous, process, rendezvous_rank))
 
-    def _arrive(self, run: Run, rendezvous: Rendezvous, process: Process, rendezvous_rank: int) -> None:
+    def _arrive(self, run: Run, rendezvous: Rendezvous, process: VirtualProcess, rendezvous_rank: int) -> None:
         """Count an arrival. All workers switch at the next step boundary after the last one."""
         if not self._lives(process) or rendezvous_rank in rendezvous.present or run.broken:
             return
@@ -174,7 +174,7 @@ class Runs:
             self.by_key[key] = run
         return run
 
-    def begin(self, process: Process) -> None:
+    def begin(self, process: VirtualProcess) -> None:
         """A process of a run starts; without its peers it gives up."""
         self._processes.begin(process)
         run = process.run
@@ -182,7 +182,7 @@ class Runs:
         wait_s = self._timing.give_up_s + (self._timing.install_s if run.spec.requirements else 0.0)
         self._loop.after(wait_s, lambda: self._give_up(run, process))
 
-    def invite(self, run: Run, process: Process, rendezvous_rank: int, address: str) -> None:
+    def invite(self, run: Run, process: VirtualProcess, rendezvous_rank: int, address: str) -> None:
         """Rank 0 listens; another worker joins once it has the address."""
         if rendezvous_rank == 0:
             begins_in_s = max(process.begins_at_s - self._loop.now_s, 0.0)
@@ -190,7 +190,7 @@ class Runs:
         elif address:
             self.join(run, process, rendezvous_rank)
 
-    def _listen(self, run: Run, process: Process, rendezvous_rank: int) -> None:
+    def _listen(self, run: Run, process: VirtualProcess, rendezvous_rank: int) -> None:
         if not self._processes.lives(process):
             return
         if (run.world_size if run.rendezvous is None else run.rendezvous.size) > 1:
@@ -198,7 +198,7 @@ class Runs:
             process.report(WorkerReported(worker=process.id, message=listening))
         self.join(run, process, rendezvous_rank)
 
-    def join(self, run: Run, process: Process, rendezvous_rank: int) -> None:
+    def join(self, run: Run, process: VirtualProcess, rendezvous_rank: int) -> None:
         if (begins_in_s := process.begins_at_s - self._loop.now_s) > 0.0:
             self._loop.after(begins_in_s, lambda: self.join(run, process, rendezvous_rank))
             return
@@ -211,7 +211,7 @@ class Runs:
         if sum(p.has_joined for p in run.processes.values()) == run.world_size and not run.broken:
             self._loop.after(self._timing.training.restart.seconds(run.world_size), lambda: self._start(run))
 
-    def _give_up(self, run: Run, process: Process) -> None:
+    def _give_up(self, run: Run, process: VirtualProcess) -> None:
         if run.started_at_s is None and process.run is run and self._processes.lives(process):
             self.end(process, WorkerEnded(worker=process.id, exit_code=ExitCode.PEER_LOST))
 
@@ -255,7 +255,7 @@ class Runs:
 
     # -- end ---------------------------------------------------------------------------------------------
 
-    def stop(self, process: Process) -> None:
+    def stop(self, process: VirtualProcess) -> None:
         """All workers of its run agree on a boundary, write a checkpoint and exit; before training they only exit."""
         run = process.run
         if run.processes.get(process.rank) is not process:
@@ -270,12 +270,12 @@ class Runs:
             step_s = run.step_s if run.trains else 0.0
             self._loop.after(step_s + self._timing.stop_s, lambda: self._stopped(run))
 
-    def _stop_alone(self, process: Process) -> None:
+    def _stop_alone(self, process: VirtualProcess) -> None:
         """Once it knows of the loss of a peer, it writes a checkpoint by itself."""
         if process.stopping and process.interrupted:
             self._loop.after(self._timing.stop_s, lambda: self._stopped_alone(process))
 
-    def _stopped_alone(self, process: Process) -> None:
+    def _stopped_alone(self, process: VirtualProcess) -> None:
         if self._processes.lives(process):
             iteration = process.run.iteration(self._loop.now_s)
             self._checkpoints[process.run.key[0]] = iteration
@@ -311,7 +311,7 @@ class Runs:
         for process in list(run.processes.values()):
             self.end(process, WorkerEnded(worker=process.id, exit_code=ExitCode.DONE))
 
-    def end(self, process: Process, last: WorkerEnded | None, silently: bool = False) -> None:
+    def end(self, process: VirtualProcess, last: WorkerEnded | None, silently: bool = False) -> None:
         """A process is gone; its peers notice soon after. last: what its executor observes."""
         if not self._processes.lives(process):
             return
@@ -330,7 +330,7 @@ class Runs:
                     lambda peer=peer, affected=affected: self.lose_peer(peer, affected),
                 )
 
-    def _leave(self, process: Process) -> None:
+    def _leave(self, process: VirtualProcess) -> None:
         """A leaving worker ends soon after the switch."""
 
         def ends() -> None:
@@ -340,7 +340,7 @@ class Runs:
 
         self._loop.after(self._timing.leave_s, ends)
 
-    def lose_peer(self, process: Process, run: Run) -> None:
+    def lose_peer(self, process: VirtualProcess, run: Run) -> None:
         """A worker that has trained holds the state and waits for a message, unless one has arrived; others end."""
         if not self._processes.lives(process) or process.run is not run or process.interrupted:
             return

@@ -9,13 +9,13 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
-from elasticflow.simulator.timing.training_time import Progress, TrainingTime, step_s, true_rate
+from elasticflow.simulator.timing.training_time import RatedProgress, TrainingTime, step_s, true_rate
 
 RunKey = tuple[str, int]  # job_id, generation
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Process:
+class VirtualProcess:
     """One worker. report(local_event): to its executor.
 
     id: as its executor knows it; run, rank: its actual ones, which it reports some time after a switch. begins_at_s:
@@ -41,8 +41,8 @@ class Rendezvous:
 
     size: int
     began_s: float
-    staying: dict[int, Process] = field(default_factory=dict)
-    present: dict[int, Process] = field(default_factory=dict)
+    staying: dict[int, VirtualProcess] = field(default_factory=dict)
+    present: dict[int, VirtualProcess] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class Run:
     purpose: Literal["train", "profile"]
     iterations_per_s: float
     measures_step_times: bool = False
-    processes: dict[int, Process] = field(default_factory=dict)  # by rank, those that live
+    processes: dict[int, VirtualProcess] = field(default_factory=dict)  # by rank, those that live
     rendezvous: Rendezvous | None = None
     started_at_s: float | None = None
     from_iteration: int = 0
@@ -89,7 +89,7 @@ class Run:
             return self.from_iteration
         if self.broken_at_s is not None:
             now_s = self.broken_at_s
-        progress = Progress(self.started_at_s, self.from_iteration, self.iterations_per_s)
+        progress = RatedProgress(self.started_at_s, self.from_iteration, self.iterations_per_s)
         return min(self.from_iteration + progress.whole_steps(now_s), self.spec.max_iterations)
 
 
@@ -97,29 +97,29 @@ class Processes:
     """The running processes. Asserts that each has a GPU of its own."""
 
     def __init__(self) -> None:
-        self._by_gpu: dict[GpuId, Process] = {}
+        self._by_gpu: dict[GpuId, VirtualProcess] = {}
 
     def __len__(self) -> int:
         return len(self._by_gpu)
 
-    def begin(self, process: Process) -> None:
+    def begin(self, process: VirtualProcess) -> None:
         """It has its GPU from now on."""
         holder = self._by_gpu.get(process.gpu)
         assert holder is None, f"{process.id} and {holder and holder.id} both on {process.gpu}"
         self._by_gpu[process.gpu] = process
 
-    def end(self, process: Process) -> None:
+    def end(self, process: VirtualProcess) -> None:
         """It is gone."""
         del self._by_gpu[process.gpu]
 
-    def lives(self, process: Process) -> bool:
+    def lives(self, process: VirtualProcess) -> bool:
         return self._by_gpu.get(process.gpu) is process
 
-    def known_as(self, worker: WorkerId) -> Process | None:
+    def known_as(self, worker: WorkerId) -> VirtualProcess | None:
         """The process with this id, if it runs."""
         return next((process for process in self._by_gpu.values() if process.id == worker), None)
 
-    def on(self, node_id: str) -> list[Process]:
+    def on(self, node_id: str) -> list[VirtualProcess]:
         """The processes of a node, in the order of their ids."""
         here = (process for process in self._by_gpu.values() if process.gpu.node_id == node_id)
         return sorted(here, key=lambda process: process.id)

@@ -46,7 +46,7 @@ from elasticflow.simulator.replay.recorded_ledger import (
     measured_step_times,
 )
 from elasticflow.simulator.timing.recorded_times import fitted_to
-from elasticflow.simulator.timing.training_time import Progress, TrainingTime, true_rate
+from elasticflow.simulator.timing.training_time import RatedProgress, TrainingTime, true_rate
 
 # --- modelled training ---------------------------------------------------------------------------------
 # How a job trains in the counterfactual: when it starts on its GPUs, and how fast it is there. Pure.
@@ -60,7 +60,7 @@ class ModelledTraining:
 
     job_id: str
     generation: int
-    progress: Progress
+    progress: RatedProgress
     before: "ModelledTraining | None" = None
 
     def at(self, now_s: float) -> "ModelledTraining":
@@ -88,7 +88,7 @@ def modelled_training(
             starts_s = stops_s + switch.stop.seconds(num_gpus)
     elif job.training and (counted_on := known_curve(state, spec_of(job))) is not None:
         iteration = iteration_at(job, counted_on, now_s, state.config.progress_timeout_s)
-    progress = Progress(
+    progress = RatedProgress(
         starts_s=starts_s,
         iteration=iteration if before is None else before.progress.iteration_at(stops_s),
         iterations_per_s=placed_rate(state, job),

@@ -33,7 +33,7 @@ def step_s(iterations_per_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RatedProgress:
     """A job that trains at one rate. iteration: reached at `starts_s`, fractions included."""
 
     starts_s: float

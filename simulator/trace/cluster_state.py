@@ -16,7 +16,7 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import (
     DONE_WITHIN_S,
-    Progress,
+    RatedProgress,
     TrainingTime,
     mix_throughput,
     throughput_in_mix,
@@ -37,7 +37,7 @@ class Training:
     num_gpus_by_type: Mapping[str, int]  # the job's own type first
     placed_at_s: float
     stops_s: float
-    progress: Progress
+    progress: RatedProgress
     before: "Training | None" = None
 
     @property
@@ -209,7 +209,7 @@ class ClusterState:
         used = self._used_by_type(job, gpus, virtual_nodes_by_rank or (1,) * len(gpus))
         iteration = self._iterations.pop(job.job_id, 0.0)
         stops_s, starts_s = self._stop(job.job_id, gpus, now_s, iteration, before)
-        progress = Progress(
+        progress = RatedProgress(
             starts_s=starts_s,
             iteration=iteration if before is None else before.iteration_at(stops_s),
             iterations_per_s=self._rate(job, used),

@@ -49,7 +49,7 @@ class MonitorReports:
         reported = simulated_events.progressed(training, now_s, measured=True)
         self._fold(reported)
         self._progress = self._progress.set(job_id, _progress(reported, training.starts_s))
-        state = model.State(pool=self._pool(), progress=self._progress)
+        state = model.MonitorState(pool=self._pool(), progress=self._progress)
         for correction in corrections(state, state.pool.live_jobs[job_id], self._progress[job_id], now_s):
             self._fold(correction)
         self._soon()

@@ -16,10 +16,10 @@ import numpy as np
 from elasticflow.shared.messages import rejection
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
+    CertifiedPromise,
     GpusFrom,
     Held,
     Level,
-    Promise,
     PromiseCertificate,
     RejectionCertificate,
 )
@@ -33,7 +33,7 @@ class Checker:
     """Keeps every promise as last certified. Its methods return what is wrong, one sentence each."""
 
     def __init__(self) -> None:
-        self._promises: dict[str, Promise] = {}
+        self._promises: dict[str, CertifiedPromise] = {}
 
     def check_promises(self, certificate: PromiseCertificate) -> list[str]:
         """Check that each new or changed schedule keeps its promise, and that all schedules fit together."""
@@ -98,7 +98,7 @@ def _amended(promised: CertifiedJob, job: CertifiedJob) -> str | None:
     return None if promised.deadline_s == job.deadline_s else f"it was promised for {promised.deadline_s} s"
 
 
-def _broken(promise: Promise, now_s: float) -> str | None:
+def _broken(promise: CertifiedPromise, now_s: float) -> str | None:
     """Why this is no schedule of its job, or leaves it late: all iterations end by the deadline, to the last bit."""
     job, free_s, (levels, per_iteration) = promise.job, -math.inf, _exactly(promise.job.levels)
     times_s = [now_s, job.deadline_s, job.stalled_until_s]

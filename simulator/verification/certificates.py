@@ -67,7 +67,7 @@ def _possible(levels: tuple[Level, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class CertifiedPromise:
     """A job and its schedule, in order of time. Only the part after the decision counts."""
 
     job: CertifiedJob
@@ -84,7 +84,7 @@ class PromiseCertificate:
 
     now_s: float
     num_gpus: int
-    promises: tuple[Promise, ...]
+    promises: tuple[CertifiedPromise, ...]
     ended: tuple[str, ...] = ()
     later: tuple[GpusFrom, ...] = ()
 

@@ -36,10 +36,10 @@ from elasticflow.shared.state.pool import NodeState, PoolState, spec_of
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
+    CertifiedPromise,
     GpusFrom,
     Held,
     Level,
-    Promise,
     PromiseCertificate,
     RejectionCertificate,
 )
@@ -224,9 +224,11 @@ class TraceVerification:
 
     # -- admissions and allocations ----------------------------------------------------------------------
 
-    def _unsettled(self, state: PoolState, planned: Mapping[str, ShareSchedule], now_s: float) -> list[Promise]:
+    def _unsettled(
+        self, state: PoolState, planned: Mapping[str, ShareSchedule], now_s: float
+    ) -> list[CertifiedPromise]:
         """Promises with a new schedule, a changed job, or a change of GPUs by now."""
-        promises: list[Promise] = []
+        promises: list[CertifiedPromise] = []
         for job_id, certified in tuple(self._certified.items()):
             steps, job = planned.get(job_id), state.live_jobs[job_id]
             is_as_checked = job is certified.job or state_of(job) == certified.state
@@ -244,15 +246,15 @@ class TraceVerification:
             else:
                 self._void.remove(job_id)
 
-    def _promise(self, state: PoolState, job_id: str, steps: ShareSchedule | None, now_s: float) -> Promise:
+    def _promise(self, state: PoolState, job_id: str, steps: ShareSchedule | None, now_s: float) -> CertifiedPromise:
         """The promise of the job as it is now, with a new schedule or its previous one."""
         job = state.live_jobs.get(job_id)
         known = self._certified.get(job_id)
         schedule = known.schedule if known and steps is None else _schedule_of(steps or ())
         self._certified[job_id] = _Certified(job, state_of(job), schedule, *_held_at(schedule, now_s))
-        return Promise(job=self._jobs.at(job_id, job, now_s), schedule=schedule)
+        return CertifiedPromise(job=self._jobs.at(job_id, job, now_s), schedule=schedule)
 
-    def _check(self, promises: Iterable[Promise], now_s: float, gpus: tuple[GpusFrom, ...]) -> list[str]:
+    def _check(self, promises: Iterable[CertifiedPromise], now_s: float, gpus: tuple[GpusFrom, ...]) -> list[str]:
         ended, self._ended = tuple(self._ended), []
         (_, num_gpus), *later = gpus
         return self._checker.check_promises(

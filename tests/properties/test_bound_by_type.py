@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import bound_program, clairvoyant_bound, hindsight_schedule, price_ascent
-from elasticflow.simulator.bound.feasible_demand import Demand, Grid
+from elasticflow.simulator.bound.feasible_demand import FeasibleDemand, Grid
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import ClusterShape, TypedPool, Workload
@@ -28,7 +28,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 def test_whatever_the_prices_they_prove_a_bound(
     workload: Workload, num_gpus: Mapping[str, int], cost: ResizeCost, seed: int
 ) -> None:
-    demand, num_gpus_G = Demand.of(workload, num_gpus, cost), np.array(list(num_gpus.values()))
+    demand, num_gpus_G = FeasibleDemand.of(workload, num_gpus, cost), np.array(list(num_gpus.values()))
     if not demand.num_jobs:
         return
     grid = Grid.of(demand)
@@ -49,7 +49,7 @@ def test_what_a_job_buys_is_its_cheapest(
     workload: Workload, num_gpus: Mapping[str, int], cost: ResizeCost, seed: int
 ) -> None:
     """Against a linear program for each job: alone at a high price for not being met."""
-    demand, num_gpus_G = Demand.of(workload, num_gpus, cost), np.array(list(num_gpus.values()))
+    demand, num_gpus_G = FeasibleDemand.of(workload, num_gpus, cost), np.array(list(num_gpus.values()))
     if not demand.num_jobs:
         return
     grid = Grid.of(demand)
@@ -59,11 +59,11 @@ def test_what_a_job_buys_is_its_cheapest(
     assert surplus == pytest.approx(sum(_surplus(part, prices, grid) for part in _each(demand)), abs=CLOSE)
 
 
-def _each(demand: Demand) -> list[Demand]:
+def _each(demand: FeasibleDemand) -> list[FeasibleDemand]:
     return [demand.only(np.array([job])) for job in range(demand.num_jobs)]
 
 
-def _surplus(alone: Demand, prices: np.ndarray, grid: Grid) -> float:
+def _surplus(alone: FeasibleDemand, prices: np.ndarray, grid: Grid) -> float:
     costs, gains, limits = list[float](), list[float](), list[float]()
     for interval in range(len(grid.lengths_s_I)):
         start_s = max(grid.instants_s_B[interval], alone.opens_s_J[0])

@@ -17,9 +17,9 @@ from elasticflow.shared.scheduling.proofs.payment_bound import demands
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
+    CertifiedPromise,
     Held,
     Level,
-    Promise,
     PromiseCertificate,
     RejectionCertificate,
 )
@@ -87,9 +87,9 @@ def work_done(job: CertifiedJob, schedule: tuple[Held, ...]) -> float:
 
 
 @st.composite
-def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[Asked, Promise]]:
+def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[Asked, CertifiedPromise]]:
     """Jobs that are as large as their schedules let them be, and due as soon as these end."""
-    jobs: list[tuple[Asked, Promise]] = []
+    jobs: list[tuple[Asked, CertifiedPromise]] = []
     for number in range(draw(st.integers(1, 6))):
         curve = draw(scaling_curves())
         levels = levels_of(curve, cost)
@@ -115,12 +115,12 @@ def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[Asked, Promis
             current_num_gpus=share,
             stalled_until_s=stalled_until_s,
         )
-        jobs.append((job, Promise(job=replace(blank, remaining_iterations=done), schedule=schedule)))
+        jobs.append((job, CertifiedPromise(job=replace(blank, remaining_iterations=done), schedule=schedule)))
     assume(jobs)
     return jobs
 
 
-def most_held(promises: list[Promise]) -> int:
+def most_held(promises: list[CertifiedPromise]) -> int:
     instants_s = {held.start_s for promise in promises for held in promise.schedule}
     return max(
         sum(held.num_gpus for p in promises for held in p.schedule if held.start_s <= at_s < held.end_s)
@@ -128,7 +128,7 @@ def most_held(promises: list[Promise]) -> int:
     )
 
 
-def problems(promises: list[Promise], num_gpus: int) -> list[str]:
+def problems(promises: list[CertifiedPromise], num_gpus: int) -> list[str]:
     yes = PromiseCertificate(now_s=NOW_S, num_gpus=num_gpus, promises=tuple(promises))
     return Checker().check_promises(yes)
 
@@ -138,7 +138,7 @@ worlds = st.sampled_from(COSTS).flatmap(lambda cost: st.tuples(st.just(cost), ke
 
 @given(worlds)
 def test_what_was_built_to_be_kept_is_believed_on_just_enough_gpus(
-    world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
+    world: tuple[ResizeCost, list[tuple[Asked, CertifiedPromise]]],
 ) -> None:
     promises = [promise for _, promise in world[1]]
     most = most_held(promises)
@@ -148,7 +148,7 @@ def test_what_was_built_to_be_kept_is_believed_on_just_enough_gpus(
 
 @given(worlds, st.data())
 def test_a_schedule_changed_for_the_worse_is_not_believed(
-    world: tuple[ResizeCost, list[tuple[Asked, Promise]]], data: st.DataObject
+    world: tuple[ResizeCost, list[tuple[Asked, CertifiedPromise]]], data: st.DataObject
 ) -> None:
     promises = [promise for _, promise in world[1]]
     number = data.draw(st.integers(0, len(promises) - 1))
@@ -173,7 +173,7 @@ def test_a_schedule_changed_for_the_worse_is_not_believed(
 @examples(100)
 @given(worlds)
 def test_no_certificate_refutes_a_feasible_deadline(
-    world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
+    world: tuple[ResizeCost, list[tuple[Asked, CertifiedPromise]]],
 ) -> None:
     """Sound: on just enough GPUs, with every job as large and as urgent as can be."""
     cost, kept = world
@@ -188,7 +188,7 @@ def test_no_certificate_refutes_a_feasible_deadline(
 @examples(100)
 @given(worlds, st.integers(1, 64), st.floats(0.2, 1.0))
 def test_the_checker_accepts_every_proof(
-    world: tuple[ResizeCost, list[tuple[Asked, Promise]]], num_gpus: int, haste: float
+    world: tuple[ResizeCost, list[tuple[Asked, CertifiedPromise]]], num_gpus: int, haste: float
 ) -> None:
     """Two programs, one truth: whatever the scheduler's side proves, the other side finds proved."""
     cost, kept = world
@@ -198,7 +198,7 @@ def test_the_checker_accepts_every_proof(
         jobs[0], jobs[1:], num_gpus, NOW_S, cost, earliest_deadline_s=1e6
     )
     checker = Checker()
-    known = tuple(Promise(job=replace(job, remaining_iterations=0.0), schedule=()) for job in promised)
+    known = tuple(CertifiedPromise(job=replace(job, remaining_iterations=0.0), schedule=()) for job in promised)
     checker.check_promises(PromiseCertificate(now_s=NOW_S, num_gpus=num_gpus, promises=known))
     no = RejectionCertificate(
         now_s=NOW_S,
@@ -215,7 +215,7 @@ def test_the_checker_accepts_every_proof(
 
 @given(worlds)
 def test_the_program_finds_no_load_above_what_schedules_need(
-    world: tuple[ResizeCost, list[tuple[Asked, Promise]]],
+    world: tuple[ResizeCost, list[tuple[Asked, CertifiedPromise]]],
 ) -> None:
     cost, kept = world
     jobs = [job for job, _ in kept]

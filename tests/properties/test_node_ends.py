@@ -12,10 +12,10 @@ from elasticflow.shared.state.nodes import CapacityDrop
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
+    CertifiedPromise,
     GpusFrom,
     Held,
     Level,
-    Promise,
     PromiseCertificate,
 )
 from tests.support.admission_plans import admit
@@ -52,7 +52,7 @@ def certificate(
     """What the plan claims, for all jobs that are not late."""
     schedules = plan.schedules
     promises = [
-        Promise(
+        CertifiedPromise(
             job=CertifiedJob(
                 job_id=job.job_id,
                 remaining_iterations=job.remaining_iterations,

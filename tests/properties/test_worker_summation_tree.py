@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from elasticflow.services.executor.worker.engine.summation_tree import Node, TreeSum, subtrees, tree_sum
+from elasticflow.services.executor.worker.engine.summation_tree import TreeNode, TreeSum, subtrees, tree_sum
 
 FLOATS = arrays.arrays(
     np.float32,
@@ -32,12 +32,12 @@ def dealt(draw: st.DrawFn, count: int) -> list[range]:
 def test_any_contiguous_partition_gives_the_bits_of_one_worker(values, data):
     alone = TreeSum[np.float32](add)
     for index, value in enumerate(values):
-        alone.push(Node(0, index), value)
+        alone.push(TreeNode(0, index), value)
     finished = TreeSum[np.float32](add)
     for block in data.draw(dealt(len(values))):
         worker = TreeSum[np.float32](add)
         for index in block:
-            worker.push(Node(0, index), values[index])
+            worker.push(TreeNode(0, index), values[index])
         partials = worker.take()
         assert [node for node, _ in partials] == subtrees(block)
         for node, partial in partials:
@@ -58,7 +58,7 @@ def test_folding_keeps_a_logarithm_of_the_values(count):
     folded = TreeSum[int](lambda left, right: left + right)
     most = 0
     for index in range(count):
-        folded.push(Node(0, index), 1)
+        folded.push(TreeNode(0, index), 1)
         partials = folded.take()
         most = max(most, len(partials))
         for node, value in partials:
@@ -70,7 +70,7 @@ def test_folding_keeps_a_logarithm_of_the_values(count):
 def test_the_order_of_additions_is_the_trees():
     spelled = TreeSum[str](lambda left, right: f"({left}+{right})")
     for index, name in enumerate("abcdefg"):
-        spelled.push(Node(0, index), name)
+        spelled.push(TreeNode(0, index), name)
     assert spelled.total() == "(((a+b)+(c+d))+((e+f)+g))"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import Hindsight
 from elasticflow.simulator.verification.certificate_checker import Checker
-from elasticflow.simulator.verification.certificates import CertifiedJob, Level, Promise, PromiseCertificate
+from elasticflow.simulator.verification.certificates import CertifiedJob, CertifiedPromise, Level, PromiseCertificate
 from elasticflow.simulator.workload.workload import Workload
 
 
@@ -23,7 +23,7 @@ def problems(made: Hindsight, workload: Workload, num_gpus_by_type: Mapping[str,
     return found
 
 
-def _promises(made: Hindsight, workload: Workload, gpu_type: str, cost: ResizeCost) -> Iterator[Promise]:
+def _promises(made: Hindsight, workload: Workload, gpu_type: str, cost: ResizeCost) -> Iterator[CertifiedPromise]:
     for job in workload.jobs:
         if made.gpu_types.get(job.job_id) == gpu_type:
             assert job.deadline_s is not None
@@ -34,4 +34,4 @@ def _promises(made: Hindsight, workload: Workload, gpu_type: str, cost: ResizeCo
                 deadline_s=job.deadline_s,
                 levels=tuple(Level(level, rate, cost.seconds(level)) for level, rate in rates if rate > 0),
             )
-            yield Promise(job=job_then, schedule=made.schedules[job.job_id])
+            yield CertifiedPromise(job=job_then, schedule=made.schedules[job.job_id])

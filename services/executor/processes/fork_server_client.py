@@ -132,7 +132,7 @@ class Fork(NamedTuple):
     exited: asyncio.Future[Exited]
 
 
-class ForkServer:
+class ForkServerClient:
     """The process that forks workers."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket, isolation: WorkerIsolation) -> None:
@@ -151,7 +151,7 @@ class ForkServer:
     @classmethod
     async def start(
         cls, marks: dict[str, str], log_file: Path, preload: Sequence[str], isolation: WorkerIsolation
-    ) -> "ForkServer":
+    ) -> "ForkServerClient":
         """Return once the fork server has loaded its libraries. Raises LaunchFailed."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -375,7 +375,7 @@ class ForkedProcess:
             self.kill()
 
 
-async def fork_process(server: ForkServer) -> ForkedProcess:
+async def fork_process(server: ForkServerClient) -> ForkedProcess:
     """A new process with its channel. Raises EOFError, OSError."""
     ours, theirs = socket.socketpair()
     with theirs, contextlib.ExitStack() as on_failure:

@@ -18,7 +18,7 @@ import structlog
 from elasticflow.services.executor.processes.fork_server_client import (
     Exited,
     ForkedProcess,
-    ForkServer,
+    ForkServerClient,
     LaunchFailed,
     cpu_s_if_stopped,
     fork_process,
@@ -235,7 +235,7 @@ class Launcher:
         self._isolation = isolation
         self._on_event = on_event
         self._preload = preload
-        self._server: ForkServer | None = None
+        self._server: ForkServerClient | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._server_ready = asyncio.Event()
         self._forking = asyncio.Lock()
@@ -330,7 +330,7 @@ class Launcher:
 
     async def _start_server(self) -> None:
         environment = self._marks | self._gpus | self._network
-        self._server = await ForkServer.start(environment, self._server_log, self._preload, self._isolation)
+        self._server = await ForkServerClient.start(environment, self._server_log, self._preload, self._isolation)
         self._server_ready.set()
 
     async def _keep_server(self) -> None:

@@ -86,7 +86,7 @@ def _delete_below(name: str, top: int, counter: _Counter) -> bool:
     return has_changed
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """folder: the open one that it is in, until the next entry. name: in it; "" for the top folder itself."""
 
     folder: int
@@ -94,7 +94,7 @@ class Entry(NamedTuple):
     status: os.stat_result
 
 
-def walk(folder: Path) -> Iterator[Entry]:
+def walk(folder: Path) -> Iterator[FolderEntry]:
     """The folder, and each entry below it, however deep; what vanishes meanwhile is left out.
 
     It remembers the names of the folders that it has still to enter, keeps two folders open, and goes up by "..". A
@@ -103,7 +103,7 @@ def walk(folder: Path) -> Iterator[Entry]:
     """
     current = os.open(folder, _FOLDER)
     try:
-        yield Entry(current, "", os.fstat(current))
+        yield FolderEntry(current, "", os.fstat(current))
         above: list[tuple[int, int]] = []  # device and inode of each folder from the top to the one above this one
         waiting: list[list[str]] = [[]]  # the folders to enter, for each of these and for this one
         yield from _entries(current, waiting[-1])
@@ -139,7 +139,7 @@ def bytes_and_entries_in(folder: Path, *, up_to_entries: int) -> tuple[int, int]
     return num_bytes, num_entries
 
 
-def _entries(folder: int, folders: list[str]) -> Iterator[Entry]:
+def _entries(folder: int, folders: list[str]) -> Iterator[FolderEntry]:
     """The entries of one open folder. folders: receives the names of folders among them."""
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -149,7 +149,7 @@ def _entries(folder: int, folders: list[str]) -> Iterator[Entry]:
                 continue
             if stat.S_ISDIR(status.st_mode):
                 folders.append(entry.name)
-            yield Entry(folder, entry.name, status)
+            yield FolderEntry(folder, entry.name, status)
 
 
 def _opened(name: str, above: int) -> int | None:

@@ -19,7 +19,7 @@ from elasticflow.shared.runtime.process.files import rename_durably
 
 
 @dataclass(eq=False)
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """A file is no checkpoint of this job, nor a part of one."""
 
     reason: str
@@ -37,9 +37,9 @@ def readable_state(file: BinaryIO) -> dict[str, Any]:
         raise
     except Exception as error:  # the loader raises whatever the bytes lead to
         reason = (str(error).splitlines() or [""])[0][:200]
-        raise Unreadable(f"it cannot be loaded: {type(error).__name__}: {reason}") from error
+        raise UnreadableFile(f"it cannot be loaded: {type(error).__name__}: {reason}") from error
     if not isinstance(state, dict):
-        raise Unreadable(f"it holds {type(state).__name__}, not a state")
+        raise UnreadableFile(f"it holds {type(state).__name__}, not a state")
     return cast(dict[str, Any], state)
 
 
@@ -135,10 +135,10 @@ class PartFiles:
             try:
                 with path.open("rb") as file:
                     if hashlib.file_digest(file, "sha256").hexdigest() != found[4]:
-                        raise Unreadable("its content does not match its name")
+                        raise UnreadableFile("its content does not match its name")
                     file.seek(0)
                     parts.append(readable_state(file))
-            except (OSError, Unreadable) as error:
+            except (OSError, UnreadableFile) as error:
                 log.warning("damaged_checkpoint_ignored", file=name, reason=str(error))
                 return None
         return parts

@@ -22,7 +22,7 @@ import torch
 
 from elasticflow.services.executor.worker.checkpoint.files import (
     PartFiles,
-    Unreadable,
+    UnreadableFile,
     read_state,
     readable_state,
     write_state,
@@ -134,7 +134,7 @@ class CheckpointStore:
                 problem = _PART_LACKS
             except FileNotFoundError:  # its writer has replaced it by newer ones
                 continue
-            except Unreadable as error:
+            except UnreadableFile as error:
                 whole, problem = None, error.reason
             if whole is not None:
                 self.unreadable.pop(entry.file_name, None)
@@ -159,7 +159,7 @@ class CheckpointStore:
             state = readable_state(file)
         owner = state.pop(_OWNER, self._owner)
         if self._owner and owner != self._owner:
-            raise Unreadable(f"job {owner} wrote it")
+            raise UnreadableFile(f"job {owner} wrote it")
         return state
 
     @contextmanager
@@ -170,20 +170,20 @@ class CheckpointStore:
         try:
             with open_regular_file(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != entry.digest:
-                    raise Unreadable("its content does not match its name")
+                    raise UnreadableFile("its content does not match its name")
                 file.seek(0)
                 yield file
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise Unreadable(error.strerror or str(error)) from error
+            raise UnreadableFile(error.strerror or str(error)) from error
 
     def _is_checkpoint(self, entry: _Entry) -> bool:
         try:
             self._content(entry)
         except FileNotFoundError:
             return False
-        except Unreadable as error:
+        except UnreadableFile as error:
             log.warning("damaged_checkpoint_ignored", file=entry.file_name, reason=error.reason)
             return False
         return True

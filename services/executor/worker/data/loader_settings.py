@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils import worker as torch_worker
 
-from elasticflow.services.executor.worker.data.random_seeds import Phase, keep_generators, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, keep_generators, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.sample_order import Numbers
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
@@ -76,7 +76,7 @@ class SamplerDraws:
 
     def _draw(self, epoch: int) -> Numbers:
         with keep_generators():
-            seed_generators(seed_of(self._seed, Phase.READ, iteration=epoch))
+            seed_generators(seed_of(self._seed, SeedPhase.READ, iteration=epoch))
             _begin_epoch(self._sampler, self._seed, epoch)
             samples = list(islice(iter(self._sampler), self.size + 1))
         if (size := self._length()) != self.size or len(samples) != self.size:
@@ -215,7 +215,7 @@ def _begin_epoch(sampler: Any, seed: int, epoch: int) -> None:
             if isinstance(value, Sampler):
                 waiting.append(value)
             elif isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
-                _seed(value, seed_of(seed, Phase.READ, iteration=epoch, micro_batch=next(numbers)))
+                _seed(value, seed_of(seed, SeedPhase.READ, iteration=epoch, micro_batch=next(numbers)))
 
 
 def _seed(generator: Any, seed: int) -> None:
@@ -285,7 +285,7 @@ def _reading_begins(loader: DataLoader[Any], seed: int) -> Callable[[int], None]
         return None
 
     def begin(process: int) -> None:
-        own_seed = seed_of(seed, Phase.READ, virtual_node=process)
+        own_seed = seed_of(seed, SeedPhase.READ, virtual_node=process)
         seed_generators(own_seed)
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=process, num_workers=loader.num_workers, seed=own_seed, dataset=loader.dataset

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 
-class Phase(IntEnum):
+class SeedPhase(IntEnum):
     """Purpose of random numbers. Later synchronizations of a step add 1, 2, ... to AFTER_SYNCHRONIZATION."""
 
     INITIALIZE = 0

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from elasticflow.services.executor.worker.data.loader_settings import keep_worker_info
 from elasticflow.services.executor.worker.data.random_seeds import keep_generators
 from elasticflow.services.executor.worker.data.sample_order import Order, Part
-from elasticflow.services.executor.worker.data.sample_readers import Reader
+from elasticflow.services.executor.worker.data.sample_readers import SampleReader
 from elasticflow.services.executor.worker.data.stream_reader import checksum_of
 from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder, StreamPlace
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
@@ -319,7 +319,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        read: Reader,
+        read: SampleReader,
         order: Order | StreamOrder,
         *,
         stream: Stream | None = None,
@@ -475,7 +475,7 @@ class SecondReading:
     read: not used so far in this process, as in that of a worker that joins.
     """
 
-    def __init__(self, read: Reader, place: StreamPlace) -> None:
+    def __init__(self, read: SampleReader, place: StreamPlace) -> None:
         self._place = StreamPlace(position=place.position)
         self._process = ReaderProcess(read, pin_memory=False, on_arrival=lambda reached: reached)
         self._reached = self._process.read([self._place])[0]

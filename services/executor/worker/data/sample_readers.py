@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 from elasticflow.services.executor.worker.data.dataset import DataSet, Streamed
 from elasticflow.services.executor.worker.data.loader_settings import set_epoch_of
-from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.sample_order import Extent, Order, Part, SampleOrder, Window
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
 _END = object()
 
 
-class Reader(Protocol):
+class SampleReader(Protocol):
     def __call__(self, part: Any, /) -> Any: ...
 
     def process_key(self, part: Part) -> int:
@@ -27,7 +27,7 @@ class Reader(Protocol):
         ...
 
 
-def reader_of(dataset: DataSet, order: Order, collate: Callable[[list[Any]], Any]) -> Reader:
+def reader_of(dataset: DataSet, order: Order, collate: Callable[[list[Any]], Any]) -> SampleReader:
     if dataset.streamed is not None:
         assert isinstance(order, SampleOrder), "no sampler draws from a stream"
         return StreamReader(dataset.streamed, order, collate)
@@ -102,7 +102,7 @@ class StreamReader:
         seed_generators(
             seed_of(
                 self._order.seed,
-                Phase.READ,
+                SeedPhase.READ,
                 iteration=window.epoch,
                 virtual_node=window.lane,
                 micro_batch=window.index,
@@ -127,7 +127,7 @@ class StreamReader:
         A generator starts with its first sample. What it draws then, for example to shuffle files, must be the same on
         all workers, and must not change what is drawn for the extent.
         """
-        seed_generators(seed_of(self._order.seed, Phase.READ, iteration=epoch, micro_batch=extent.partition))
+        seed_generators(seed_of(self._order.seed, SeedPhase.READ, iteration=epoch, micro_batch=extent.partition))
         start = max(extent.offset - 1, 0)
         samples = iter(self._streamed.read_partition(extent.partition, start))
         first = list(islice(samples, 1))
@@ -156,7 +156,7 @@ def seed_for(part: Part, seed: int) -> None:
     seed_generators(
         seed_of(
             seed,
-            Phase.LOAD,
+            SeedPhase.LOAD,
             iteration=part.iteration,
             virtual_node=part.virtual_node,
             micro_batch=part.micro_batch,

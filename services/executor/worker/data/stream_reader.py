@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from elasticflow.services.executor.worker.checkpoint.store import unreadable_types
-from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.sample_order import Part
 from elasticflow.services.executor.worker.data.sample_readers import seed_for
 from elasticflow.services.executor.worker.data.streams import (
@@ -291,13 +291,13 @@ class UnsizedReader:
         iterable = copy.deepcopy(self._iterable) if self._has_state else self._iterable
         if callable(set_epoch := getattr(iterable, "set_epoch", None)):
             set_epoch(epoch)
-        seed_generators(seed_of(self._order.seed, Phase.READ, iteration=epoch))
+        seed_generators(seed_of(self._order.seed, SeedPhase.READ, iteration=epoch))
         return iterable
 
     def _seed(self, iteration: int, which: int, epoch: int | None = None) -> None:
         epoch = self._now.epoch if epoch is None else epoch
         seed_generators(
-            seed_of(self._order.seed, Phase.READ, iteration=iteration, virtual_node=which, micro_batch=epoch)
+            seed_of(self._order.seed, SeedPhase.READ, iteration=iteration, virtual_node=which, micro_batch=epoch)
         )
 
 

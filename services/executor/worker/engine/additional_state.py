@@ -21,7 +21,7 @@ OptimizerSettings = Sequence[dict[str, Any]]  # of each parameter group, by name
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class AdditionalSnapshot:
     """settings: of the optimizer. structure: of the objects' states, by name. plain: of the user's code, by name."""
 
     settings: OptimizerSettings
@@ -77,16 +77,16 @@ class AdditionalState:
             for name, state in {**states, "the optimizer": optimizer_settings(self._optimizer)}.items()
         }
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> AdditionalSnapshot:
         """Copies only tensors that have changed since the last snapshot."""
         structure, tensors = self.state()
         self._kept = tuple(
             kept if kept is not None and kept.is_current(tensor) else _KeptTensor.of(tensor)
             for tensor, kept in zip(tensors, chain(self._kept, repeat(None)), strict=False)
         )
-        return Snapshot(optimizer_settings(self._optimizer), structure, self._kept, self._plain_before())
+        return AdditionalSnapshot(optimizer_settings(self._optimizer), structure, self._kept, self._plain_before())
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: AdditionalSnapshot) -> None:
         restore_settings(self._optimizer, snapshot.settings)
         if self._plain_before() != snapshot.plain:
             self._plain.write(snapshot.plain, deletes=True)
@@ -109,7 +109,7 @@ class AdditionalState:
         """Set the plain state that `changed_plain` of another process, or of an earlier step, returned."""
         self._plain.write({**self._first_plain, **plain}, deletes=True)
 
-    def _is_at(self, snapshot: Snapshot) -> bool:
+    def _is_at(self, snapshot: AdditionalSnapshot) -> bool:
         structure, tensors = self.state()
         return structure == snapshot.structure and all(
             kept.is_current(tensor) for kept, tensor in zip(snapshot.tensors, tensors, strict=True)

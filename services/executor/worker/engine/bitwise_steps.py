@@ -16,9 +16,13 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
-from elasticflow.services.executor.worker.engine.additional_state import AdditionalState, Snapshot, further_optimizers
+from elasticflow.services.executor.worker.engine.additional_state import (
+    AdditionalSnapshot,
+    AdditionalState,
+    further_optimizers,
+)
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients, parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, gradient_digest
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, SharedGradients
@@ -27,7 +31,7 @@ from elasticflow.services.executor.worker.engine.tree_reduce import SharedSum, T
 from elasticflow.services.executor.worker.engine.undeclared_state import ParameterChanges
 from elasticflow.services.executor.worker.engine.user_code_checks import require_of_one_call
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import MakeScheduler
-from elasticflow.services.executor.worker.engine.whole_batch import WholeBatch
+from elasticflow.services.executor.worker.engine.whole_batch import WholeBatchValues
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.compiled_models import CUDA_GRAPHS_REFUSED, uses_cuda_graphs
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
@@ -131,7 +135,9 @@ class BitwiseSteps:
         self._digests: list[Number | None] = []  # of the calls, before optimizer.step(); None: the shared gradient
         self.step_digest = StepDigest()
         self._additional = additional
-        self._before_calls: Snapshot | None = None  # since the last synchronization; None until the first call resumes
+        self._before_calls: AdditionalSnapshot | None = (
+            None  # since the last synchronization; None until the first call resumes
+        )
         self._change_of_first: Mapping[str, str] | None = None  # since then, by the first call
         self._optimizer = optimizer
         self._backward_of_torch = torch.autograd.backward
@@ -148,7 +154,7 @@ class BitwiseSteps:
         self._buffers = Buffers(self.model, self.computed)
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
         self._scheduler = make_scheduler(len(self.computed), before_resume=self._before_resume, at_point=self._at_point)
-        self._whole_batch = WholeBatch(
+        self._whole_batch = WholeBatchValues(
             self._scheduler,
             members if computed is None else None,
             self.computed,
@@ -226,12 +232,12 @@ class BitwiseSteps:
                 self._group.check_open()  # after a reported loss the rest of the step is useless
             mine, before = self.computed[index], self._num_synchronizations
             part = {"virtual_node": mine.virtual_node, "micro_batch": mine.index}
-            phase = Phase.AFTER_SYNCHRONIZATION + before - 1 if before else Phase.TRAIN
+            phase = SeedPhase.AFTER_SYNCHRONIZATION + before - 1 if before else SeedPhase.TRAIN
             seed_generators(seed_of(self._job_seed, phase, iteration=self._iteration, **part))
 
     def _at_point(self, point: str) -> None:
         self._require_same_changes()
-        phase = Phase.AFTER_SYNCHRONIZATION + self._num_synchronizations
+        phase = SeedPhase.AFTER_SYNCHRONIZATION + self._num_synchronizations
         self._shared_seed = seed_of(self._job_seed, phase, iteration=self._iteration)
         self._num_synchronizations += 1
         self._before_calls = self._change_of_first = None

@@ -18,7 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -111,7 +111,7 @@ class FastSteps:
             self._group.broadcast_all(buffers, source=0)
         (micro_batch,) = self.computed
         node = micro_batch.virtual_node
-        seed_generators(seed_of(self._job_seed, Phase.TRAIN, iteration=iteration, virtual_node=node))
+        seed_generators(seed_of(self._job_seed, SeedPhase.TRAIN, iteration=iteration, virtual_node=node))
         with offering(self):
             return [call()]
 

@@ -14,14 +14,18 @@ from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
-from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import Order
-from elasticflow.services.executor.worker.data.sample_readers import Reader, reader_of
+from elasticflow.services.executor.worker.data.sample_readers import SampleReader, reader_of
 from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader
 from elasticflow.services.executor.worker.data.streams import StreamOrder
 from elasticflow.services.executor.worker.engine import user_code_checks
-from elasticflow.services.executor.worker.engine.additional_state import AdditionalState, Snapshot, further_optimizers
+from elasticflow.services.executor.worker.engine.additional_state import (
+    AdditionalSnapshot,
+    AdditionalState,
+    further_optimizers,
+)
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_scaling import refuse_gradient_scaling, with_scalers
 from elasticflow.services.executor.worker.engine.plain_state import plain_state_of
@@ -155,7 +159,7 @@ class StepBoundary:
     ) -> None:
         self._additional = additional
         self._before_optimizer = before_optimizer
-        self._at_boundary: Snapshot | None = None  # the last one
+        self._at_boundary: AdditionalSnapshot | None = None  # the last one
         self.stage = StepStage.BETWEEN_STEPS
         for each in (optimizer, *further_optimizers(additional).values()):
             each.register_step_pre_hook(self._optimizer_begins)
@@ -212,7 +216,7 @@ class JobObjects:
             begin_reading=self.dataset.begin_reading,
         )
 
-    def _reader(self) -> Reader:
+    def _reader(self) -> SampleReader:
         if not isinstance(self.order, StreamOrder):
             return reader_of(self.dataset, self.order, self.function.collate)
         assert self.dataset.stream is not None, "it has such an order"
@@ -221,7 +225,7 @@ class JobObjects:
 
 def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
     """Raises TrainingFailed, and what the user's code raises."""
-    seed_generators(seed_of(spec.seed, Phase.INITIALIZE))
+    seed_generators(seed_of(spec.seed, SeedPhase.INITIALIZE))
     with in_users_code("while the model and the data set were made"):
         model = require_model(function.init_model()).to(device)
         dataset = recognize(function.init_dataset())

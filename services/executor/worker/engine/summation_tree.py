@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """A complete subtree. Leaf v is Node(0, v)."""
 
     level: int
@@ -30,30 +30,30 @@ class TreeSum(Generic[T]):
 
     def __init__(self, add: Callable[[T, T], T]) -> None:
         self._add = add
-        self._partials: list[tuple[Node, T]] = []
+        self._partials: list[tuple[TreeNode, T]] = []
 
-    def push(self, node: Node, value: T) -> None:
+    def push(self, node: TreeNode, value: T) -> None:
         """Add the next value on the right, at once to its left half if that is here."""
-        while self._partials and node.index % 2 and self._partials[-1][0] == Node(node.level, node.index - 1):
+        while self._partials and node.index % 2 and self._partials[-1][0] == TreeNode(node.level, node.index - 1):
             _, left = self._partials.pop()
-            node, value = Node(node.level + 1, node.index // 2), self._add(left, value)
+            node, value = TreeNode(node.level + 1, node.index // 2), self._add(left, value)
         self._partials.append((node, value))
 
-    def take_left(self, node: Node) -> T | None:
+    def take_left(self, node: TreeNode) -> T | None:
         """Remove and return the left half of this node; the caller adds to it, and pushes the sum of both."""
-        if node.index % 2 and self._partials and self._partials[-1][0] == Node(node.level, node.index - 1):
+        if node.index % 2 and self._partials and self._partials[-1][0] == TreeNode(node.level, node.index - 1):
             return self._partials.pop()[1]
         return None
 
-    def take_lefts(self, node: Node) -> list[T]:
+    def take_lefts(self, node: TreeNode) -> list[T]:
         """Remove and return what `push` would add this node to: the smallest left half first."""
         lefts: list[T] = []
         while (left := self.take_left(node)) is not None:
             lefts.append(left)
-            node = Node(node.level + 1, node.index // 2)
+            node = TreeNode(node.level + 1, node.index // 2)
         return lefts
 
-    def take(self) -> list[tuple[Node, T]]:
+    def take(self) -> list[tuple[TreeNode, T]]:
         """Remove and return the subtrees so far, from left to right."""
         partials, self._partials = self._partials, []
         return partials
@@ -68,11 +68,11 @@ class TreeSum(Generic[T]):
         return value
 
 
-def subtrees(block: Iterable[int]) -> list[Node]:
+def subtrees(block: Iterable[int]) -> list[TreeNode]:
     """The subtrees of a contiguous block of virtual nodes, from left to right."""
     covered = TreeSum[None](lambda left, right: None)
     for virtual_node in block:
-        covered.push(Node(0, virtual_node), None)
+        covered.push(TreeNode(0, virtual_node), None)
     return [node for node, _ in covered.take()]
 
 
@@ -80,5 +80,5 @@ def tree_sum(values: Sequence[float]) -> float:
     """The sum of one number for each virtual node."""
     summed = TreeSum[float](lambda left, right: left + right)
     for virtual_node, value in enumerate(values):
-        summed.push(Node(0, virtual_node), value)
+        summed.push(TreeNode(0, virtual_node), value)
     return summed.total()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
-from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_generators, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.redistribution import PartLost, redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
@@ -86,7 +86,7 @@ class Evaluation:
     @contextmanager
     def _in_evaluation_mode(self, iteration: int) -> Iterator[None]:
         self.model.eval()
-        seed_generators(seed_of(self.seed, Phase.EVALUATE, iteration=iteration))
+        seed_generators(seed_of(self.seed, SeedPhase.EVALUATE, iteration=iteration))
         passes = self.model.register_forward_hook(lambda *_: self.progressed())
         try:
             where = in_users_code(f"in evaluate after iteration {iteration}")

@@ -15,7 +15,7 @@ from math import prod
 
 import torch
 
-from elasticflow.services.executor.worker.engine.summation_tree import Node, TreeSum
+from elasticflow.services.executor.worker.engine.summation_tree import TreeNode, TreeSum
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.transport import Transfer
 
@@ -74,7 +74,7 @@ def _view(flat: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
 
 # --- tree exchange -------------------------------------------------------------------------------------
 
-Subtree = tuple[Node, torch.Tensor]
+Subtree = tuple[TreeNode, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Stage:
 
     peers: Sequence[int]
     index: int  # this worker's among them
-    held: Sequence[Sequence[Node]]  # by peer: its subtrees before the stage
+    held: Sequence[Sequence[TreeNode]]  # by peer: its subtrees before the stage
     received: Sequence[Sequence[torch.Tensor]]  # by peer and subtree: this worker's part
 
     def part_of(self, region: slice) -> slice:
@@ -94,7 +94,7 @@ class TreeExchange:
     """The exchange of tensors of one type on one device. nodes: the subtrees of each rank. first_tag: of `num_tags`."""
 
     def __init__(
-        self, like: Sequence[torch.Tensor], nodes: Sequence[Sequence[Node]], group: Group, first_tag: int
+        self, like: Sequence[torch.Tensor], nodes: Sequence[Sequence[TreeNode]], group: Group, first_tag: int
     ) -> None:
         self._group, self._first_tag = group, first_tag
         self._layout = FlatLayout(like, group.size)
@@ -107,7 +107,7 @@ class TreeExchange:
         self.num_tags = len(self._segments) * self._tags_of_segment
         self.restart()
 
-    def _make_stages(self, nodes: Sequence[Sequence[Node]]) -> list[_Stage]:
+    def _make_stages(self, nodes: Sequence[Sequence[TreeNode]]) -> list[_Stage]:
         stages: list[_Stage] = []
         rank, hosts, num_elements = self._group.rank, self._group.hosts, self._layout.num_elements
         held = list(nodes)
@@ -264,7 +264,7 @@ def _sum_onto(target: torch.Tensor, subtrees: Sequence[Subtree]) -> None:
         target.copy_(total)
 
 
-def _merged(nodes: Sequence[Sequence[Node]]) -> list[Node]:
+def _merged(nodes: Sequence[Sequence[TreeNode]]) -> list[TreeNode]:
     """The subtrees that remain of those of several workers."""
     summed = TreeSum[None](lambda left, right: None)
     for node in sorted((each for theirs in nodes for each in theirs), key=lambda node: node.index << node.level):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
-from elasticflow.services.executor.worker.engine.summation_tree import Node, TreeSum, subtrees
+from elasticflow.services.executor.worker.engine.summation_tree import TreeNode, TreeSum, subtrees
 from elasticflow.services.executor.worker.engine.tree_exchange import TreeExchange
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
@@ -29,7 +29,7 @@ Tensors = list[torch.Tensor | None]  # None adds nothing, e.g. the gradient of a
 class SharedSum:
     """nodes: the subtrees of each rank. The last pass ends the last subtree of this worker."""
 
-    def __init__(self, group: Group, nodes: Sequence[Sequence[Node]]) -> None:
+    def __init__(self, group: Group, nodes: Sequence[Sequence[TreeNode]]) -> None:
         self._group, self._nodes = group, nodes
         self._shaped_like: list[int] = []
         self._exchanges: list[TreeExchange] = []
@@ -154,7 +154,7 @@ class TensorSum:
             return None
         onto, self._unfinished = self._unfinished, None
         if onto is None and micro_batch.is_whole:
-            onto = self._folded.take_left(Node(0, micro_batch.virtual_node))
+            onto = self._folded.take_left(TreeNode(0, micro_batch.virtual_node))
             self._is_pair = onto is not None
         return onto
 
@@ -164,7 +164,7 @@ class TensorSum:
         if self._shared is None or not self._is_last(micro_batch):
             return None
         lefts, self._unfinished = [] if self._unfinished is None else [self._unfinished], None
-        lefts += self._folded.take_lefts(Node(0, micro_batch.virtual_node))
+        lefts += self._folded.take_lefts(TreeNode(0, micro_batch.virtual_node))
         self._shared.begin(like, lefts, [tensors for _, tensors in self._folded.take()])
         return self._shared
 
@@ -182,7 +182,7 @@ class TensorSum:
         if self._unfinished is not None:
             tensors = _add(self._unfinished, tensors)
         if micro_batch.is_last:
-            self._folded.push(Node(1, virtual_node // 2) if self._is_pair else Node(0, virtual_node), tensors)
+            self._folded.push(TreeNode(1, virtual_node // 2) if self._is_pair else TreeNode(0, virtual_node), tensors)
         self._unfinished = None if micro_batch.is_last else tensors
         self._is_pair = False
 

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from elasticflow.services.executor.worker.checkpoint.store import unreadable_types
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.device import MemoryExceeded
+from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded
 from elasticflow.services.executor.worker.process.device_numbers import Number, number_of
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS, MAX_METRICS_BYTES, MAX_NAME_LENGTH, metrics_bytes
 from elasticflow.shared.training_interface import Stateful
@@ -92,10 +92,10 @@ def require_readable_state(stateful: Mapping[str, Stateful]) -> None:
 
 def memory_exceeded(
     micro_batch_size: int, reason: str, iteration: int, num_steps: int
-) -> MemoryExceeded | TrainingFailed:
+) -> DeviceMemoryExceeded | TrainingFailed:
     """Smaller micro-batches may help; if there are none, only the user can. num_steps: that this process has done."""
     if micro_batch_size > 1:
-        return MemoryExceeded(micro_batch_size, reason)
+        return DeviceMemoryExceeded(micro_batch_size, reason)
     if num_steps:
         return TrainingFailed(
             f"the memory is exceeded in iteration {iteration} by a single sample, although {num_steps} steps before it "

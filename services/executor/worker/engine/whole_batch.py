@@ -37,7 +37,7 @@ class _Gathered:
 
 
 @dataclass
-class WholeBatch:
+class WholeBatchValues:
     """Values of the whole batch for the calls of one worker. members: None if not all parts of the batch are computed,
     as in a dry step."""
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousStore
 from elasticflow.services.executor.worker.group.tcp_connections import (
     NONCE_BYTES,
-    Connection,
     NotAuthentic,
+    TcpConnection,
     close_to_others,
     connections,
     connections_at,
@@ -48,7 +48,7 @@ class Mesh(NamedTuple):
     """connections: those of this process that belong to this gloo group only."""
 
     gloo: dist.ProcessGroupGloo
-    connections: set[Connection]
+    connections: set[TcpConnection]
 
 
 class _RecordingStore(RendezvousStore):
@@ -228,7 +228,7 @@ class _Sums:
     reference, the destructor would wait for its own thread, and that ends the process.
     """
 
-    def __init__(self, own_connections: set[Connection]) -> None:
+    def __init__(self, own_connections: set[TcpConnection]) -> None:
         self.is_aborted = False
         self._connections = own_connections
         self._state = threading.Lock()

@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from elasticflow.services.executor.worker.group.tcp_connections import (
-    Connection,
+    TcpConnection,
     connections_to,
     limit_reply_time,
     opened,
@@ -124,7 +124,7 @@ def connect_store(
 
 @contextmanager
 def _shutting_down_at(
-    deadline_s: float, port: int, others: set[Connection], aborted: threading.Event
+    deadline_s: float, port: int, others: set[TcpConnection], aborted: threading.Event
 ) -> Iterator[None]:
     """Shuts down connections to the port, except the others, at the deadline or on an abort within the block."""
     connected = threading.Event()

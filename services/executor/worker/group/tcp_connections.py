@@ -21,43 +21,43 @@ _SO_ATTACH_FILTER = 26  # Linux
 _DROP_ALL = struct.pack("@HBBI", 0x06, 0, 0, 0)  # a socket filter: return 0 bytes of each segment
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """inode: of the socket; no later socket has it while this one is open."""
 
     descriptor: int
     inode: int
 
 
-def connections() -> set[Connection]:
+def connections() -> set[TcpConnection]:
     """Connected TCP sockets of this process."""
-    found: set[Connection] = set()
+    found: set[TcpConnection] = set()
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):  # closed by another thread
             status = os.fstat(int(name))
-            connection = Connection(int(name), status.st_ino)
+            connection = TcpConnection(int(name), status.st_ino)
             if stat.S_ISSOCK(status.st_mode) and _is_tcp(connection):
                 found.add(connection)
     return found
 
 
-def connections_to(port: int) -> set[Connection]:
+def connections_to(port: int) -> set[TcpConnection]:
     """The connections whose peer has this port."""
     return {connection for connection in connections() if (ends := _ends(connection)) and ends[1].port == port}
 
 
-def connections_at(addresses: bytes) -> set[Connection]:
+def connections_at(addresses: bytes) -> set[TcpConnection]:
     """The connections with an end at one of the addresses, given as system addresses (sockaddr) among other bytes."""
     return {connection for connection in connections() if any(end.as_written in addresses for end in _ends(connection))}
 
 
-def limit_reply_time(connection: Connection, seconds: float) -> None:
+def limit_reply_time(connection: TcpConnection, seconds: float) -> None:
     """Make waits for bytes on it fail after this time; no effect if it was closed meanwhile."""
     timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
     with suppress(OSError), _copied(connection) as copy:
         copy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
 
-def shut_down(connection: Connection) -> None:
+def shut_down(connection: TcpConnection) -> None:
     """Shut a connection down for both ends; no effect if it was closed meanwhile."""
     with suppress(OSError), _copied(connection) as copy:
         copy.shutdown(socket.SHUT_RDWR)
@@ -75,7 +75,7 @@ def close_to_others(addresses: bytes) -> None:
             status = os.fstat(int(name))
             if not stat.S_ISSOCK(status.st_mode):
                 continue
-            with _copied(Connection(int(name), status.st_ino)) as copy:
+            with _copied(TcpConnection(int(name), status.st_ino)) as copy:
                 if _listens(copy) and _end(copy.family, copy.getsockname()).as_written in addresses:
                     copy.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_program)
 
@@ -85,7 +85,7 @@ def _listens(sock: socket.socket) -> bool:
     return is_tcp and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _is_tcp(connection: Connection) -> bool:
+def _is_tcp(connection: TcpConnection) -> bool:
     with _copied(connection) as copy:
         listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         return copy.family in (socket.AF_INET, socket.AF_INET6) and not listens
@@ -96,7 +96,7 @@ class _End(NamedTuple):
     as_written: bytes  # port and address, of a sockaddr
 
 
-def _ends(connection: Connection) -> tuple[_End, ...]:
+def _ends(connection: TcpConnection) -> tuple[_End, ...]:
     """Its own end and its peer's; empty if it was closed meanwhile."""
     with suppress(OSError), _copied(connection) as copy:
         return tuple(_end(copy.family, name) for name in (copy.getsockname(), copy.getpeername()))
@@ -112,7 +112,7 @@ def _end(family: int, name: tuple[Any, ...]) -> _End:
 
 
 @contextmanager
-def _copied(connection: Connection) -> Iterator[socket.socket]:
+def _copied(connection: TcpConnection) -> Iterator[socket.socket]:
     """A duplicate of the same socket. Raises OSError if it was closed meanwhile."""
     number = os.dup(connection.descriptor)
     if os.fstat(number).st_ino != connection.inode:

@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.engine.training_function import training_function_of
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.loop.worker_setup import set_up, worker_engine
-from elasticflow.services.executor.worker.process.device import MemoryExceeded
+from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.process.users_code import enter_environment
 from elasticflow.services.executor.worker.process.working_folder import name_artifact_folder
@@ -70,7 +70,7 @@ def train_here(
         try:
             trainer, *_ = set_up(assignment, link, Telemetry(link), worker_engine, function)
             condition = _train(trainer, MetricFeed(function.on_step, folder), on_step, stops)
-        except MemoryExceeded as exceeded:
+        except DeviceMemoryExceeded as exceeded:
             raise TrainingFailed(f"{exceeded}; a pool would compute smaller micro-batches") from exceeded
         write_model(folder, trainer.iteration, trainer.state()["model"])
         metrics = trainer.finite_metrics()

@@ -25,8 +25,8 @@ from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.cpu_slot_limits import job_memory_advice, limit_memory
 from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
+    DeviceMemoryExceeded,
     DeviceUnusable,
-    MemoryExceeded,
     is_out_of_memory,
     use_one_heap,
     warm_up,
@@ -184,7 +184,7 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
     except PeerLost as error:
         log.warning("peer_lost", reason=str(error))
         return ExitCode.PEER_LOST
-    except MemoryExceeded as error:
+    except DeviceMemoryExceeded as error:
         log.warning("memory_exceeded", reason=str(error))
         return ExitCode.OUT_OF_MEMORY
     except (DeviceUnusable, DeviceLost) as error:

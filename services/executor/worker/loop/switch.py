@@ -29,7 +29,7 @@ from elasticflow.services.executor.worker.group.rendezvous_store import Rendezvo
 from elasticflow.services.executor.worker.group.state_transfer import StateTransfer
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.channel import Channel
-from elasticflow.services.executor.worker.process.device import MemoryExceeded, release_memory
+from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded, release_memory
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import Interrupted, Started, Switched
 
@@ -128,11 +128,11 @@ class GenerationSwitcher:
         self._unreported = _UnreportedSwitch(transfer, preparation.began_s, preparation.specification)
         self.has_left = not preparation.specification.stays
 
-    def report_interrupted(self, cause: PeerLost | MemoryExceeded) -> None:
+    def report_interrupted(self, cause: PeerLost | DeviceMemoryExceeded) -> None:
         """This worker is at a step boundary; the failed step is rolled back."""
         log.warning("interrupted", iteration=self._trainer.iteration, reason=str(cause))
         size = 0
-        if isinstance(cause, MemoryExceeded):
+        if isinstance(cause, DeviceMemoryExceeded):
             size = cause.micro_batch_size
             release_memory(self._trainer.device)
         self._channel.send(Interrupted(iteration=self._trainer.iteration, micro_batch_size=size))

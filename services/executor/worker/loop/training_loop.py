@@ -26,7 +26,7 @@ from elasticflow.services.executor.worker.loop.speed_measurement import measure_
 from elasticflow.services.executor.worker.loop.switch import GenerationSwitcher
 from elasticflow.services.executor.worker.loop.worker_setup import MakeEngine, set_up, worker_engine
 from elasticflow.services.executor.worker.process.channel import Channel
-from elasticflow.services.executor.worker.process.device import MemoryExceeded, prepare_thread
+from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded, prepare_thread
 from elasticflow.services.executor.worker.process.exit_handlers import AT_END_S, EXIT_HANDLERS
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.process.working_folder import in_job_folder
@@ -84,7 +84,7 @@ def _profile(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> 
     trainer, _ = _begin(assignment, channel, telemetry)
     try:
         return measure_speed(trainer, channel)
-    except MemoryExceeded as exceeded:  # no state is kept: another generation measures smaller micro-batches
+    except DeviceMemoryExceeded as exceeded:  # no state is kept: another generation measures smaller micro-batches
         log.warning("interrupted", reason=str(exceeded))
         size = exceeded.micro_batch_size
         channel.send(Interrupted(iteration=trainer.iteration, micro_batch_size=size))
@@ -131,17 +131,17 @@ class _TrainingLoop:
         self._is_checkpoint_agreed = False
         self._first = self.trainer.iteration
 
-    def run(self, cause: PeerLost | MemoryExceeded | None = None) -> None:
+    def run(self, cause: PeerLost | DeviceMemoryExceeded | None = None) -> None:
         """Run to the end. cause: why this worker is at a step boundary and waits for a switch."""
         is_done = False
         while not is_done:
             try:
                 is_done = self._step() if cause is None else self._await_switch(cause)
                 cause = None
-            except (PeerLost, MemoryExceeded) as error:
+            except (PeerLost, DeviceMemoryExceeded) as error:
                 if not self.trainer.roll_back():
                     raise
-                if isinstance(error, MemoryExceeded) and isinstance(self.trainer.function, ElasticScript):
+                if isinstance(error, DeviceMemoryExceeded) and isinstance(self.trainer.function, ElasticScript):
                     self._stop_failed_script(error)
                     raise
                 cause = error.with_traceback(None)  # its frames hold the step's memory
@@ -199,7 +199,7 @@ class _TrainingLoop:
             self._writer.write_in_background(trainer.checkpoints, trainer.iteration, state, must_write=has_part)
             self._checkpointed_at_s = time.monotonic()
 
-    def _await_switch(self, cause: PeerLost | MemoryExceeded) -> bool:
+    def _await_switch(self, cause: PeerLost | DeviceMemoryExceeded) -> bool:
         """Returns whether this worker is done."""
         self.switcher.report_interrupted(cause)
         self._is_checkpoint_agreed = False
@@ -209,7 +209,7 @@ class _TrainingLoop:
             _stop_without_peers(self.trainer, self._writer)
         return True
 
-    def _stop_failed_script(self, cause: MemoryExceeded) -> None:
+    def _stop_failed_script(self, cause: DeviceMemoryExceeded) -> None:
         """An error in its loop ended the script, so another process must continue."""
         self.switcher.report_interrupted(cause)
         _stop_without_peers(self.trainer, self._writer)

@@ -153,7 +153,7 @@ class DeviceLost(Retry):
 
 
 @dataclass(eq=False)
-class MemoryExceeded(Retry):
+class DeviceMemoryExceeded(Retry):
     """No state has changed; smaller micro-batches may fit. micro_batch_size: samples."""
 
     micro_batch_size: int

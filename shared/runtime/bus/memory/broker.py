@@ -64,7 +64,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 @dataclass(slots=True)
-class Stream:
+class StoredStream:
     """Messages in order; those of a work queue leave it once settled.
 
     max_bytes: of all together. max_message_bytes: of each, with its headers. max_per_subject: messages on one subject.
@@ -171,7 +171,7 @@ class Stream:
 class Consumer:
     """The messages of a work queue to deliver, and when each may be delivered again. subjects: its selection."""
 
-    stream: Stream
+    stream: StoredStream
     subjects: str
     ack_wait_s: float
     next_sequence: int = 1
@@ -258,26 +258,26 @@ class MemoryBroker:
         self.listeners: list[Listener] = []
         self.objects: dict[str, dict[str, bytes]] = {}
         self.object_times_s: dict[tuple[str, str], float] = {}  # by bucket and name
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, StoredStream] = {}
         self._consumers: dict[tuple[str, str], Consumer] = {}
         self._values: dict[str, dict[str, tuple[Value, float]]] = {}
         self._revisions: dict[str, int] = {}
-        self._route: dict[str, Stream] = {}
+        self._route: dict[str, StoredStream] = {}
         self._turn = 0
 
     def ensure_pool(self, pool: str, limits: StreamLimits | None = None) -> None:
         limits = limits or StreamLimits()
         for name, kept in {
-            streams.submit_stream(pool): Stream(
+            streams.submit_stream(pool): StoredStream(
                 streams.submit_subjects(pool),
                 max_bytes=limits.submit_bytes,
                 max_message_bytes=MAX_COMMAND_BYTES,
                 max_per_subject=limits.submit_commands_per_tenant,
             ),
-            streams.dead_letter_stream(pool): Stream(streams.dead_letter_subjects(pool)),
-            streams.task_stream(pool): Stream(streams.task_subjects(pool), limits.task_bytes),
-            streams.result_stream(pool): Stream(subjects.every_result(pool), limits.result_bytes),
-            streams.ledger_stream(pool): Stream(streams.ledger_subjects(pool)),
+            streams.dead_letter_stream(pool): StoredStream(streams.dead_letter_subjects(pool)),
+            streams.task_stream(pool): StoredStream(streams.task_subjects(pool), limits.task_bytes),
+            streams.result_stream(pool): StoredStream(subjects.every_result(pool), limits.result_bytes),
+            streams.ledger_stream(pool): StoredStream(streams.ledger_subjects(pool)),
         }.items():
             self._streams.setdefault(name, kept)
         for bucket in (streams.code_bucket(pool), streams.snapshot_bucket(pool), streams.artifact_bucket(pool)):
@@ -289,15 +289,15 @@ class MemoryBroker:
         prefix = streams.LEDGER_PREFIX
         return tuple(sorted(name.removeprefix(prefix) for name in self._streams if name.startswith(prefix)))
 
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> StoredStream:
         if name not in self._streams:
             raise UnknownStream(name)
         return self._streams[name]
 
-    def ledger(self, pool: str) -> Stream:
+    def ledger(self, pool: str) -> StoredStream:
         return self.stream(streams.ledger_stream(pool))
 
-    def route(self, subject: str) -> Stream:
+    def route(self, subject: str) -> StoredStream:
         """The stream that takes a subject."""
         if subject not in self._route:
             takers = [stream for stream in self._streams.values() if matches(stream.subjects, subject)]

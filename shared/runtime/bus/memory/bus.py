@@ -47,7 +47,7 @@ from elasticflow.shared.runtime.bus.contract import (
     WorkQueue,
 )
 from elasticflow.shared.runtime.bus.memory.broker import Listener, MemoryBroker
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, Faults, FaultSource, Link
+from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, FaultSource, Link, LinkFaults
 from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkQueue
 from elasticflow.shared.runtime.bus.stream_configs import (
     MAX_PAYLOAD_BYTES,
@@ -136,7 +136,7 @@ class MemoryBus(Bus):
         *,
         clock: Clock | None = None,
         rng: np.random.Generator | None = None,
-        faults: Faults | None = None,
+        faults: LinkFaults | None = None,
         num_struck: Counter[str] | None = None,
         delayed: bool = False,
         limits: StreamLimits | None = None,
@@ -144,7 +144,7 @@ class MemoryBus(Bus):
         self.broker = broker or MemoryBroker()
         self._limits = limits or StreamLimits()
         self._clock = clock or SystemClock()
-        self._faults = FaultSource(faults or Faults(), rng, num_struck)
+        self._faults = FaultSource(faults or LinkFaults(), rng, num_struck)
         self.link: Link = DelayedLink(self._faults) if delayed else DirectLink(self._faults)
         self._listeners: list[Listener] = []
         self._inboxes = itertools.count()

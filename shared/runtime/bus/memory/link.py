@@ -15,7 +15,7 @@ from elasticflow.shared.errors import BusClosed, ElasticFlowError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
+class LinkFaults:
     """Probabilities, for each message.
 
     maybe_stored: an append raises MaybeStored, stored or not. duplicate: an event is stored twice, a work item or a
@@ -41,7 +41,9 @@ class Faults:
 class FaultSource:
     """rng: nothing goes wrong without it. num_struck: counts what went wrong, by kind."""
 
-    def __init__(self, faults: Faults, rng: np.random.Generator | None, num_struck: Counter[str] | None = None) -> None:
+    def __init__(
+        self, faults: LinkFaults, rng: np.random.Generator | None, num_struck: Counter[str] | None = None
+    ) -> None:
         self._faults, self._rng = faults, rng
         self._num_struck = Counter[str]() if num_struck is None else num_struck
 

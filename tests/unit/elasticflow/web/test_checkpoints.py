@@ -5,7 +5,7 @@ import pytest
 from benchmarks.page.ledgers import large_history
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web import pool_history
-from elasticflow.web.pool_history import CHECKPOINT_EVERY, MAX_CHECKPOINTS, Checkpoints, PoolHistory
+from elasticflow.web.pool_history import CHECKPOINT_EVERY, MAX_CHECKPOINTS, KeptStates, PoolHistory
 from tests.support.histories import NOW_S
 from tests.support.page_ledger import recorded
 
@@ -26,7 +26,7 @@ def test_a_kept_state_is_the_folded_one(
     states: list[PoolState], most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_history, "_MOST_BYTES", most_bytes)
-    kept = Checkpoints()
+    kept = KeptStates()
     for state in states[1:]:
         kept.offer(state)
     found = {sequence: kept.last_state(sequence) for sequence in range(0, len(states), 100)}

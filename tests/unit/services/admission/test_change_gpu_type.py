@@ -14,7 +14,13 @@ from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.state.gpu_types import part_of_type
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.verification.certificate_checker import Checker
-from elasticflow.simulator.verification.certificates import CertifiedJob, Held, Level, Promise, PromiseCertificate
+from elasticflow.simulator.verification.certificates import (
+    CertifiedJob,
+    CertifiedPromise,
+    Held,
+    Level,
+    PromiseCertificate,
+)
 from tests.support.histories import LINEAR, NOW_S, History, best_effort, submit
 from tests.support.two_types import SLOWER, answer, due_in, two_types, type_of
 from tests.support.worker_events import joined, lost
@@ -98,7 +104,7 @@ def test_an_independent_checker_finds_the_schedules_of_the_other_type_right() ->
     assert Checker().check_promises(certificate) == []
 
 
-def promise(history: History, job_id: str, remaining_iterations: float) -> Promise:
+def promise(history: History, job_id: str, remaining_iterations: float) -> CertifiedPromise:
     """That of a job on P100 as an independent checker sees it."""
     job = history.state.live_jobs[job_id]
     assert job.deadline_s is not None
@@ -106,7 +112,7 @@ def promise(history: History, job_id: str, remaining_iterations: float) -> Promi
     certified = CertifiedJob(
         job_id=job_id, remaining_iterations=remaining_iterations, deadline_s=job.deadline_s, levels=levels
     )
-    return Promise(job=certified, schedule=tuple(map(Held._make, schedule_of(job))))
+    return CertifiedPromise(job=certified, schedule=tuple(map(Held._make, schedule_of(job))))
 
 
 def test_the_reserve_of_the_other_type_serves_promises_that_move_there() -> None:

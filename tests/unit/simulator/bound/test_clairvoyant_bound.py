@@ -8,7 +8,7 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.bound import bound_program, clairvoyant_bound, feasible_alone, price_ascent
-from elasticflow.simulator.bound.feasible_demand import Demand, Grid
+from elasticflow.simulator.bound.feasible_demand import FeasibleDemand, Grid
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 from tests.support.trace_jobs import job
@@ -45,7 +45,7 @@ def test_a_job_may_mix_numbers_of_gpus() -> None:
 
 def test_all_met_with_the_fewest_gpu_seconds() -> None:
     """An iteration costs 1 GPU-second on one GPU, 5 on the second: the hasty job takes 5 s of it."""
-    demand = Demand.of(of(job("hasty", 11, 0, 10, POOR), job("calm", 8, 0, 20, POOR)), {NO_TYPE: 3}, FREE)
+    demand = FeasibleDemand.of(of(job("hasty", 11, 0, 10, POOR), job("calm", 8, 0, 20, POOR)), {NO_TYPE: 3}, FREE)
     assert bound_program.least_gpu_seconds(demand, Grid.of(demand), np.array([3]), np.ones(2)) == pytest.approx(15 + 8)
     assert bound_program.least_gpu_seconds(demand, Grid.of(demand), np.array([1]), np.ones(2)) is None
 
@@ -53,16 +53,16 @@ def test_all_met_with_the_fewest_gpu_seconds() -> None:
 def test_levels_below_the_hull_are_not_needed() -> None:
     """On two GPUs the job is slower than by taking turns between none and four."""
     curve = ScalingCurve((1, 2, 4), (1.0, 1.1, 4.0))
-    demand = Demand.of(of(job("a", 8, 0, 10, curve)), {NO_TYPE: 4}, FREE)
+    demand = FeasibleDemand.of(of(job("a", 8, 0, 10, curve)), {NO_TYPE: 4}, FREE)
     assert demand.num_gpus_S.tolist() == [4.0]
     assert demand.gain_S.tolist() == pytest.approx([1 / 8])
-    assert Demand.of(of(job("a", 8, 0, 10, curve)), {NO_TYPE: 3}, FREE).num_gpus_S.tolist() == [1.0, 1.0]
+    assert FeasibleDemand.of(of(job("a", 8, 0, 10, curve)), {NO_TYPE: 3}, FREE).num_gpus_S.tolist() == [1.0, 1.0]
 
 
 def test_each_job_pays_its_cheapest_start() -> None:
     cost = ResizeCost((1, 2), (4.0, 6.0))
     assert clairvoyant_bound(of(job("a", 7, 0, 10)), {NO_TYPE: 1}, cost).jobs_met == 0.0
-    window = Demand.of(of(job("a", 6, 0, 10)), {NO_TYPE: 1}, cost)
+    window = FeasibleDemand.of(of(job("a", 6, 0, 10)), {NO_TYPE: 1}, cost)
     assert (window.opens_s_J.tolist(), window.closes_s_J.tolist()) == ([4.0], [10.0])
     both = of(job("a", 6, 0, 10), job("b", 6, 0, 16))
     assert clairvoyant_bound(both, {NO_TYPE: 1}, cost).jobs_met == pytest.approx(2.0)
@@ -91,7 +91,7 @@ def test_groups_of_jobs_that_never_meet_add_up() -> None:
     early = (job("a", 10, 0, 10), job("b", 10, 0, 10))
     late = (job("c", 10, 10, 20), job("d", 5, 12, 22), job("e", 5, 30, 40))
     bound = clairvoyant_bound(of(*early, *late), {NO_TYPE: 1}, FREE)
-    assert [part.job_ids for part in Demand.of(of(*early, *late), {NO_TYPE: 1}, FREE).components()] == [
+    assert [part.job_ids for part in FeasibleDemand.of(of(*early, *late), {NO_TYPE: 1}, FREE).components()] == [
         ("a", "b"),
         ("c", "d"),
         ("e",),
@@ -121,7 +121,7 @@ def test_merged_intervals_bound_from_above() -> None:
 def test_jobs_buy_where_time_is_cheap() -> None:
     """6 iterations: 4 s of the cheap half on one GPU, then its second GPU (0.2 a GPU-second), or the costly half."""
     workload = of(job("a", 6, 0, 10, POOR), job("b", 1, 0, 4), job("c", 1, 4, 10))
-    demand = Demand.of(workload, {NO_TYPE: 2}, FREE)
+    demand = FeasibleDemand.of(workload, {NO_TYPE: 2}, FREE)
     bought = price_ascent.answer(demand, Grid.of(demand), np.array([2]), np.array([[0.01, 0.1]]))
     costs = [4 * 0.01 + 4 * 0.01 + 1.2 * 0.1, 0.01, 0.1]
     assert bought.met_J.tolist() == [1.0, 1.0, 1.0]
@@ -131,7 +131,7 @@ def test_jobs_buy_where_time_is_cheap() -> None:
 
 def test_ascending_prices_close_in_on_the_optimum() -> None:
     jobs = [job(f"job-{at}", 5 + 3 * (at % 4), 7 * at, 7 * at + 25, POOR) for at in range(12)]
-    demand = Demand.of(of(*jobs), {NO_TYPE: 2}, FREE)
+    demand = FeasibleDemand.of(of(*jobs), {NO_TYPE: 2}, FREE)
     grid = Grid.of(demand)
     optimum = bound_program.solve(demand, grid, np.array([2]))
     assert optimum is not None
@@ -177,7 +177,7 @@ def test_prices_of_types_ascend_to_the_optimum() -> None:
         for at in range(12)
     ]
     num_gpus_by_type = {"fast": 2, "slow": 1}
-    demand, num_gpus_G = Demand.of(of(*jobs), num_gpus_by_type, FREE), np.array([2, 1])
+    demand, num_gpus_G = FeasibleDemand.of(of(*jobs), num_gpus_by_type, FREE), np.array([2, 1])
     grid = Grid.of(demand)
     optimum = bound_program.solve(demand, grid, num_gpus_G)
     assert optimum is not None

@@ -17,9 +17,9 @@ from elasticflow.shared.messages.rejection import (
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
+    CertifiedPromise,
     Held,
     Level,
-    Promise,
     PromiseCertificate,
     RejectionCertificate,
     from_json,
@@ -35,15 +35,15 @@ def certified(job_id: str = "a", iterations: float = 8.0, deadline_s: float = 11
     )
 
 
-def promise(*segments: tuple[float, float, int], **of_job: object) -> Promise:
-    return Promise(job=certified(**of_job), schedule=tuple(Held(*segment) for segment in segments))
+def promise(*segments: tuple[float, float, int], **of_job: object) -> CertifiedPromise:
+    return CertifiedPromise(job=certified(**of_job), schedule=tuple(Held(*segment) for segment in segments))
 
 
-def yes(*promises: Promise, now_s: float = 100.0, num_gpus: int = 4, **more: object) -> PromiseCertificate:
+def yes(*promises: CertifiedPromise, now_s: float = 100.0, num_gpus: int = 4, **more: object) -> PromiseCertificate:
     return PromiseCertificate(now_s=now_s, num_gpus=num_gpus, promises=promises, **more)
 
 
-def problems(*promises: Promise, **more: object) -> list[str]:
+def problems(*promises: CertifiedPromise, **more: object) -> list[str]:
     return Checker().check_promises(yes(*promises, **more))
 
 
@@ -66,7 +66,7 @@ def problems(*promises: Promise, **more: object) -> list[str]:
         promise(iterations=0.0),
     ],
 )
-def test_a_schedule_that_keeps_its_promise_is_accepted(kept: Promise) -> None:
+def test_a_schedule_that_keeps_its_promise_is_accepted(kept: CertifiedPromise) -> None:
     assert problems(kept) == []
 
 
@@ -87,7 +87,7 @@ def test_a_schedule_that_keeps_its_promise_is_accepted(kept: Promise) -> None:
         promise((90.0, 108.0, 1)),  # what was done before now, on GPUs that it does not hold
     ],
 )
-def test_a_schedule_that_ends_late_is_rejected(broken: Promise) -> None:
+def test_a_schedule_that_ends_late_is_rejected(broken: CertifiedPromise) -> None:
     deadline_s = broken.job.deadline_s
     assert problems(broken) == [f"a: its schedule does not end it by {deadline_s} s"]
 
@@ -106,7 +106,7 @@ def test_a_schedule_that_ends_late_is_rejected(broken: Promise) -> None:
         promise((math.nan, 120.0, 1)),
     ],
 )
-def test_an_invalid_schedule_is_rejected(nonsense: Promise) -> None:
+def test_an_invalid_schedule_is_rejected(nonsense: CertifiedPromise) -> None:
     (problem,) = problems(nonsense)
     assert "out of order" in problem or "does not run on" in problem
 
@@ -118,7 +118,7 @@ def test_the_check_is_exact_for_large_numbers() -> None:
     done = certified(iterations=0.1 * 10, deadline_s=end_s, levels=levels)  # rounded up: 10 * 0.1 < 1 + 5.6e-17
     exactly = replace(done, remaining_iterations=math.nextafter(1.0, 2.0))
     for job, expected in ((done, 0), (exactly, 1)):
-        claim = Promise(job=job, schedule=(Held(start_s, end_s, 1),))
+        claim = CertifiedPromise(job=job, schedule=(Held(start_s, end_s, 1),))
         assert len(problems(claim, now_s=start_s)) == expected
 
 
@@ -183,9 +183,9 @@ def test_a_deadline_cannot_be_moved_unless_the_promise_ends() -> None:
 # --- no -------------------------------------------------------------------------------------------------
 
 
-def promised_once(job: CertifiedJob) -> Promise:
+def promised_once(job: CertifiedJob) -> CertifiedPromise:
     """Promised to the checker, without iterations left."""
-    return Promise(job=replace(job, remaining_iterations=0.0), schedule=())
+    return CertifiedPromise(job=replace(job, remaining_iterations=0.0), schedule=())
 
 
 def lies(

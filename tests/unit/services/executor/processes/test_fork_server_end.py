@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from elasticflow.services.executor.processes import fork_server_client
-from elasticflow.services.executor.processes.fork_server_client import ForkServer
+from elasticflow.services.executor.processes.fork_server_client import ForkServerClient
 from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED
 
 LOADING = "import time; print('loading', flush=True); time.sleep(1e6)"
@@ -21,7 +21,7 @@ async def test_a_fork_server_that_is_cancelled_while_it_loads_is_killed_at_once(
     monkeypatch.setattr(fork_server_client, "module_command", lambda *_: (sys.executable, "-c", LOADING))
     monkeypatch.setattr(fork_server_client, "_END_TIMEOUT_S", 1e6)  # for a server that reads its socket
     log_file = tmp_path / "fork-server.log"
-    starting = asyncio.create_task(ForkServer.start({}, log_file, (), NOT_ISOLATED))
+    starting = asyncio.create_task(ForkServerClient.start({}, log_file, (), NOT_ISOLATED))
     async with asyncio.timeout(60):
         while not log_file.exists() or not log_file.read_text():  # noqa: ASYNC110 - a file can only be polled
             await asyncio.sleep(0.01)

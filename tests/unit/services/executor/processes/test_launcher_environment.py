@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.executor.processes.fork_server_client import ForkServer, LaunchFailed
+from elasticflow.services.executor.processes.fork_server_client import ForkServerClient, LaunchFailed
 from elasticflow.services.executor.processes.launcher import Launcher
 
 
 async def environment_of(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> dict[str, str]:
     started: list[dict[str, str]] = []
 
-    async def start(marks: dict[str, str], log_file: Path, preload: object, isolation: object) -> ForkServer:
+    async def start(marks: dict[str, str], log_file: Path, preload: object, isolation: object) -> ForkServerClient:
         del preload, isolation
         started.append(marks)
         raise LaunchFailed("not in this test", str(log_file))
 
-    monkeypatch.setattr(ForkServer, "start", start)
+    monkeypatch.setattr(ForkServerClient, "start", start)
     launcher = Launcher(data_dir=folder, node_id="unknown-node", on_event=lambda *_: None, **settings)
     with pytest.raises(LaunchFailed):
         await launcher.start()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.services.executor.worker.data.random_seeds import Phase, seed_of
+from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_of
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes, default_count
 
 
@@ -119,7 +119,7 @@ def test_seeds_differ_between_jobs_phases_steps_and_virtual_nodes():
         seed_of(job, phase, iteration=iteration, virtual_node=virtual_node, micro_batch=micro_batch)
         for job, phase, iteration, virtual_node, micro_batch in product(
             (0, 1, 2**32, 2**63 - 1),
-            (*Phase, Phase.AFTER_SYNCHRONIZATION + 1),
+            (*SeedPhase, SeedPhase.AFTER_SYNCHRONIZATION + 1),
             (0, 1, 2**32),
             (-1, 0, 1),
             (0, 1),

@@ -8,7 +8,7 @@ import torch
 from elasticflow.services.executor.worker.engine.training_step import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.engine.user_code_checks import memory_exceeded, refuse_leak
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.device import MemoryExceeded
+from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded
 
 MB = 10**6
 
@@ -51,7 +51,7 @@ def test_two_steps_say_nothing_of_a_leak_but_the_error_of_a_single_sample_names_
 
 
 def test_a_leak_fails_the_job_and_other_errors_go_on_to_smaller_micro_batches() -> None:
-    error = MemoryExceeded(8, "CUDA out of memory")
+    error = DeviceMemoryExceeded(8, "CUDA out of memory")
     with pytest.raises(
         TrainingFailed, match=r"grew, and was exceeded in iteration 7: .*CUDA out of memory; this is a l"
     ):
