@@ -244,12 +244,16 @@ def _checks_by_ledger(bus: NatsBus, endpoint: Endpoint, clock: Clock) -> tuple[C
         return [str(problem) for problem in (loss, older) if problem is not None]
 
     async def of_state() -> Iterable[str | None]:
-        with_files = {} if data_dir is None else await asyncio.to_thread(jobs_with_files, data_dir)
         await clock_check.ask()
         state, chain = await ledger.state_and_chain()
         of_clock = clock_problem(clock_check, state.config.deadline_slack_s)
-        unknown = unknown_jobs_problem(state, data_dir, with_files) if data_dir is not None else None
-        return of_clock, version_problem(state), plan_problem(state), chain_problem(chain, state), unknown
+        return of_clock, version_problem(state), plan_problem(state), chain_problem(chain, state)
+
+    async def files() -> Iterable[str | None]:
+        if data_dir is None:
+            return ()
+        with_files = await asyncio.to_thread(jobs_with_files, data_dir)
+        return (unknown_jobs_problem(await ledger.state(), data_dir, with_files),)
 
     async def curves() -> Iterable[str]:
         return curve_problems(await ledger.state())
@@ -257,7 +261,13 @@ def _checks_by_ledger(bus: NatsBus, endpoint: Endpoint, clock: Clock) -> tuple[C
     async def workers() -> Iterable[str]:
         return _node_problems(await ledger.state())
 
-    return ("streams", streams), ("clock and plan", of_state), ("curves", curves), ("workers", workers)
+    return (
+        ("streams", streams),
+        ("clock and plan", of_state),
+        ("files", files),
+        ("curves", curves),
+        ("workers", workers),
+    )
 
 
 def _node_problems(state: PoolState) -> Iterable[str]:

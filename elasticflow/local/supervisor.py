@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from elasticflow.client.ledger import LedgerView
 from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import RunFile, RunningProcess, remove_run_file, take
 from elasticflow.errors import StartFailed, UnusableFolder
@@ -24,12 +25,13 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock, fresh_id
 from elasticflow.shared.runtime.process.files import keep_token
+from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.process.http_server import page_is_ok
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.process.process_termination import kill_process_group, preexec_die_with_parent
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.shared.runtime.process.secret_sealing import kept_key
-from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger
+from elasticflow.shared.runtime.service.ledger_bookmark import is_remembered, older_ledger, unknown_jobs_problem
 
 # --- A child process of the supervisor: start, watch, restart with backoff, stop -----------------------
 
@@ -238,7 +240,10 @@ class Supervisor:
         plan = self._plan
         bus = await connect_nats(url, name="eflow-up", access=NatsAccess.from_environment(os.environ))
         try:
-            if problem := await older_ledger(bus, plan.pool, plan.data_dir):
+            problem = await older_ledger(bus, plan.pool, plan.data_dir)
+            if not is_remembered(plan.data_dir, plan.pool) and (with_files := jobs_with_files(plan.data_dir)):
+                problem = unknown_jobs_problem(await LedgerView(bus, plan.pool).state(), plan.data_dir, with_files)
+            if problem is not None:
                 self._report(f"warning: {problem}")
         finally:
             await bus.close()

@@ -74,6 +74,11 @@ async def older_ledger(bus: Bus, pool: str, data_dir: Path) -> str | None:
     return None
 
 
+def is_remembered(data_dir: Path, pool: str) -> bool:
+    """Whether any reader with this data folder has kept a bookmark."""
+    return any(_folder(data_dir).glob(f"{_prefix(pool)}*.json"))
+
+
 def unknown_jobs_problem(state: PoolState, data_dir: Path, with_files: Mapping[str, str]) -> str | None:
     """Why the ledger does not seem to be the one of the jobs whose files are here; None if it knows all of them.
 
@@ -90,9 +95,10 @@ def unknown_jobs_problem(state: PoolState, data_dir: Path, with_files: Mapping[s
     if not unknown:
         return None
     shown = ", ".join(sorted(unknown)[:_SHOWN_JOBS]) + (" and others" if len(unknown) > _SHOWN_JOBS else "")
+    jobs = "a job" if len(unknown) == 1 else f"{len(unknown)} jobs"
     return (
-        f"{data_dir} has files of {len(unknown)} jobs that the ledger does not know ({shown}): NATS has older data, "
-        "and jobs that it acknowledged later are gone; or another pool uses this folder, which needs one of its own. "
+        f"{data_dir} has files of {jobs} that the ledger does not know ({shown}): NATS has older data, and jobs that "
+        "it acknowledged later are gone; or another pool uses this folder, which needs one of its own. "
         "See 'When the ledger is older than its nodes' in docs/how-to/operate-a-pool.md"
     )
 
