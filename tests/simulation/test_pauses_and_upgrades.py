@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.service_context import ServiceContext
+from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.pipeline.cluster import Faults
 from elasticflow.simulator.pipeline.nodes import VirtualNode
 from elasticflow.simulator.pipeline.simulated_process import is_of_planner, is_of_upgraded
@@ -25,8 +27,8 @@ WITHOUT_UPGRADE = replace(SHORT_STORM, upgrade_within_s=None)
 class PlansOverUnreadable(Host[Any]):
     """A planner of the previous version passes over the decisions of a newer one."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, context: ServiceContext, policy: Policy[Any], **options: Any) -> None:
+        super().__init__(context, policy, **options)
         self._guard._check_plan = lambda pool, chain: None  # pyright: ignore[reportPrivateUsage]
 
 
