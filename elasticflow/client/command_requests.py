@@ -53,15 +53,16 @@ from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.times import Duration, seconds_of
 
-# --- pool reader ---------------------------------------------------------------------------------------
-# What a client reads of its pool: from the ledger, or with the key of a tenant from that tenant's view.
-
 
 class Package(NamedTuple):
     training_function: str  # "package.module:Class"; for a script "module:__main__", or "my-train.py:__main__"
     code_digest: str  # SHA-256 of the archive
     archive: bytes  # zip
     import_folder: str = ""  # in the archive, of the module
+
+
+# --- pool reader ---------------------------------------------------------------------------------------
+# What a client reads of its pool: from the ledger, or with the key of a tenant from that tenant's view.
 
 
 class PoolReader:

@@ -11,7 +11,6 @@ from typing import Any
 
 CHECK_EVERY_S = 0.5  # virtual, between two evaluations of the condition that ends a run
 
-
 PROCESS: ContextVar[str] = ContextVar("process", default="")
 """The simulated process to which tasks and timers of this context belong, "" for none: see `VirtualTimeLoop.pause`."""
 

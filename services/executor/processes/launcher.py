@@ -33,6 +33,8 @@ from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WarmUp, WriteLog
 from elasticflow.shared.runtime.service.housekeeping import keep_up
 
+log = structlog.get_logger()
+
 # --- frame rate ----------------------------------------------------------------------------------------
 # How many messages a worker may send: each waits in its executor's memory until the next decision.
 
@@ -62,10 +64,6 @@ class FrameRate:
 # A CUDA context cannot be forked, so each warm worker makes its own before a job needs it. No process serves two jobs
 # (decision record 0020). While a job has the GPU, no warm worker is there: its context would take half a gigabyte of
 # memory (decision record 0083). A dead one is replaced after a pause: a GPU that is unusable now may be usable later.
-
-# --- launcher ------------------------------------------------------------------------------------------
-
-log = structlog.get_logger()
 
 _PAUSE_S = 1.0  # after the last worker on a GPU: the next one may start there at once
 _FIRST_FORK_RETRY_S, _LAST_FORK_RETRY_S = 2.0, 60.0
@@ -171,6 +169,8 @@ class WarmPool:
         gpu.end_warm()
         return False
 
+
+# --- launcher ------------------------------------------------------------------------------------------
 
 _FORK_TIMEOUT_S = 20.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0

@@ -70,8 +70,6 @@ class Proposal:
 
 REPAIR_FILLINGS = 1_024  # before jobs count as late
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
-
-
 _NOBODY = SchedulableJob(job_id="", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=0.0)
 
 

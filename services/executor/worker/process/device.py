@@ -16,10 +16,10 @@ import torch
 from elasticflow.services.executor.worker.process.compiled_models import compile_each_shape_alone
 from elasticflow.shared.errors import Retry
 
+log = structlog.get_logger()
+
 # --- gpu problems --------------------------------------------------------------------------------------
 # What an operator can do about a GPU that does not start, or that other processes use: one line for the job's log.
-
-log = structlog.get_logger()
 
 SLOTS_OF_GPU = "EF_SLOTS_OF_GPU"  # in the environment of a worker: the executor's slots that have its GPU
 _FULL = ("out of memory",)

@@ -63,6 +63,8 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
+log = structlog.get_logger()
+
 # --- torchrun progress ---------------------------------------------------------------------------------
 # The progress of a torchrun script, which reports none itself: steps of its optimizer, and files that it saves.
 #
@@ -74,10 +76,6 @@ from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 _WARM_UP_STEPS = 2
 _MIN_MEASURED_STEPS = 3
 _UNSAVED_S = 60.0  # of training, until a script counts as one that saves nothing
-
-# --- torchrun script -----------------------------------------------------------------------------------
-
-log = structlog.get_logger()
 
 
 class ProfilingCompleted(BaseException):
@@ -271,6 +269,8 @@ def iterations_per_step(assignment: Assignment) -> Fraction:
         raise TrainingFailed(f"batch_per_worker: must be a positive number of samples, not {batch_per_worker!r}")
     return Fraction(batch_per_worker) * assignment.world_size / spec.global_batch_size
 
+
+# --- torchrun script -----------------------------------------------------------------------------------
 
 _groups: list[object] = []  # those that existed when the script destroyed some
 _SNAPSHOT_TIMEOUT_S = 5.0  # for the next snapshot: half of the executor's usual grace
