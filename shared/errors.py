@@ -39,6 +39,7 @@ A rejection (a job that is not admitted) is a reply, not a failure. A broken inv
 Each error has its data in fields; `__str__` builds the sentence from them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -394,3 +395,9 @@ class CannotListen(Stop):
         "nats-server cannot listen on {host}, port {port} ({reason}); choose an address of this machine, "
         "127.0.0.1 for itself or 0.0.0.0 for others too, and port 0 or one that you may use"
     )
+
+
+def names_in_short(names: Sequence[str], most: int) -> str:
+    """The first ones as an error names them, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from elasticflow.client.ledger import LedgerView
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint
 from elasticflow.client.tenant_view import TenantView
-from elasticflow.shared.errors import ElasticFlowError, NotPermitted
+from elasticflow.shared.errors import ElasticFlowError, NotPermitted, names_in_short
 from elasticflow.shared.extras import require_one_version, torch_problem
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
@@ -83,9 +83,7 @@ def alive_by(value_of: Callable[[NodeState], str], nodes: Iterable[NodeState]) -
 
 
 def named(node_ids: Sequence[str]) -> str:
-    """The first ones, and how many more."""
-    shown = ", ".join(sorted(node_ids)[:_SHOWN_NODES])
-    return f"{shown} and {len(node_ids) - _SHOWN_NODES} more" if len(node_ids) > _SHOWN_NODES else shown
+    return names_in_short(sorted(node_ids), _SHOWN_NODES)
 
 
 # --- data folder check ---------------------------------------------------------------------------------

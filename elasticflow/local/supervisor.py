@@ -167,6 +167,8 @@ def _ended(status: int) -> str:
     return f"ended with status {status}"
 
 
+# --- supervisor ----------------------------------------------------------------------------------------
+
 HEALTHY_WITHIN_S = 60.0
 GIVE_UP_AFTER = 4  # failures before the process is first healthy
 _POLL_S = 0.2

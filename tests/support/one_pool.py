@@ -14,13 +14,13 @@ from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.replica import Replica, open_replica
-from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from elasticflow.simulator.replay.recorded_ledger import Entry, read_entries
 from tests.support.histories import NOW_S, submit
+from tests.support.service_contexts import service_context
 
 POOL = "p"
 PLAN = subjects.plan(POOL)
@@ -87,10 +87,10 @@ class OnePool:
         self, bus: MemoryBus, policy: Policy[PoolState], instance: str = "one", *, clock: VirtualClock | None = None
     ) -> Replica[PoolState]:
         opening = open_replica(
-            ServiceContext(
-                bus=bus,
-                pool=POOL,
-                clock=clock or VirtualClock(self.loop),
+            service_context(
+                bus,
+                POOL,
+                clock or VirtualClock(self.loop),
                 instance=instance,
                 log=self.log,
                 metrics=self.metrics,

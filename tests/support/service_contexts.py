@@ -10,7 +10,13 @@ from elasticflow.shared.runtime.service.service_context import ServiceContext
 
 
 def service_context(
-    bus: Bus, pool: str, clock: Clock | None = None, *, instance: str = "one", log: Any = None
+    bus: Bus,
+    pool: str,
+    clock: Clock | None = None,
+    *,
+    instance: str = "one",
+    log: Any = None,
+    metrics: Metrics | None = None,
 ) -> ServiceContext:
     return ServiceContext(
         bus=bus,
@@ -18,5 +24,5 @@ def service_context(
         clock=clock or SystemClock(),
         instance=instance,
         log=log or get_log("test"),
-        metrics=Metrics("test", pool),
+        metrics=metrics or Metrics("test", pool),
     )

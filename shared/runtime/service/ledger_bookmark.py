@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from elasticflow.shared.errors import LedgerBroken, LedgerTruncated, Retry
+from elasticflow.shared.errors import LedgerBroken, LedgerTruncated, Retry, names_in_short
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
 from elasticflow.shared.runtime.bus.with_retry import with_retry
@@ -30,7 +30,7 @@ class LedgerBookmark:
     @classmethod
     def of_reader(cls, data_dir: Path, pool: str, reader: str) -> "LedgerBookmark":
         """reader: its name, which no other reader has that shares the folder."""
-        return cls(_folder(data_dir) / f"{_prefix(pool)}{reader}.json")
+        return cls(data_dir / _file_name(pool, reader))
 
     def move(self, record: LedgerRecord) -> None:
         """Move to the newest message that was read. Raises OSError."""
@@ -67,7 +67,7 @@ async def older_ledger(bus: Bus, pool: str, data_dir: Path) -> str | None:
 
     Raises Unavailable, UnknownStream.
     """
-    files = await asyncio.to_thread(lambda: sorted(_folder(data_dir).glob(f"{_prefix(pool)}*.json")))
+    files = await asyncio.to_thread(_bookmarks, data_dir, pool)
     for bookmark in sorted(map(LedgerBookmark, files), key=lambda each: -each.sequence):
         if problem := await bookmark.problem(bus, pool):
             return problem
@@ -76,7 +76,7 @@ async def older_ledger(bus: Bus, pool: str, data_dir: Path) -> str | None:
 
 def is_remembered(data_dir: Path, pool: str) -> bool:
     """Whether any reader with this data folder has kept a bookmark."""
-    return any(_folder(data_dir).glob(f"{_prefix(pool)}*.json"))
+    return bool(_bookmarks(data_dir, pool))
 
 
 def unknown_jobs_problem(state: PoolState, data_dir: Path, with_files: Mapping[str, str]) -> str | None:
@@ -94,10 +94,9 @@ def unknown_jobs_problem(state: PoolState, data_dir: Path, with_files: Mapping[s
     ]
     if not unknown:
         return None
-    shown = ", ".join(sorted(unknown)[:_SHOWN_JOBS]) + (" and others" if len(unknown) > _SHOWN_JOBS else "")
-    jobs = "a job" if len(unknown) == 1 else f"{len(unknown)} jobs"
+    jobs, names = "a job" if len(unknown) == 1 else f"{len(unknown)} jobs", names_in_short(sorted(unknown), _SHOWN_JOBS)
     return (
-        f"{data_dir} has files of {jobs} that the ledger does not know ({shown}): NATS has older data, and jobs that "
+        f"{data_dir} has files of {jobs} that the ledger does not know ({names}): NATS has older data, and jobs that "
         "it acknowledged later are gone; or another pool uses this folder, which needs one of its own. "
         "See 'When the ledger is older than its nodes' in docs/how-to/operate-a-pool.md"
     )
@@ -122,9 +121,11 @@ def _read(file: Path) -> tuple[int, str]:
     return 0, ""
 
 
-def _folder(data_dir: Path) -> Path:
-    return data_dir / "services"
+def _bookmarks(data_dir: Path, pool: str) -> list[Path]:
+    """The files of all readers."""
+    return sorted(data_dir.glob(_file_name(pool, "*")))
 
 
-def _prefix(pool: str) -> str:
-    return f"ledger-{pool}."
+def _file_name(pool: str, reader: str) -> str:
+    """Relative to the data folder."""
+    return f"services/ledger-{pool}.{reader}.json"

@@ -121,7 +121,7 @@ class LiveJobRows:
         rows, jobs = np.array(slots, np.int64), [self._jobs_of[slot] for slot in slots]
         scripts: list[int] = rows[self._restarts[rows]].tolist()
         for slot in scripts:
-            self._write_unsaved(slot, self._jobs_of[slot])
+            self._write_unsaved(slot)
         self._left[rows] = self._iterations[rows] - np.array([job.iteration for job in jobs])
         self._progressed_at[rows] = np.array([job.progressed_at_s for job in jobs])
         reported = [inf if (rate := job.iterations_per_s) is None else rate for job in jobs]
@@ -134,7 +134,8 @@ class LiveJobRows:
         for slot, job in zip(slots, jobs, strict=True):
             self._planned[slot] = job.planned_share
 
-    def _write_unsaved(self, slot: int, job: Job) -> None:
+    def _write_unsaved(self, slot: int) -> None:
+        job = self._jobs_of[slot]
         self._arrays.unsaved_J[slot], self._arrays.starts_over_J[slot] = job.unsaved_iterations, job.starts_over
 
     def _replace(self, slot: int, job: Job) -> Job:
@@ -194,7 +195,7 @@ class LiveJobRows:
         self._curve_rates[slot] = curve.throughput(len(job.own_gpus)) if job.training else 0.0
         self._rates[slot] = progress_rate(job, curve)
         self._progressed_at[slot] = job.progressed_at_s
-        self._write_unsaved(slot, job)
+        self._write_unsaved(slot)
         self._restarts[slot] = job.restarts_to_resize
         arrays.held_J[slot] = held_num_gpus(job)
         arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)

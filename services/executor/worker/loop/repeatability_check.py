@@ -30,6 +30,9 @@ from elasticflow.services.executor.worker.group.nested_tensors import flatten, u
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.users_code import is_users_module, items_of
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript, is_looped_by_library
+from elasticflow.shared.errors import names_in_short
+
+log = structlog.get_logger()
 
 # --- hidden state --------------------------------------------------------------------------------------
 # What user code may keep from step to step although it is no state of its job: found by walking through its objects.
@@ -43,10 +46,6 @@ _OF_WORKER = frozenset({"iteration", "is_over"})
 _ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module()))
 _DATA = (DataLoader, Dataset, torch.optim.Optimizer, LRScheduler)  # compared otherwise
 _COUNTERS = (itertools.count, itertools.cycle, itertools.repeat)
-
-# --- repeatability check -------------------------------------------------------------------------------
-
-log = structlog.get_logger()
 
 
 def values_by_name(job: object, model: nn.Module) -> dict[str, Any]:
@@ -162,6 +161,8 @@ def _detached(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
 
 
+# --- repeatability check -------------------------------------------------------------------------------
+
 _NAMED = 3  # of what has changed, in an error
 _LONG_ITERATIONS = 100  # one more is far less than the margin of a promise
 
@@ -205,8 +206,8 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
         require_repeated(trainer, differing, changed or once)
     elif trainer.function.reproducible == "bitwise" and changed:
         trainer.telemetry.warn(
-            f"train() changes {_few(changed)}, which {_IS_NO_STATE}. The first step does not depend on it; if a later "
-            f"one does, the job ends with other weights at each number of workers. {_ADVICE}"
+            f"train() changes {names_in_short(changed, _NAMED)}, which {_IS_NO_STATE}. The first step does not depend "
+            f"on it; if a later one does, the job ends with other weights at each number of workers. {_ADVICE}"
         )
     return False
 
@@ -227,7 +228,8 @@ def require_repeated(trainer: Trainer, differing: str, changed: Sequence[str]) -
     again = f"the same step gave another {differing} when it was repeated"
     if changed:
         raise TrainingFailed(
-            f"{again}: the job keeps {_few(changed)} from step to step, which {_IS_NO_STATE}. {_ADVICE}"
+            f"{again}: the job keeps {names_in_short(changed, _NAMED)} from step to step, which {_IS_NO_STATE}. "
+            f"{_ADVICE}"
         )
     if trainer.function.reproducible != "bitwise":
         return
@@ -251,10 +253,6 @@ def _has_compiled() -> bool:
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in after if after[name] != before.get(name))
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _hidden(trainer: Trainer) -> dict[str, Any]:
