@@ -99,8 +99,7 @@ nightly:  ## hours: `make test` and `make search`, what is marked nightly, 10,00
 
 search: install  ## new examples, 28 times as many, of the property tests, and 1,000 simulated runs with faults (some minutes)
 	$(BIN)/pytest -q -n $(WORKERS) --hypothesis-profile search --timeout 3600 tests/properties
-	EF_SIMULATED_SEEDS=$(SEEDS) EF_FIRST_SEED=$$(date +%s) $(BIN)/pytest -q -n $(WORKERS) --timeout 3600 \
-		tests/simulation/test_whole_pipeline.py -k short_storm
+	$(BIN)/python -m tests.support.storms $(SEEDS) --processes $(WORKERS)
 
 demo: install  ## real training jobs on 2 nodes of 4 CPU slots, to their deadlines
 	$(BIN)/python -m examples.demo

@@ -16,7 +16,7 @@ from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.memory.link import LinkFaults as BusFaults
-from elasticflow.shared.runtime.bus.streams import submit_stream
+from elasticflow.shared.runtime.bus.streams import snapshot_bucket, submit_stream
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
@@ -48,6 +48,7 @@ class Faults:
     worker_crash_every_s: float | None = None
     node_crash_every_s: float | None = None  # with all its workers, at once
     power_loss_every_s: float | None = None  # all nodes are gone at once, with or without all services
+    damaged_file_every_s: float | None = None  # one byte of a snapshot, or a job's newest checkpoint
     partition_every_s: float | None = None  # a node runs on and reaches no other process
     executor_restart_every_s: float | None = None  # it is back before the monitor counts it as lost
     service_restart_every_s: float | None = None
@@ -260,7 +261,7 @@ class VirtualCluster:
 
     def _replica(self, service: str, make_policy: Callable[[], Policy[Any]], number: int) -> SimulatedProcess:
         clock = SteppedClock(self.loop)
-        tasks = MonitorTasks(POOL, clock) if service == "monitor" else None
+        tasks = MonitorTasks(POOL, clock, self.scenario.timing_model.snapshot_every) if service == "monitor" else None
         replica = SimulatedProcess(
             self._setting,
             make_policy,
@@ -289,6 +290,7 @@ class VirtualCluster:
         self._repeat(faults.worker_crash_every_s, lambda: self._any_node().crash_worker())
         self._repeat(faults.node_crash_every_s, lambda: self._any_node().crash(self._outage_s(), silently=True))
         self._repeat(faults.power_loss_every_s, self._lose_power)
+        self._repeat(faults.damaged_file_every_s, self._damage_file)
         self._repeat(faults.partition_every_s, lambda: self._any_node().partition(self._outage_s()))
         self._repeat(faults.executor_restart_every_s, lambda: self._any_node().crash(0.2))
         self._repeat(faults.service_restart_every_s, lambda: self._any(self.replicas).restart())
@@ -348,6 +350,19 @@ class VirtualCluster:
         with_services = bool(self._rng.integers(2))
         self.lose_power(self.nodes, self._outage_s(), with_services=with_services)
         self.num_struck["power loss with services" if with_services else "power loss of all nodes"] += 1
+
+    def _damage_file(self) -> None:
+        if self._rng.integers(2):
+            if self.environment.damage_checkpoint(self._any):
+                self.num_struck["damaged checkpoint"] += 1
+            return
+        objects = self._setting.broker.objects.get(snapshot_bucket(POOL), {})
+        if objects:
+            name = self._any(sorted(objects))
+            data = bytearray(objects[name])
+            data[int(self._rng.integers(len(data)))] ^= 1 << int(self._rng.integers(8))
+            objects[name] = bytes(data)
+            self.num_struck["damaged snapshot"] += 1
 
     def _repeat(self, every_s: float | None, strike: Callable[[], None]) -> None:
         if every_s is None:

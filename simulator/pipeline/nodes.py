@@ -67,6 +67,14 @@ class Environment:
         """The first of the node's workers, by id."""
         return next(iter(self._processes.on(node_id)), None)
 
+    def damage_checkpoint(self, choose: Callable[[list[str]], str]) -> bool:
+        """Make the newest checkpoint of a job unreadable; False if no job has an older one to start from."""
+        files = self._runs.checkpoint_files
+        with_older = sorted(job_id for job_id, each in files.items() if each.has_older)
+        if with_older:
+            files[choose(with_older)].damage()
+        return bool(with_older)
+
     def preparing(self, node_id: str) -> tuple[str, ...]:
         """The jobs for which this node installs packages."""
         now_s = self._loop.now_s
@@ -300,15 +308,17 @@ class VirtualNode:
 # --- telemetry -----------------------------------------------------------------------------------------
 # The monitor's tasks beside its host in the simulated pool: the real watch of the nodes, and snapshots.
 
-SNAPSHOT_EVERY = 100  # messages of the ledger
 SNAPSHOT_CHECK_S = 0.5  # between two checks
 
 
 class MonitorTasks:
-    """The tasks of one replica of the monitor, through all its restarts."""
+    """The tasks of one replica of the monitor, through all its restarts.
 
-    def __init__(self, pool: str, clock: Clock) -> None:
-        self._pool, self._clock = pool, clock
+    snapshot_every: messages of the ledger.
+    """
+
+    def __init__(self, pool: str, clock: Clock, snapshot_every: int) -> None:
+        self._pool, self._clock, self._snapshot_every = pool, clock, snapshot_every
         self._node_watch: NodeWatch | None = None
 
     def act(self, action: FenceNode) -> None:
@@ -326,7 +336,7 @@ class MonitorTasks:
         while True:
             await asyncio.sleep(SNAPSHOT_CHECK_S)
             snapshot = host.snapshot()
-            if snapshot is not None and snapshot.state.sequence - saved_at >= SNAPSHOT_EVERY:
+            if snapshot is not None and snapshot.state.sequence - saved_at >= self._snapshot_every:
                 saved_at = snapshot.state.sequence
                 try:
                     await snapshot_store.save(bus, self._pool, snapshot, self._clock.now_s())

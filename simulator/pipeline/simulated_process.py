@@ -218,8 +218,10 @@ class SimulatedProcess:
         self.host = host
 
     def restart(self) -> None:
-        self.kill()
-        self.start()
+        """Unless it is down: then it starts when its machine does."""
+        if self.runs:
+            self.kill()
+            self.start()
 
     def partition(self, outage_s: float, *, sends: bool = False, receives: bool = False) -> None:
         """The process runs on and reaches no other process for outage_s. sends, receives: the way that still works."""

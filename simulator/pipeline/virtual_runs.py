@@ -4,6 +4,7 @@ It asserts what no schedule may ever cause: two generations of a job that train 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -134,6 +135,33 @@ def joined_by(run: Run, runs: Iterable[Run]) -> list[Run]:
 # --- virtual runs --------------------------------------------------------------------------------------
 
 PORT = 29_500
+NUM_KEPT = 2  # checkpoints of a job, as its real store keeps
+
+
+class CheckpointFiles:
+    """The newest checkpoints of a job, on the disk that its nodes share. The newest one can be damaged."""
+
+    def __init__(self) -> None:
+        self._iterations: list[int] = []
+        self._damaged: list[int] = []
+
+    def write(self, iteration: int) -> None:
+        self._iterations = [*self._iterations, iteration][-NUM_KEPT:]
+
+    @property
+    def has_older(self) -> bool:
+        return len(self._iterations) == NUM_KEPT
+
+    def damage(self) -> None:
+        """No start can read the newest one any more."""
+        self._damaged.append(self._iterations.pop())
+
+    def restore(self) -> tuple[int, str]:
+        """The iteration at which a run starts, and which newer checkpoints it cannot use ("": none)."""
+        iteration = self._iterations[-1] if self._iterations else 0
+        lost = ", ".join(f"iteration {newer}: damaged" for newer in self._damaged if newer > iteration)
+        self._damaged.clear()
+        return iteration, lost
 
 
 class Runs:
@@ -144,7 +172,7 @@ class Runs:
     ) -> None:
         self._loop, self._timing, self._processes, self._speeds = loop, timing_model, processes, speeds
         self.by_key: dict[RunKey, Run] = {}
-        self._checkpoints: dict[str, int] = {}  # by job
+        self.checkpoint_files: defaultdict[str, CheckpointFiles] = defaultdict(CheckpointFiles)  # by job
         self.rendezvous = RendezvousModel(
             loop,
             prepare_s=timing_model.training.grow.prepare.seconds,
@@ -218,8 +246,11 @@ class Runs:
     def _start(self, run: Run) -> None:
         if run.broken or run.stopping:
             return
-        self._train(run, self._checkpoints.get(run.key[0], 0) if run.purpose == "train" else 0)
-        self._report_all(run, Started(iteration=run.from_iteration))
+        iteration, lost = self.checkpoint_files[run.key[0]].restore() if run.purpose == "train" else (0, "")
+        self._train(run, iteration)
+        self._report_all(
+            run, Started(iteration=iteration), to_rank0=Started(iteration=iteration, lost_checkpoints=lost)
+        )
 
     def _train(self, run: Run, iteration: int) -> None:
         """The run takes steps from now on."""
@@ -250,7 +281,7 @@ class Runs:
 
     def checkpoint(self, run: Run, request: int = 0) -> None:
         iteration = run.iteration(self._loop.now_s)
-        self._checkpoints[run.key[0]] = iteration
+        self.checkpoint_files[run.key[0]].write(iteration)
         self._report_rank0(run, CheckpointWritten(iteration=iteration, request=request))
 
     # -- end ---------------------------------------------------------------------------------------------
@@ -278,7 +309,7 @@ class Runs:
     def _stopped_alone(self, process: VirtualProcess) -> None:
         if self._processes.lives(process):
             iteration = process.run.iteration(self._loop.now_s)
-            self._checkpoints[process.run.key[0]] = iteration
+            self.checkpoint_files[process.run.key[0]].write(iteration)
             process.report(WorkerReported(worker=process.id, message=CheckpointWritten(iteration=iteration)))
             self.end(process, WorkerEnded(worker=process.id, exit_code=ExitCode.DONE))
 
@@ -356,6 +387,7 @@ class Runs:
         rank0 = run.processes[0]
         rank0.report(WorkerReported(worker=rank0.id, message=message))
 
-    def _report_all(self, run: Run, message: FromWorker) -> None:
-        for process in list(run.processes.values()):
-            process.report(WorkerReported(worker=process.id, message=message))
+    def _report_all(self, run: Run, message: FromWorker, to_rank0: FromWorker | None = None) -> None:
+        for rank, process in list(run.processes.items()):
+            told = message if rank or to_rank0 is None else to_rank0
+            process.report(WorkerReported(worker=process.id, message=told))

@@ -147,6 +147,7 @@ class TimingModel:
     profile_s: float = 0.6
     slow_profiles_s: Mapping[str, float] = field(default_factory=dict[str, float])
     checkpoint_every_s: float = 5.0
+    snapshot_every: int = 100  # messages of the ledger
     report_every_s: float = 0.5
     install_s: float = 0.0  # from the order to start a worker until the packages that its job requires are there
     give_up_s: float = 10.0  # a worker ends if its peers do not join by then, or by the end of their installation

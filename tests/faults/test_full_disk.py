@@ -9,13 +9,13 @@ from tests.support.fault_evidence import assert_decided_once, assert_one_chain, 
 from tests.support.real_pool import RunningPool, job, running_pool
 from tests.support.small_disk import small_disk
 
-DISK = "1100m"  # the streams' own bounds must fit into it
+DISK_KIB = 1_200 << 10  # the streams' own bounds must fit into it
 LEFT_BYTES = 48 << 20  # space for what is written until the supervisor checks
 LONG = "x" * 20_000  # makes a command that fills the rest soon
 
 
 async def test_a_full_disk_is_said_and_survived(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", DISK) as disk:
+    with small_disk(tmp_path / "disk", DISK_KIB) as disk:
         await fill_and_free(disk)
 
 

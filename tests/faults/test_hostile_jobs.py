@@ -253,7 +253,7 @@ async def test_no_attack_changes_a_bit_of_its_neighbours_weights(node, executor,
 async def test_a_job_that_fills_the_disk_of_its_node_stops_no_neighbour(tmp_path):
     """Checkpoints are skipped meanwhile. Once there is space, the neighbour ends with the weights of a run alone."""
     skip_without_namespaces()
-    with small_disk(tmp_path / "disk", "64m") as disk:
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
         isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(disk),))
         node = Node(disk, isolation=WorkerIsolation(isolation))
         await node.launcher.start()

@@ -375,6 +375,6 @@ async def test_a_wrong_token(user: User) -> None:
 @contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
     """A full disk at this folder."""
-    with small_disk(folder, "4k"):
+    with small_disk(folder, 4):
         (folder / "ballast").write_bytes(b"x" * 4096)
         yield

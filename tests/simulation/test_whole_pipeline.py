@@ -1,7 +1,7 @@
 """All services' hosts together, through whole lives of jobs: without faults, and with very many.
 
 The seed of a failure is its parameter; the same seed gives the same ledger, byte for byte. EF_SIMULATED_SEEDS is the
-number of short storms, EF_FIRST_SEED the seed of the first one.
+number of short storms; `python -m tests.support.storms` makes new ones.
 """
 
 import os
@@ -26,10 +26,15 @@ from tests.support.simulated_runs import POWER_STORM, SHORT_STORM, STORM, proble
 
 CALM_SEEDS, STORM_SEEDS = range(6), range(110, 118)
 EACH_DAY = 1  # of the seeds of each kind
-FIRST_SEED = int(os.environ.get("EF_FIRST_SEED", "1000"))
 FOUND_SEEDS = (40029,)  # an executor took the monitor's writes for those of another executor
-OF_FOUND_SEEDS = replace(SHORT_STORM, node_pause_every_s=None, service_pause_every_s=None)  # as they were found
-SHORT_STORM_SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("EF_SIMULATED_SEEDS", "16")))
+OF_FOUND_SEEDS = replace(  # as they were found
+    SHORT_STORM,
+    node_pause_every_s=None,
+    service_pause_every_s=None,
+    power_loss_every_s=None,
+    damaged_file_every_s=None,
+)
+SHORT_STORM_SEEDS = range(1000, 1000 + int(os.environ.get("EF_SIMULATED_SEEDS", "16")))
 
 
 @cache

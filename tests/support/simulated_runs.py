@@ -24,7 +24,7 @@ from tests.support.scenarios import random_scenario, services
 REACTION_S = 2 * DEFAULT_TIMEOUT_S + 2.0  # even if two appends in a row are lost
 LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be
 STORM = replace(MANY_FAULTS, until_s=200.0)
-POWER_STORM = replace(STORM, power_loss_every_s=60.0)
+POWER_STORM = replace(STORM, power_loss_every_s=60.0, damaged_file_every_s=15.0)
 SHORT_STORM = replace(  # each kind of fault two to six times as often as in a storm, for a tenth of the time
     MANY_FAULTS,
     worker_crash_every_s=7.0,
@@ -37,6 +37,8 @@ SHORT_STORM = replace(  # each kind of fault two to six times as often as in a s
     node_pause_every_s=10.0,
     service_pause_every_s=10.0,
     clock_step_every_s=5.0,
+    power_loss_every_s=18.0,
+    damaged_file_every_s=4.0,
     max_outage_s=8.0,
     until_s=18.0,
 )
@@ -84,6 +86,9 @@ def short_storm(seed: int, make_host: Callable[..., Host[Any]] = Host, faults: F
     scenario = random_scenario(
         seed, num_jobs=3, num_nodes=2, max_iterations=200, mean_gap_s=3.0, curves_known=seed % 2 == 0
     )
+    if faults.damaged_file_every_s is not None:  # in so short a time there would be few files
+        often = replace(scenario.timing_model, checkpoint_every_s=1.0, snapshot_every=10)
+        scenario = replace(scenario, timing_model=often)
     return run_to_rest(scenario, seed, faults, longest_s=600.0, make_host=make_host)
 
 
