@@ -68,14 +68,14 @@ class Machines:
         written.replace(self._offset_file(service))
 
     def fill_disk(self, server: str) -> None:
-        with (self.folder / server / "filler").open("wb") as filler, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), (self.folder / server / "filler").open("wb") as filler:
             while True:
                 filler.write(bytes(1 << 20))
                 filler.flush()
 
     def empty_disk(self, server: str) -> None:
         """A server that found its disk full stores nothing until it starts anew."""
-        (self.folder / server / "filler").unlink()
+        (self.folder / server / "filler").unlink(missing_ok=True)  # a disk that was full already has none
         self.restart(server)
 
     def slow_down_disk(self, server: str, delay_s: float) -> subprocess.Popen[bytes]:
