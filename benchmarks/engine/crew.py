@@ -30,6 +30,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
+    GenerationPlan,
     JoinRendezvous,
     PeersLost,
     PrepareSwitch,
@@ -141,7 +142,7 @@ class Crew:
                     self._address = f"127.0.0.1:{port}"
                     self._pass_on_rendezvous()
             case Started(iteration=iteration):
-                worker.generation, worker.rank = handle.assignment.generation, handle.assignment.rank
+                worker.generation, worker.rank = handle.assignment.plan.generation, handle.assignment.rank
                 worker.iteration = iteration
             case Switched(generation=generation, rank=rank, iteration=iteration, resize=resize):
                 worker.generation, worker.rank, worker.iteration = generation, rank, iteration
@@ -178,11 +179,13 @@ class Crew:
             if worker is not None:
                 worker.handle.send(
                     PrepareSwitch(
-                        generation=generation,
+                        plan=GenerationPlan(
+                            generation=generation,
+                            world_size=size,
+                            rendezvous_size=rendezvous_size,
+                            virtual_nodes_by_rank=counts,
+                        ),
                         rendezvous_rank=rendezvous_rank,
-                        world_size=size,
-                        rendezvous_size=rendezvous_size,
-                        virtual_nodes_by_rank=counts,
                     )
                 )
         joining = {
@@ -218,11 +221,13 @@ class Crew:
     ) -> Worker:
         assignment = Assignment(
             job_id=self.job_id,
-            generation=generation,
+            plan=GenerationPlan(
+                generation=generation,
+                world_size=world_size,
+                rendezvous_size=rendezvous_size,
+                virtual_nodes_by_rank=counts,
+            ),
             rank=rank,
-            world_size=world_size,
-            rendezvous_size=rendezvous_size,
-            virtual_nodes_by_rank=counts,
             spec=self.spec,
             checkpoint_dir=str(self.checkpoint_dir),
             checkpoint_every_s=self.checkpoint_every_s,

@@ -13,7 +13,7 @@ from benchmarks.engine.device import Device
 from benchmarks.engine.models import Trained
 from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, RendezvousListening
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, JoinRendezvous
 
 _TIMEOUT_S = 300.0
 T = TypeVar("T")
@@ -44,9 +44,8 @@ class Engine:
         job_id = f"job-{self._num_jobs}"
         return Assignment(
             job_id=job_id,
-            generation=1,
+            plan=GenerationPlan(generation=1, world_size=1),
             rank=0,
-            world_size=1,
             spec=spec,
             checkpoint_dir=str(self._data_dir / "checkpoints" / job_id),
             checkpoint_every_s=_TIMEOUT_S,

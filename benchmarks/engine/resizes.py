@@ -31,6 +31,7 @@ from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import Progressed, Started, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
+    GenerationPlan,
     PeersLost,
     PrepareSwitch,
     StopAtBoundary,
@@ -188,13 +189,7 @@ class Resized:
         ]
         for rendezvous_rank, worker in enumerate((*workers, *leaving)):
             if worker in before:
-                change = PrepareSwitch(
-                    generation=self._generation,
-                    rendezvous_rank=rendezvous_rank,
-                    world_size=len(members),
-                    rendezvous_size=size,
-                    generation_secret=self._secret(),
-                )
+                change = PrepareSwitch(plan=self._plan(len(members), size), rendezvous_rank=rendezvous_rank)
                 worker.send(change)
         kind = Started if members[0] is None else Switched
         event = await self._engine.receive(kind, workers[0], rendezvous=[*workers, *leaving])
@@ -241,14 +236,16 @@ class Resized:
     async def _launch(self, rank: int, world_size: int, rendezvous_size: int = 0) -> WorkerHandle:
         assignment: Assignment = replace(
             self._assignment,
-            generation=self._generation,
+            plan=self._plan(world_size, rendezvous_size),
             rank=rank,
-            world_size=world_size,
-            rendezvous_size=rendezvous_size,
-            generation_secret=self._secret(),
             **device_fields(self._engine.device, rank),
         )
         return await self._engine.launcher.launch(assignment)
 
-    def _secret(self) -> str:
-        return self.secrets.of(self._assignment.job_id, self._generation)
+    def _plan(self, world_size: int, rendezvous_size: int) -> GenerationPlan:
+        return GenerationPlan(
+            generation=self._generation,
+            world_size=world_size,
+            rendezvous_size=rendezvous_size,
+            secret=self.secrets.of(self._assignment.job_id, self._generation),
+        )

@@ -39,7 +39,7 @@ from elasticflow.services.executor.worker.process.device import use_one_heap
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker, RendezvousListening
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, JoinRendezvous
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, JoinRendezvous
 
 _WARM_UP_ROUNDS = {Device.CPU: 1, Device.CUDA: 3}  # a GPU's libraries and its allocator choose in the first steps
 PLAIN_MODE = "plain"
@@ -255,9 +255,8 @@ def _engine_step(
     )
     assignment = Assignment(
         job_id=job_class.__name__,
-        generation=_GENERATION,
+        plan=GenerationPlan(generation=_GENERATION, world_size=num_workers),
         rank=rank,
-        world_size=num_workers,
         spec=spec,
         checkpoint_dir=folder,
         **device_fields(device, rank),

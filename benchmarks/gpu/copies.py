@@ -19,7 +19,7 @@ from benchmarks.report import Measured, Row
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import Started
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 
 _ROUNDS = 5  # of copies
 _STARTS = 2
@@ -143,9 +143,8 @@ async def _warm(device: Device, num_starts: int) -> Measured:
 def _assignment(job_id: str, folder: Path, device: Device, slot: int) -> Assignment:
     return Assignment(
         job_id=job_id,
-        generation=1,
+        plan=GenerationPlan(generation=1, world_size=1),
         rank=0,
-        world_size=1,
         spec=_perceptron(1),
         checkpoint_dir=str(folder / job_id),
         device=device.value,

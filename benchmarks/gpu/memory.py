@@ -16,7 +16,7 @@ from benchmarks.report import Measured, Row
 from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Interrupted
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, PrepareSwitch
 from elasticflow.shared.state.fold.workers import halved
 
 _NUM_ITERATIONS = 3
@@ -63,13 +63,11 @@ class _Job:
         worker = await self.launcher.launch(
             Assignment(
                 job_id=job_id,
-                generation=1,
+                plan=GenerationPlan(generation=1, world_size=1, micro_batch_size=micro_batch_size),
                 rank=0,
-                world_size=1,
                 spec=spec_of(LimitedGpt2(), _NUM_ITERATIONS, batch_size, **settings),
                 checkpoint_dir=str(checkpoints),
                 checkpoint_every_s=NEVER_S,
-                micro_batch_size=micro_batch_size,
                 **device_fields(self._device, 0),
             )
         )
@@ -90,11 +88,13 @@ class _Job:
                     self.tried.append(halved(size))
                     worker.send(
                         PrepareSwitch(
-                            generation=len(self.tried),
+                            plan=GenerationPlan(
+                                generation=len(self.tried),
+                                world_size=1,
+                                rendezvous_size=1,
+                                micro_batch_size=self.tried[-1],
+                            ),
                             rendezvous_rank=0,
-                            world_size=1,
-                            rendezvous_size=1,
-                            micro_batch_size=self.tried[-1],
                         )
                     )
                 case Failed(error=error):

@@ -23,7 +23,8 @@ async def profiled(
     engine: Engine, assignment: Assignment, shares: Sequence[float], counts: tuple[int, ...] = ()
 ) -> Profiled:
     """A profiling run on slots of these shares of a core. counts: virtual nodes by rank; empty: as even as possible."""
-    engine_run = replace(assignment, world_size=len(shares), virtual_nodes_by_rank=counts)
+    plan = replace(assignment.plan, world_size=len(shares), virtual_nodes_by_rank=counts)
+    engine_run = replace(assignment, plan=plan)
     workers = [
         await engine.launcher.launch(replace(engine_run, rank=rank, gpu_index=rank, cpu_share=share))
         for rank, share in enumerate(shares)

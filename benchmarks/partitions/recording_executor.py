@@ -55,7 +55,7 @@ class RecordingLauncher:
         pass
 
     def record(self, worker: RecordingWorker, what: str, at_s: float) -> None:
-        line = {"generation": worker.assignment.generation, "what": what, "at_s": at_s}
+        line = {"generation": worker.assignment.plan.generation, "what": what, "at_s": at_s}
         print(json.dumps(line), file=self._records, flush=True)
 
     def report_soon(self, worker: RecordingWorker, message: Any) -> None:

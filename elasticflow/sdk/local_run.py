@@ -23,7 +23,7 @@ from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_environment import local_path
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_FOLDER, MODEL_FOLDER, iteration_of_model
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # iterations done, and metrics
 _REDRAWN_EVERY_S = 0.1
@@ -67,9 +67,8 @@ def run_locally(
     with tempfile.TemporaryDirectory(prefix="eflow-") as home:
         assignment = Assignment(
             job_id="local",
-            generation=1,
+            plan=GenerationPlan(generation=1, world_size=1),
             rank=0,
-            world_size=1,
             spec=spec,
             checkpoint_dir=home,
             data_paths={name: str(local_path(uri)) for name, uri in spec.data.items()},

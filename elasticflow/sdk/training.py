@@ -16,7 +16,7 @@ from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import Submission, submission_of
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.process.nats_access import reachable_host
 
@@ -75,15 +75,13 @@ def train_submission(
     with tempfile.TemporaryDirectory(prefix="eflow-") as code_folder:
         assignment = Assignment(
             job_id=name,
-            generation=1,
+            plan=GenerationPlan(generation=1, world_size=1, micro_batch_size=options.micro_batch_size),
             rank=0,
-            world_size=1,
             spec=ready.spec,
             checkpoint_dir=str(Path(checkpoint_dir).absolute()),
             code_path=_extracted(ready.code, code_folder),
             device=options.device,
             advertise_host=options.advertise_host or reachable_host(endpoint.nats_url),
-            micro_batch_size=options.micro_batch_size,
             checkpoint_every_s=options.checkpoint_every_s,
         )
 

@@ -85,18 +85,18 @@ class Environment:
     def launch(self, action: StartWorker, node_id: str, report: Callable[[LocalEvent], None]) -> None:
         """A new worker process."""
         assignment, worker = action.assignment, action.worker
-        if not assignment.gpu_types_by_rank:
+        if not assignment.plan.gpu_types_by_rank:
             self._speeds.launched(assignment.spec, node_id)
-        run = self._runs.of(worker[:2], assignment.spec, assignment, assignment.purpose, node_id)
+        run = self._runs.of(worker[:2], assignment.spec, assignment.plan, assignment.purpose, node_id)
         run.measures_step_times = assignment.measures_step_times
         gpu = GpuId(node_id, assignment.gpu_index)
         process = VirtualProcess(id=worker, gpu=gpu, report=report, run=run, rank=worker.rank)
         if assignment.spec.requirements:
             process.begins_at_s = self._loop.now_s + self._install_s
         self._runs.begin(process)
-        if assignment.rendezvous_size:
-            self._runs.rendezvous.of(run, assignment.rendezvous_size)
-        self._runs.invite(run, process, worker.rank, assignment.rendezvous)
+        if assignment.plan.rendezvous_size:
+            self._runs.rendezvous.of(run, assignment.plan.rendezvous_size)
+        self._runs.invite(run, process, worker.rank, assignment.plan.rendezvous)
 
     def send(self, worker: WorkerId, message: ToWorker) -> None:
         """A worker process receives a message; it has no effect on a process that is gone."""
@@ -121,10 +121,10 @@ class Environment:
                 raise AssertionError(message)
 
     def _prepare_switch(self, process: VirtualProcess, order: PrepareSwitch) -> None:
-        key, before = (process.id.job_id, order.generation), process.run
-        run = self._runs.of(key, before.spec, order, before.purpose, process.gpu.node_id)
-        self._runs.rendezvous.of(run, order.rendezvous_size).staying[order.rendezvous_rank] = process
-        self._runs.invite(run, process, order.rendezvous_rank, order.rendezvous)
+        key, before = (process.id.job_id, order.plan.generation), process.run
+        run = self._runs.of(key, before.spec, order.plan, before.purpose, process.gpu.node_id)
+        self._runs.rendezvous.of(run, order.plan.rendezvous_size).staying[order.rendezvous_rank] = process
+        self._runs.invite(run, process, order.rendezvous_rank, order.plan.rendezvous)
 
     def _join(self, process: VirtualProcess, key: RunKey) -> None:
         run = self._runs.by_key[key]

@@ -23,7 +23,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
     Switched,
 )
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
+from elasticflow.shared.messages.worker_protocol.to_worker import GenerationPlan
 from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.virtual_workers import (
     Processes,
@@ -188,16 +188,16 @@ class Runs:
         self,
         key: RunKey,
         spec: JobSpec,
-        order: Assignment | PrepareSwitch,
+        plan: GenerationPlan,
         purpose: Literal["train", "profile"],
         node_id: str,
     ) -> Run:
         """The run of this key; the first call, for a worker on node_id, creates it."""
         run = self.by_key.get(key)
         if run is None:
-            world_size = order.world_size
-            gpu_types = order.gpu_types_by_rank or (self._speeds.type_of(node_id),) * world_size
-            rate = self._speeds.iterations_per_s(spec, gpu_types, order.virtual_nodes_by_rank)
+            world_size = plan.world_size
+            gpu_types = plan.gpu_types_by_rank or (self._speeds.type_of(node_id),) * world_size
+            rate = self._speeds.iterations_per_s(spec, gpu_types, plan.virtual_nodes_by_rank)
             run = Run(key=key, spec=spec, world_size=world_size, purpose=purpose, iterations_per_s=rate)
             self.by_key[key] = run
         return run

@@ -58,9 +58,9 @@ class FakeWorker:
         self.log_file = Path(os.devnull)  # it has no process that writes
         self.order: PrepareSwitch | None = None
         self._launcher = launcher
-        if assignment.rank == 0 and assignment.world_size > 1:
-            self._report_soon(RendezvousListening(generation=assignment.generation, port=4000))
-        if assignment.world_size == 1 and not assignment.rendezvous_size:
+        if assignment.rank == 0 and assignment.plan.world_size > 1:
+            self._report_soon(RendezvousListening(generation=assignment.plan.generation, port=4000))
+        if assignment.plan.world_size == 1 and not assignment.plan.rendezvous_size:
             self._report_soon(Started(iteration=0), Progressed(iteration=1, iterations_per_s=2.0))
 
     def send(self, message: Any) -> None:
@@ -72,7 +72,7 @@ class FakeWorker:
             case PrepareSwitch():
                 self.order = message
                 if message.rendezvous_rank == 0:
-                    self._report_soon(RendezvousListening(generation=message.generation, port=5000))
+                    self._report_soon(RendezvousListening(generation=message.plan.generation, port=5000))
             case StopAtBoundary():
                 self._report_soon(CheckpointWritten(iteration=5), Exited(code=0, signal=None))
             case LeaseExtended():
@@ -82,13 +82,13 @@ class FakeWorker:
 
     def _begin(self) -> None:
         """Start with all others, join, switch or leave."""
-        order, is_joining = self.order, self.assignment.rendezvous_size > 0
+        order, is_joining = self.order, self.assignment.plan.rendezvous_size > 0
         if order is None:
             self._report_soon(Started(iteration=0, resize=TIMELINE if is_joining else None))
-        elif order.rendezvous_rank >= order.world_size:
+        elif order.rendezvous_rank >= order.plan.world_size:
             self._report_soon(Exited(code=0, signal=None))
         else:
-            generation, rank = order.generation, order.rendezvous_rank
+            generation, rank = order.plan.generation, order.rendezvous_rank
             self._report_soon(Switched(generation=generation, rank=rank, iteration=7, resize=TIMELINE))
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ class FakeLauncher:
             raise self.fails_with
         worker = FakeWorker(assignment, self)
         self.workers.append(worker)  # in any order
-        self.workers.sort(key=lambda each: (each.assignment.generation, each.assignment.rank))
+        self.workers.sort(key=lambda each: (each.assignment.plan.generation, each.assignment.rank))
         return worker
 
     async def close(self) -> None:
@@ -189,7 +189,7 @@ async def test_an_executor_from_joining_to_shutdown(bus: Bus, run: Run, tmp_path
     await ledger.until(lambda pool: "a" in pool.live_jobs and pool.live_jobs["a"].training)
     assert launcher.addresses == ["127.0.0.1:4000"]
     assignment = launcher.workers[0].assignment
-    assert (assignment.gpu_index, assignment.world_size) == (2, 2)
+    assert (assignment.gpu_index, assignment.plan.world_size) == (2, 2)
     assert assignment.checkpoint_dir == str(tmp_path / "checkpoints" / "a")
     await ledger.place("a", 2, "node-0:0")
     await ledger.until(lambda pool: pool.live_jobs["a"].generation == 2 and pool.live_jobs["a"].training)
@@ -261,8 +261,8 @@ async def test_a_worker_switches_and_another_joins_it(bus: Bus, run: Run) -> Non
     started = await ledger.until_received(events.GenerationStarted, count=2)
     assert (started.generation, started.iteration, started.resize) == (2, 7, TIMELINE)
     staying, joining = launcher.workers
-    assert (staying.assignment.generation, staying.assignment.rank) == (2, 0)
-    assert (joining.assignment.rendezvous_size, joining.assignment.gpu_index) == (2, 3)
+    assert (staying.assignment.plan.generation, staying.assignment.rank) == (2, 0)
+    assert (joining.assignment.plan.rendezvous_size, joining.assignment.gpu_index) == (2, 3)
     assert launcher.addresses == ["127.0.0.1:5000"]
     await ended(task)
     await ledger.until_received(events.NodeLost)

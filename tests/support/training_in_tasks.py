@@ -12,7 +12,7 @@ from elasticflow.client.training_load import TrainingManager
 from elasticflow.services.executor.processes.task_runner import TaskRunner
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone, TaskFailed
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from elasticflow.shared.messages.worker_protocol.training_tasks import GradientTask, ManagerReady, TasksDue
 from tests.support.task_runners import USER_CODE, WAIT_S, Runners
 
@@ -64,9 +64,8 @@ async def training(spec: Any, checkpoint_dir: Path, **more: Any) -> AsyncIterato
     """A manager that is ready for runners."""
     assignment = Assignment(
         job_id="training",
-        generation=1,
+        plan=GenerationPlan(generation=1, world_size=1),
         rank=0,
-        world_size=1,
         spec=spec,
         checkpoint_dir=str(checkpoint_dir),
         code_path=USER_CODE,

@@ -18,6 +18,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
+    GenerationPlan,
     JoinRendezvous,
     PrepareSwitch,
     StopAtBoundary,
@@ -117,17 +118,18 @@ class Node:
         ranks: Sequence[int] | None = None,
         spec_by_rank: Mapping[int, JobSpec] | None = None,
         devices: Sequence[Device] = (),
+        planned: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Generation:
-        """ranks: those to start; by default all. spec_by_rank: specifications that differ on some ranks. devices: by
-        rank, if they differ; the first GPU is the node's first."""
+        """planned: of the generation, beside its size. ranks: those to start; by default all. spec_by_rank:
+        specifications that differ on some ranks. devices: by rank, if they differ; the first GPU is the node's first.
+        """
         ranks = range(num_workers) if ranks is None else ranks
         workers = self._generations[job_id, generation] = Generation(ranks)
         assignment = Assignment(
             job_id=job_id,
-            generation=generation,
+            plan=GenerationPlan(generation=generation, world_size=num_workers, **(planned or {})),
             rank=0,
-            world_size=num_workers,
             spec=spec,
             checkpoint_dir=str(self.checkpoints_of(job_id)),
             code_path=str(Path(__file__).parents[1] / "support" / "user_code"),
@@ -152,46 +154,25 @@ class Node:
         *,
         generation: int | None = None,
         lost: Sequence[int] = (),
-        micro_batch_size: int = 0,
-        virtual_nodes_by_rank: tuple[int, ...] = (),
         device: Device | None = None,
-        generation_secret: str = "",
+        **planned: Any,
     ) -> Generation:
         """The generation after `before`, without a stop: rank r was members[r], or is new where that is None. device:
-        of a new worker, if it differs."""
+        of a new worker, if it differs. planned: of the generation, beside its size."""
         some = next(iter(before.workers.values())).assignment
-        generation = generation or some.generation + 1
+        generation = generation or some.plan.generation + 1
         leaving = [rank for rank in sorted(before.workers) if rank not in (*members, *lost)]
         size, by_rank = len(members), {}
         for rendezvous_rank, rank in enumerate((*members, *leaving)):
             by_rank[rendezvous_rank] = None if rank is None else before.workers[rank]
         after = Generation(range(size), [by_rank[r] for r in range(size, len(by_rank))])
         self._generations[some.job_id, generation] = after
+        plan = GenerationPlan(generation=generation, world_size=size, rendezvous_size=len(by_rank), **planned)
         for rendezvous_rank, worker in by_rank.items():
             if worker is not None:
-                worker.send(
-                    PrepareSwitch(
-                        generation=generation,
-                        rendezvous_rank=rendezvous_rank,
-                        world_size=size,
-                        rendezvous_size=len(by_rank),
-                        micro_batch_size=micro_batch_size,
-                        virtual_nodes_by_rank=virtual_nodes_by_rank,
-                        generation_secret=generation_secret,
-                    )
-                )
+                worker.send(PrepareSwitch(plan=plan, rendezvous_rank=rendezvous_rank))
             else:
-                joining = replace(
-                    some,
-                    generation=generation,
-                    rank=rendezvous_rank,
-                    world_size=size,
-                    rendezvous_size=len(by_rank),
-                    micro_batch_size=micro_batch_size,
-                    virtual_nodes_by_rank=virtual_nodes_by_rank,
-                    device=device or some.device,
-                    generation_secret=generation_secret,
-                )
+                joining = replace(some, plan=plan, rank=rendezvous_rank, device=device or some.device)
                 worker = await self.launcher.launch(joining)
             if rendezvous_rank < size:
                 after.workers[rendezvous_rank] = worker
@@ -200,9 +181,11 @@ class Node:
 
     def _record(self, worker: WorkerHandle, event: WorkerEvent) -> None:
         if isinstance(event, Switched):
-            worker.assignment = replace(worker.assignment, generation=event.generation, rank=event.rank)
+            worker.assignment = replace(
+                worker.assignment, plan=replace(worker.assignment.plan, generation=event.generation), rank=event.rank
+            )
         about = worker.assignment
-        generation = event.generation if isinstance(event, RendezvousListening) else about.generation
+        generation = event.generation if isinstance(event, RendezvousListening) else about.plan.generation
         self._generations[about.job_id, generation].record(about.rank, event)
 
 

@@ -21,7 +21,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Interrupted,
     Started,
 )
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, LeaseExtended
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, LeaseExtended
 from elasticflow.shared.runtime.process.clock import boot_s
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -255,9 +255,8 @@ async def test_start_ends_leftover_processes_and_close_leaves_none(tmp_path, spe
     worker = await launcher.launch(
         Assignment(
             job_id="a",
-            generation=1,
+            plan=GenerationPlan(generation=1, world_size=1),
             rank=0,
-            world_size=1,
             spec=spec_of("Points", **LONG),
             checkpoint_dir=str(tmp_path),
             code_path=str(Path(__file__).parents[1] / "support" / "user_code"),

@@ -78,7 +78,7 @@ async def test_ten_resizes_without_a_stop_do_not_change_the_bits(each_node, spec
     await workers.first(Progressed)
     for members in TEN_RESIZES:
         workers = await switch(node, workers, members)
-    assert len(TEN_RESIZES) == workers.workers[0].assignment.generation - 1 == 10
+    assert len(TEN_RESIZES) == workers.workers[0].assignment.plan.generation - 1 == 10
     slow_down.unlink()
     assert await end_of(node, workers) == whole
 

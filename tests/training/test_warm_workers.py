@@ -14,7 +14,7 @@ import pytest_asyncio
 from elasticflow.services.executor.processes.fork_server_client import marked_processes
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Finished
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,9 +43,8 @@ class Warm:
         return await self.launcher.launch(
             Assignment(
                 job_id=job_id,
-                generation=1,
+                plan=GenerationPlan(generation=1, world_size=1),
                 rank=0,
-                world_size=1,
                 spec=spec,
                 checkpoint_dir=str(self.folder / job_id),
                 code_path=str(Path(__file__).parents[1] / "support" / "user_code"),

@@ -16,7 +16,7 @@ from elasticflow.shared.messages.events import JobFailed, JobFinished, MemoryExc
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
-from elasticflow.shared.messages.worker_protocol.to_worker import PeersLost, PrepareSwitch
+from elasticflow.shared.messages.worker_protocol.to_worker import GenerationPlan, PeersLost, PrepareSwitch
 from elasticflow.shared.state.fold.jobs import is_outdated_finish, may_report_end
 from elasticflow.shared.state.fold.workers import halved, has_micro_batches_of
 from elasticflow.shared.state.gpu_types import as_recorded, failure_on_type
@@ -69,18 +69,22 @@ def switch_orders(state: State, job: Job) -> list[SendToWorker]:
         if worker.is_ending or worker.newest_generation >= job.generation:
             continue
         rendezvous_rank = gpus.index(worker.gpu)
-        order = PrepareSwitch(
-            generation=job.generation,
-            rendezvous_rank=rendezvous_rank,
-            world_size=len(job.gpus),
-            rendezvous_size=len(gpus),
-            rendezvous=job.rendezvous if rendezvous_rank else "",
-            micro_batch_size=job.micro_batch_size or 0,
-            virtual_nodes_by_rank=job.virtual_nodes_by_rank,
-            gpu_types_by_rank=gpu_types_by_rank(state, job),
-        )
+        order = PrepareSwitch(plan=generation_plan(state, job, rendezvous_rank), rendezvous_rank=rendezvous_rank)
         orders.append(SendToWorker(worker=worker.id, message=order))
     return orders
+
+
+def generation_plan(state: State, job: Job, rendezvous_rank: int) -> GenerationPlan:
+    """The plan of the newest generation. Its rendezvous rank 0 listens, and so gets no address."""
+    return GenerationPlan(
+        generation=job.generation,
+        world_size=len(job.gpus),
+        rendezvous=job.rendezvous if rendezvous_rank else "",
+        rendezvous_size=len(rendezvous_gpus(job)),
+        micro_batch_size=job.micro_batch_size or 0,
+        virtual_nodes_by_rank=job.virtual_nodes_by_rank,
+        gpu_types_by_rank=gpu_types_by_rank(state, job),
+    )
 
 
 def rendezvous_gpus(job: Job) -> tuple[GpuId, ...]:

@@ -154,8 +154,8 @@ def _ordered(state: State, action: StartWorker, now_s: float) -> WorkerRecord:
         gpu=GpuId(state.node_id, assignment.gpu_index),
         purpose=assignment.purpose,
         start_ordered_at_s=now_s,
-        is_joining=assignment.rendezvous_size > 0,
-        rendezvous=assignment.rendezvous,
+        is_joining=assignment.plan.transfers_state,
+        rendezvous=assignment.plan.rendezvous,
     )
 
 
@@ -163,7 +163,7 @@ def _sent(worker: WorkerRecord, action: SendToWorker, now_s: float) -> WorkerRec
     match action.message:
         case PrepareSwitch() as order:
             switch = Switch(order=order, ordered_at_s=now_s)
-            return replace(worker, switch=switch, rendezvous=order.rendezvous, port=None)
+            return replace(worker, switch=switch, rendezvous=order.plan.rendezvous, port=None)
         case JoinRendezvous(address=address):
             return replace(worker, rendezvous=address)
         case PeersLost(generation=generation):

@@ -113,7 +113,7 @@ class StartWorker:
 
     @property
     def worker(self) -> WorkerId:
-        return WorkerId(self.assignment.job_id, self.assignment.generation, self.assignment.rank)
+        return WorkerId(self.assignment.job_id, self.assignment.plan.generation, self.assignment.rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

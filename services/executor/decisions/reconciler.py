@@ -5,7 +5,7 @@ Compares what the ledger places here with what runs here. `crash_survivors` deci
 
 from collections.abc import Iterator
 
-from elasticflow.services.executor.decisions.crashes import is_hopeless, rendezvous_gpus, switch_orders
+from elasticflow.services.executor.decisions.crashes import generation_plan, is_hopeless, switch_orders
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     KillWorker,
     SendToWorker,
@@ -16,7 +16,6 @@ from elasticflow.services.executor.decisions.state import (
     State,
     WorkerRecord,
     can_train,
-    gpu_types_by_rank,
     is_quarantined,
 )
 from elasticflow.shared.messages.events import CheckpointFailed, CheckpointWritten
@@ -132,9 +131,8 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
     node = state.node_specification
     return Assignment(
         job_id=worker.job_id,
-        generation=worker.generation,
+        plan=generation_plan(state, job, worker.rank),
         rank=worker.rank,
-        world_size=len(job.gpus),
         spec=spec_of(job),
         purpose="profile" if job.phase is Phase.PROFILING else "train",
         checkpoint_dir=f"{node.data_dir}/checkpoints/{job.job_id}",
@@ -142,13 +140,8 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         gpu_index=gpu.gpu_index,
         cpu_share=node.cpu_share,
         advertise_host=node.advertise_host,
-        rendezvous=job.rendezvous if worker.rank else "",
-        rendezvous_size=len(rendezvous_gpus(job)),
         checkpoint_iteration=job.checkpoint_iteration,
         checkpoint_owner=job.identity,
-        micro_batch_size=job.micro_batch_size or 0,
-        virtual_nodes_by_rank=job.virtual_nodes_by_rank,
-        gpu_types_by_rank=gpu_types_by_rank(state, job),
         memory_limit_bytes=node.memory_limit_bytes if node.device == "cpu" else 0,
         measures_step_times=len(state.pool.gpu_types) > 1,
         timeouts=state.pool.config.timeouts_of(spec_of(job)),

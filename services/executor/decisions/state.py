@@ -103,7 +103,7 @@ class WorkerRecord:
     @property
     def newest_generation(self) -> int:
         """The generation that it was last sent to: by its assignment, or by the switch in progress."""
-        return self.id.generation if self.switch is None else self.switch.order.generation
+        return self.id.generation if self.switch is None else self.switch.order.plan.generation
 
     @property
     def rendezvous_rank(self) -> int:
@@ -113,14 +113,14 @@ class WorkerRecord:
     @property
     def is_leaving(self) -> bool:
         """The switch in progress ends it."""
-        return self.switch is not None and self.switch.order.rendezvous_rank >= self.switch.order.world_size
+        return self.switch is not None and self.switch.order.leaves
 
     @property
     def target(self) -> WorkerId | None:
         """The worker that the switch in progress makes it, or made it already. None without one, or if it leaves."""
         if self.switch is None or self.is_leaving:
             return None
-        return WorkerId(self.id.job_id, self.switch.order.generation, self.switch.order.rendezvous_rank)
+        return WorkerId(self.id.job_id, self.switch.order.plan.generation, self.switch.order.rendezvous_rank)
 
     @property
     def generations(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ class WorkerRecord:
         return (self.id.generation,) if target is None else (self.id.generation, target.generation)
 
     def is_switching_to(self, generation: int) -> bool:
-        return self.switch is not None and self.switch.order.generation == generation
+        return self.switch is not None and self.switch.order.plan.generation == generation
 
     def previous_generation_id(self, job: Job) -> WorkerId | None:
         """The worker of the previous generation that holds the state of the job on its GPU; None if it is not one."""

@@ -269,7 +269,7 @@ class Launcher:
             self.warm_pool.leave(gpu_index)
             raise
         process.exited.add_done_callback(lambda _: self.warm_pool.leave(gpu_index))
-        log_file = self.log_file(assignment.job_id, assignment.generation, assignment.rank)
+        log_file = self.log_file(assignment.job_id, assignment.plan.generation, assignment.rank)
         handle = WorkerHandle(assignment, process, log_file)
         handle.send(WriteLog(file=str(log_file)))
         handle.send(assignment)

@@ -36,6 +36,7 @@ from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
+    GenerationPlan,
     LeaseExtended,
     PrepareSwitch,
     StopAtBoundary,
@@ -196,8 +197,8 @@ class WorkerManager:
         if slot is None:
             return  # an earlier action of the same decision killed it before it had a process
         if isinstance(message, PrepareSwitch):
-            slot.switches.add((message.generation, message.rendezvous_rank))
-            message = replace(message, generation_secret=self._generation_secrets.of(worker.job_id, message.generation))
+            slot.switches.add((message.plan.generation, message.rendezvous_rank))
+            message = replace(message, plan=self._with_secret(worker.job_id, message.plan))
         if slot.handle is not None:
             slot.handle.send(message)
         elif isinstance(message, StopAtBoundary):
@@ -242,7 +243,7 @@ class WorkerManager:
                 packages_path=packages_path,
                 data_paths=data_paths,
                 secrets=secrets,
-                generation_secret=self._generation_secrets.of(worker.job_id, worker.generation),
+                plan=self._with_secret(worker.job_id, assignment.plan),
                 lease_until_s=self._lease_until_s,
             )
             handle = await self._launcher.launch(assignment)
@@ -276,11 +277,14 @@ class WorkerManager:
         self._note(WorkerReported(worker=worker, message=Failed(error=error)))
         self._ended(WorkerEnded(worker=worker, exit_code=ExitCode.FAILED))
 
+    def _with_secret(self, job_id: str, plan: GenerationPlan) -> GenerationPlan:
+        return replace(plan, secret=self._generation_secrets.of(job_id, plan.generation))
+
     # -- what workers send -------------------------------------------------------------------------------
 
     def _on_event(self, handle: WorkerHandle, event: WorkerEvent) -> None:
         assignment = handle.assignment
-        worker = WorkerId(assignment.job_id, assignment.generation, assignment.rank)
+        worker = WorkerId(assignment.job_id, assignment.plan.generation, assignment.rank)
         if isinstance(event, Switched) and not self._was_sent(worker, event):
             self._log.error("WorkerKilled", **worker._asdict(), reason="it reports a switch that it was not sent")
             handle.kill()
@@ -300,7 +304,9 @@ class WorkerManager:
 
     def _switched(self, worker: WorkerId, handle: WorkerHandle, switched: Switched) -> None:
         """The process is another worker from now on."""
-        handle.assignment = replace(handle.assignment, generation=switched.generation, rank=switched.rank)
+        handle.assignment = replace(
+            handle.assignment, plan=replace(handle.assignment.plan, generation=switched.generation), rank=switched.rank
+        )
         target = WorkerId(worker.job_id, switched.generation, switched.rank)
         self._slots[target] = self._slots.pop(worker)
         self._log.info("WorkerSwitched", **target._asdict(), previous=worker.generation, pid=handle.pid)

@@ -46,8 +46,41 @@ class WriteLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """What a generation is made of, as each of its workers is told.
+
+    rendezvous: host:port of rendezvous rank 0; "" for rank 0 itself, which listens, and if `JoinRendezvous` follows.
+    rendezvous_size: staying, joining and leaving workers, if workers that train hand over the state of the job; 0: all
+        workers are new, and the state is in the checkpoint.
+    micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
+    virtual_nodes_by_rank: virtual nodes of each worker; empty: as even as possible.
+    gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
+    secret: that its workers prove to each other; "": they prove nothing.
+    """
+
+    generation: Generation
+    world_size: Annotated[int, Strict(), Gt(0)]
+    rendezvous: str = ""
+    rendezvous_size: Annotated[int, Strict(), Ge(0)] = 0
+    micro_batch_size: NumSamples = 0
+    virtual_nodes_by_rank: VirtualNodesByRank = ()
+    gpu_types_by_rank: tuple[GpuType, ...] = ()
+    secret: Digest = field(default="", repr=False)
+
+    @property
+    def transfers_state(self) -> bool:
+        """Whether workers that train hand over the state of the job."""
+        return self.rendezvous_size > 0
+
+    @property
+    def num_in_rendezvous(self) -> int:
+        """All workers that meet, those that leave with the switch among them."""
+        return self.rendezvous_size or self.world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """All that a worker needs to train. A process serves one job only.
+    """All that a worker needs to train. A process serves one job only. Rank 0 listens on advertise_host.
 
     code_path: folder (or zip) with the training function; "" if it is importable without.
     secrets: values of variables, by name; they appear in no log.
@@ -55,24 +88,16 @@ class Assignment:
     data_paths: of the job's data on this node, by name.
     gpu_index: number of the GPU on this node.
     cpu_share: cores that a CPU slot may use, e.g. 0.2; 1 or more: no limit.
-    rendezvous: host:port of rendezvous rank 0; "" if `JoinRendezvous` follows. Rank 0 listens on advertise_host.
-    rendezvous_size: number of workers in the rendezvous, if this worker joins workers that train and receives the state
-        of the job from them; 0: all workers are new, and the state is in the checkpoint.
     checkpoint_iteration: a complete checkpoint of so many steps was written; a start from an older one is reported.
     checkpoint_owner: named in each checkpoint; those of another owner are not read. "": those of any owner are.
-    micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
-    virtual_nodes_by_rank: virtual nodes of each worker of the generation.
-    gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
     measures_step_times: a profiling run also measures steps with fewer virtual nodes.
     memory_limit_bytes: what a CPU slot's worker may allocate beyond the preloaded libraries; 0: no limit.
-    generation_secret: that the workers of the generation prove to each other; "": they prove nothing.
     lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
 
     job_id: Token
-    generation: Generation
+    plan: GenerationPlan
     rank: Index
-    world_size: Annotated[int, Strict(), Gt(0)]
     spec: JobSpec
     checkpoint_dir: str
     purpose: Literal["train", "profile"] = "train"
@@ -84,15 +109,9 @@ class Assignment:
     gpu_index: Index = 0
     cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
     advertise_host: str = "127.0.0.1"
-    rendezvous: str = ""
-    rendezvous_size: Annotated[int, Strict(), Ge(0)] = 0
     checkpoint_iteration: Iterations = 0
     checkpoint_owner: Text = ""
-    micro_batch_size: NumSamples = 0
-    virtual_nodes_by_rank: VirtualNodesByRank = ()
-    gpu_types_by_rank: tuple[GpuType, ...] = ()
     memory_limit_bytes: NumBytes = 0
-    generation_secret: Digest = field(default="", repr=False)
     lease_until_s: DurationS = 0.0
     timeouts: FailureTimeouts = field(default_factory=FailureTimeouts)
     checkpoint_every_s: PositiveDurationS = 30.0
@@ -106,22 +125,16 @@ class Assignment:
 class PrepareSwitch:
     """Train on, prepare another generation in the background, and switch at the step boundary where all are ready.
 
-    rendezvous_rank: the rank in the new generation; world_size or more for a worker that leaves with the switch.
-    rendezvous_size: staying, joining and leaving workers.
-    rendezvous: host:port of rendezvous rank 0, which listens as rank 0 of a start does; "" if `JoinRendezvous` follows.
-    micro_batch_size, virtual_nodes_by_rank, gpu_types_by_rank: as in `Assignment`, from the switch on.
-    generation_secret: as in `Assignment`, of the new generation.
+    rendezvous_rank: the rank in the new generation; its world_size or more for a worker that leaves with the switch.
     """
 
-    generation: Generation
+    plan: GenerationPlan
     rendezvous_rank: Index
-    world_size: Annotated[int, Strict(), Gt(0)]
-    rendezvous_size: Annotated[int, Strict(), Gt(0)]
-    rendezvous: str = ""
-    micro_batch_size: NumSamples = 0
-    virtual_nodes_by_rank: VirtualNodesByRank = ()
-    gpu_types_by_rank: tuple[GpuType, ...] = ()
-    generation_secret: Digest = field(default="", repr=False)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this worker ends with the switch."""
+        return self.rendezvous_rank >= self.plan.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,9 @@ def restored_state(
 def checkpoint_store(assignment: Assignment, generation: int | None = None) -> CheckpointStore:
     """The job's checkpoints as a generation sees them; None: the generation of the assignment."""
     folder, owner = Path(assignment.checkpoint_dir), assignment.checkpoint_owner
-    return CheckpointStore(folder, generation=assignment.generation if generation is None else generation, owner=owner)
+    return CheckpointStore(
+        folder, generation=assignment.plan.generation if generation is None else generation, owner=owner
+    )
 
 
 def _own_part(sharded: ShardedOptimizer, parts: PartFiles, names: Sequence[str]) -> dict[str, Any] | None:

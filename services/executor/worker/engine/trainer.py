@@ -164,7 +164,7 @@ class Trainer(TrainingSteps):
             transfer = transfer_state(
                 result.transfer_group,
                 iteration=self.iteration,
-                num_staying=specification.world_size,
+                num_staying=specification.plan.world_size,
                 state={**self.shared_state(), "metric_names": self.metric_names},
                 device=self.device,
                 training_group=result.training_group,
@@ -173,7 +173,7 @@ class Trainer(TrainingSteps):
             if transfer.state is not None:
                 self.load_state(transfer.state)
             if self.sharded is not None:
-                redistribute(self.sharded, result.transfer_group, specification.world_size)
+                redistribute(self.sharded, result.transfer_group, specification.plan.world_size)
         except PeerLost as error:
             self._has_lost_parts = isinstance(error, PartLost)
             result.close()  # so that peers that have switched, or wait for this worker, notice the loss
@@ -181,7 +181,7 @@ class Trainer(TrainingSteps):
         release_later(self.members.group, result.transfer_group)  # closing may take a while
         if specification.stays:
             self._join(GenerationMembers(result.training_group, self._virtual_nodes_in(specification)))
-            self.begin_generation(specification.generation, specification.gpu_types_by_rank)
+            self.begin_generation(specification.plan.generation, specification.plan.gpu_types_by_rank)
         return transfer
 
     def begin_again(self, members: GenerationMembers) -> None:

@@ -349,7 +349,7 @@ class TrainingSteps(JobState):
             stop=stop,
             checkpoint=wants_checkpoint(),
             over=self.function.is_over,
-            ready_generation=next_generation.generation if next_generation else 0,
+            ready_generation=next_generation.plan.generation if next_generation else 0,
             fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.additional, self.iteration)._replace(
                 samples=self.dataset.read_checksum(self.iteration)
             )
@@ -393,7 +393,7 @@ class TrainingSteps(JobState):
         next_micro_batches: tuple[MicroBatch, ...] = ()
         if next_generation is not None and next_generation.stays:
             next_micro_batches = self._virtual_nodes_in(next_generation).computed_by(
-                next_generation.rendezvous_rank, next_generation.world_size
+                next_generation.rendezvous_rank, next_generation.plan.world_size
             )
         with in_users_code(f"while the data of iteration {self.iteration} were read"):
             return self.read_ahead.take(self.engine.computed, self.iteration, next_micro_batches)
@@ -462,7 +462,7 @@ class TrainingSteps(JobState):
         return True
 
     def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
-        counts = specification.virtual_nodes_by_rank
+        counts = specification.plan.virtual_nodes_by_rank
         return virtual_nodes_of(
-            self.function, self.spec, specification.world_size, specification.micro_batch_size, counts
+            self.function, self.spec, specification.plan.world_size, specification.plan.micro_batch_size, counts
         )

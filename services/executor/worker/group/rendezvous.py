@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from elasticflow.services.executor.worker.group.tcp_connections import bind_to_h
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, PrepareSwitch
 
 _POLL_S = 0.1
 
@@ -41,24 +41,17 @@ class RendezvousSpecification:
     """The specification of one rendezvous, for one worker. wait_s: for all to arrive."""
 
     job_id: str
-    generation: int
+    plan: GenerationPlan
     rendezvous_rank: int
-    world_size: int  # of the new generation
-    size: int  # of the rendezvous
-    rendezvous: str
     advertise_host: str
     device: torch.device
-    micro_batch_size: int  # of the new generation
-    virtual_nodes_by_rank: tuple[int, ...]  # of the new generation; empty: as even as possible
-    gpu_types_by_rank: tuple[str, ...]  # of the new generation; empty: all have one type
     wait_s: float
     timeouts: FailureTimeouts
-    secret: str = field(default="", repr=False)
 
     @property
     def stays(self) -> bool:
         """Whether this worker belongs to the new generation."""
-        return self.rendezvous_rank < self.world_size
+        return self.rendezvous_rank < self.plan.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +81,12 @@ def rendezvous_specification(assignment: Assignment, device: torch.device) -> Re
     """The specification of a new worker's rendezvous, with other new workers or with some that train already."""
     return RendezvousSpecification(
         job_id=assignment.job_id,
-        generation=assignment.generation,
+        plan=assignment.plan,
         rendezvous_rank=assignment.rank,
-        world_size=assignment.world_size,
-        size=assignment.rendezvous_size or assignment.world_size,
-        rendezvous=assignment.rendezvous,
         advertise_host=assignment.advertise_host,
         device=device,
-        micro_batch_size=assignment.micro_batch_size,
-        virtual_nodes_by_rank=assignment.virtual_nodes_by_rank,
-        gpu_types_by_rank=assignment.gpu_types_by_rank,
         wait_s=assignment.timeouts.rendezvous_wait_s,
         timeouts=assignment.timeouts,
-        secret=assignment.generation_secret,
     )
 
 
@@ -108,25 +94,18 @@ def switch_specification(specification: RendezvousSpecification, command: Prepar
     """The specification for a worker that trains, and so can wait longer."""
     return replace(
         specification,
-        generation=command.generation,
+        plan=command.plan,
         rendezvous_rank=command.rendezvous_rank,
-        world_size=command.world_size,
-        size=command.rendezvous_size,
-        rendezvous=command.rendezvous,
-        micro_batch_size=command.micro_batch_size,
-        virtual_nodes_by_rank=command.virtual_nodes_by_rank,
-        gpu_types_by_rank=command.gpu_types_by_rank,
         wait_s=specification.timeouts.switch_wait_s,
-        secret=command.generation_secret,
     )
 
 
 def open_rendezvous(specification: RendezvousSpecification, channel: ExecutorLink) -> dist.TCPStore | None:
     """Open the store on rendezvous rank 0, early: forwarding its address takes time. None on other ranks."""
-    if specification.rendezvous_rank > 0 or specification.size == 1:
+    if specification.rendezvous_rank > 0 or specification.plan.num_in_rendezvous == 1:
         return None
     store = listening_store(specification.advertise_host, wait_s=specification.wait_s)
-    channel.send(RendezvousListening(generation=specification.generation, port=store.port))
+    channel.send(RendezvousListening(generation=specification.plan.generation, port=store.port))
     return store
 
 
@@ -147,17 +126,17 @@ def join_rendezvous(
     tells workers that join what they need before, or prepares such a worker. Raises PeerLost if some workers do not
     arrive or the rendezvous is aborted; TrainingFailed if this worker is incompatible.
     """
-    if specification.size == 1:
+    if specification.plan.num_in_rendezvous == 1:
         return RendezvousResult(training_group=None, transfer_group=None)
     aborted = aborted or threading.Event()
     # Workers with different counts would compute some samples twice and others never.
-    digest = digest | {"virtual nodes by rank": str(specification.virtual_nodes_by_rank)}
+    digest = digest | {"virtual nodes by rank": str(specification.plan.virtual_nodes_by_rank)}
     try:
         store = dist.PrefixStore(
-            f"{specification.job_id}/{specification.generation}",
+            f"{specification.job_id}/{specification.plan.generation}",
             store or connect(specification, channel, aborted),
         )
-        abortable = RendezvousStore(store, aborted, wait_s=specification.wait_s, secret=specification.secret)
+        abortable = RendezvousStore(store, aborted, wait_s=specification.wait_s, secret=specification.plan.secret)
         if specification.rendezvous_rank == 0:
             abortable.set("compatibility digest", json.dumps(digest))
         if before_arrival is not None:
@@ -165,26 +144,33 @@ def join_rendezvous(
         _wait_for_all(specification, abortable)
         require_compatible(digest, json.loads(abortable.get("compatibility digest")))
         transfer_group = (
-            _group(specification, store, "transfer", specification.size, aborted) if transfer_state else None
+            _group(specification, store, "transfer", specification.plan.num_in_rendezvous, aborted)
+            if transfer_state
+            else None
         )
         training_group = (
             _group(
-                specification, store, "training", specification.world_size, aborted, may_connect_later=transfer_state
+                specification,
+                store,
+                "training",
+                specification.plan.world_size,
+                aborted,
+                may_connect_later=transfer_state,
             )
-            if specification.stays and specification.world_size > 1
+            if specification.stays and specification.plan.world_size > 1
             else None
         )
         if switch_iteration is not None:
             abortable.set("switch iteration", str(switch_iteration()))
         iteration = int(abortable.get("switch iteration")) if transfer_state else 0
     except (RuntimeError, queue.Empty) as error:
-        raise PeerLost(f"the rendezvous of generation {specification.generation} failed: {error}") from error
+        raise PeerLost(f"the rendezvous of generation {specification.plan.generation} failed: {error}") from error
     return RendezvousResult(training_group=training_group, transfer_group=transfer_group, switch_iteration=iteration)
 
 
 def connect(specification: RendezvousSpecification, channel: ExecutorLink, aborted: threading.Event) -> dist.TCPStore:
     """Connect to the store of rendezvous rank 0, which listens before its address is known."""
-    address = specification.rendezvous or _address(specification, channel, aborted)
+    address = specification.plan.rendezvous or _address(specification, channel, aborted)
     host, _, port = address.rpartition(":")
     return connect_store(
         host,
@@ -199,7 +185,7 @@ def _address(specification: RendezvousSpecification, channel: ExecutorLink, abor
     deadline_s = time.monotonic() + specification.wait_s
     while time.monotonic() < deadline_s:
         with suppress(queue.Empty):
-            return channel.receive_rendezvous_address(specification.generation, _POLL_S)
+            return channel.receive_rendezvous_address(specification.plan.generation, _POLL_S)
         if aborted.is_set():
             raise RendezvousAborted
     raise PeerLost(f"timed out after {specification.wait_s:.0f} s waiting for the rendezvous address")
@@ -207,7 +193,7 @@ def _address(specification: RendezvousSpecification, channel: ExecutorLink, abor
 
 def _wait_for_all(specification: RendezvousSpecification, store: dist.Store) -> None:
     """Wait for all workers with the timeout of a start; that of a group is longer."""
-    if store.add("arrived", 1) == specification.size:
+    if store.add("arrived", 1) == specification.plan.num_in_rendezvous:
         store.set("complete", "")
     store.get("complete")
 
@@ -224,12 +210,12 @@ def _group(
     bind_to_host(specification.advertise_host)
     return Group(
         dist.PrefixStore(name, store),
-        generation=specification.generation,
+        generation=specification.plan.generation,
         rank=specification.rendezvous_rank,
         size=size,
         device=specification.device if name == "training" else None,
         timeout_s=specification.timeouts.collective_timeout_s,
         aborted=aborted,
         may_connect_later=may_connect_later,
-        secret=derived(specification.secret, name),
+        secret=derived(specification.plan.secret, name),
     )

@@ -41,7 +41,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         return None
     log.info("profiled", iterations_per_s=round(1 / step_s, 3))
     single_gpu = None
-    if assignment.measures_step_times and assignment.world_size == 1:
+    if assignment.measures_step_times and assignment.plan.world_size == 1:
         until_s = began_s + assignment.timeouts.profiling_timeout_s / 4
         single_gpu = _step_times(trainer, channel, step_s, until_s)
     epochs = trainer.dataset.epochs(trainer.spec.global_batch_size)

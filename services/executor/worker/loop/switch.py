@@ -161,7 +161,7 @@ class GenerationSwitcher:
         if switch.specification is None:
             self._channel.send(Started(iteration=first, resize=timeline))
         else:
-            generation, rank = switch.specification.generation, switch.specification.rendezvous_rank
+            generation, rank = switch.specification.plan.generation, switch.specification.rendezvous_rank
             self._channel.send(Switched(generation=generation, rank=rank, iteration=first, resize=timeline))
         log.info(
             "generation_switched",
@@ -197,7 +197,7 @@ class SwitchPreparation:
     @property
     def ready_generation(self) -> int:
         """The prepared generation, 0 until it is ready."""
-        return 0 if self._result is None else self.specification.generation
+        return 0 if self._result is None else self.specification.plan.generation
 
     @property
     def result(self) -> RendezvousResult:
@@ -213,8 +213,8 @@ class SwitchPreparation:
             self._result.close()
 
     def _prepare(self) -> None:
-        generation = self.specification.generation
-        log.info("switch_preparing", generation=generation, world_size=self.specification.world_size)
+        generation = self.specification.plan.generation
+        log.info("switch_preparing", generation=generation, world_size=self.specification.plan.world_size)
         try:
             store = open_rendezvous(self.specification, self._channel)
             self._result = result = join_rendezvous(

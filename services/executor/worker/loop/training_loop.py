@@ -75,7 +75,7 @@ def _begin(
     channel.begin_training()
     if transfer is None:
         channel.send(Started(iteration=trainer.iteration, lost_checkpoints=lost_checkpoints))
-    log.info("training_started", iteration=trainer.iteration, world_size=assignment.world_size)
+    log.info("training_started", iteration=trainer.iteration, world_size=assignment.plan.world_size)
     return trainer, transfer
 
 

@@ -236,9 +236,13 @@ def set_up(
         "optimizer": objects.sharded or optimizer,
         **objects.additional.objects,
     }
-    _check_world_size(assignment.world_size, spec)
+    _check_world_size(assignment.plan.world_size, spec)
     virtual_nodes = virtual_nodes_of(
-        function, spec, assignment.world_size, assignment.micro_batch_size, assignment.virtual_nodes_by_rank
+        function,
+        spec,
+        assignment.plan.world_size,
+        assignment.plan.micro_batch_size,
+        assignment.plan.virtual_nodes_by_rank,
     )
     read_ahead = objects.read_ahead(device, cpu_throttle, num_processes=function.data_workers)
     if needs_kernel_trial(objects, device):
@@ -246,10 +250,10 @@ def set_up(
         if operation:
             telemetry.warn(f"{operation}: two runs of this job on GPUs may end with other bits")
     digest = compatibility_digest(function, spec, model, optimizer, objects.additional.objects, dataset.samples_digest)
-    if assignment.rendezvous_size > 0 and dry_step_pays(objects, device):
-        computed = virtual_nodes.computed_by(assignment.rank, assignment.world_size)
+    if assignment.plan.transfers_state and dry_step_pays(objects, device):
+        computed = virtual_nodes.computed_by(assignment.rank, assignment.plan.world_size)
         run_dry_step(objects, virtual_nodes, computed, device, spec.seed)
-    joins = assignment.rendezvous_size > 0
+    joins = assignment.plan.transfers_state
     result = join_rendezvous(
         specification,
         digest,
@@ -271,14 +275,14 @@ def set_up(
         transfer = transfer_state(
             result.transfer_group,
             iteration=NO_STATE,
-            num_staying=assignment.world_size,
+            num_staying=assignment.plan.world_size,
             destinations=model_tensors(model),
             device=device,
             training_group=result.training_group,
         )
         if objects.sharded is not None:
             objects.sharded.drop()
-            redistribute(objects.sharded, result.transfer_group, assignment.world_size)
+            redistribute(objects.sharded, result.transfer_group, assignment.plan.world_size)
         release_later(result.transfer_group)
     state, lost_checkpoints = (
         Restored(transfer.state)
@@ -327,7 +331,7 @@ def set_up(
         metric_names=state.get("metric_names"),
         is_over=function.is_over,
     )
-    trainer.begin_generation(assignment.generation, assignment.gpu_types_by_rank)
+    trainer.begin_generation(assignment.plan.generation, assignment.plan.gpu_types_by_rank)
     return trainer, transfer, lost_checkpoints
 
 

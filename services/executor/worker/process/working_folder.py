@@ -73,7 +73,7 @@ def _home_of(assignment: Assignment) -> Iterator[Path]:
         yield home
         return
     try:
-        with _until_last(profiling_runs / str(assignment.generation)) as folder:
+        with _until_last(profiling_runs / str(assignment.plan.generation)) as folder:
             yield folder
     finally:
         with suppress(OSError):  # other workers still use it

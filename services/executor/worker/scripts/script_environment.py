@@ -130,7 +130,7 @@ def torchrun_environment(
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,
         "MASTER_PORT": int(port),
-        "TORCHELASTIC_RESTART_COUNT": max(assignment.generation - 1, 0),
+        "TORCHELASTIC_RESTART_COUNT": max(assignment.plan.generation - 1, 0),
         "TORCHELASTIC_MAX_RESTARTS": _UNLIMITED,
     }
     words = {

@@ -267,7 +267,7 @@ def iterations_per_step(assignment: Assignment) -> Fraction:
         return Fraction(1)
     if isinstance(batch_per_worker, bool | str) or not 0 < batch_per_worker < math.inf:
         raise TrainingFailed(f"batch_per_worker: must be a positive number of samples, not {batch_per_worker!r}")
-    return Fraction(batch_per_worker) * assignment.world_size / spec.global_batch_size
+    return Fraction(batch_per_worker) * assignment.plan.world_size / spec.global_batch_size
 
 
 # --- torchrun script -----------------------------------------------------------------------------------
@@ -339,18 +339,18 @@ def _rendezvous(assignment: Assignment, channel: Channel) -> _World:
     """Return when all workers have arrived, and know each other's GPU slots."""
     specification = rendezvous_specification(assignment, torch.device("cpu"))
     slot = GpuSlot(os.environ.get("EF_NODE_ID", ""), assignment.gpu_index)
-    if assignment.world_size == 1:
+    if assignment.plan.world_size == 1:
         recorded, address, slots, store = _recorded(assignment), "127.0.0.1:0", [slot], None
     else:
         try:
             store = open_rendezvous(specification, channel) or connect(specification, channel, threading.Event())
             address = f"{store.host}:{store.port}"
             abortable = RendezvousStore(
-                store, threading.Event(), wait_s=specification.wait_s, secret=specification.secret
+                store, threading.Event(), wait_s=specification.wait_s, secret=specification.plan.secret
             )
             recorded, slots = _exchange(assignment, abortable, slot)
         except (RuntimeError, queue.Empty) as error:
-            raise PeerLost(f"the rendezvous of generation {assignment.generation} failed: {error}") from error
+            raise PeerLost(f"the rendezvous of generation {assignment.plan.generation} failed: {error}") from error
         bind_to_host(assignment.advertise_host)
     return _World(
         environment=torchrun_environment(assignment, slots, address),
@@ -366,7 +366,7 @@ def _exchange(assignment: Assignment, store: dist.Store, slot: GpuSlot) -> tuple
         recorded = _recorded(assignment)
         store.set("done", str(recorded.iterations))
     store.set(f"slot/{assignment.rank}", f"{slot.gpu_index} {slot.node_id}")
-    received = [store.get(f"slot/{rank}").decode().partition(" ") for rank in range(assignment.world_size)]
+    received = [store.get(f"slot/{rank}").decode().partition(" ") for rank in range(assignment.plan.world_size)]
     slots = [GpuSlot(node_id, int(gpu_index)) for gpu_index, _, node_id in received]
     return recorded._replace(iterations=Fraction(store.get("done").decode())), slots
 

@@ -42,7 +42,7 @@ def run_manager(assignment: Assignment, channel: Channel, run_in_new_thread: Run
     A generation of its own supersedes a manager that still writes to the same folder.
     """
     newest = CheckpointStore(Path(assignment.checkpoint_dir), generation=0).newest_generation()
-    assignment = replace(enter_code(assignment), generation=newest + 1)
+    assignment = replace(enter_code(assignment), plan=replace(assignment.plan, generation=newest + 1))
     with Telemetry(channel) as telemetry:
         train(
             assignment,
@@ -82,7 +82,7 @@ def _manager_steps(
     server = TaskServer(
         {
             "spec": TypeAdapter(JobSpec).dump_json(spec).decode(),
-            "micro_batch_size": assignment.micro_batch_size,
+            "micro_batch_size": assignment.plan.micro_batch_size,
         },
         compatibility_digest(function, spec, objects.model, objects.optimizer, {}, objects.dataset.samples_digest),
         members.virtual_nodes.count,
@@ -123,7 +123,7 @@ class _Measured:
 def _measure(assignment: Assignment, device: torch.device) -> _Measured:
     """One task in this process, as a runner computes it. Raises TrainingFailed if the job cannot be cut into tasks."""
     began_s = time.monotonic()
-    trainer = VirtualNodeTrainer(assignment.spec, assignment.code_path, assignment.micro_batch_size, device)
+    trainer = VirtualNodeTrainer(assignment.spec, assignment.code_path, assignment.plan.micro_batch_size, device)
     trainer.contribution(0, 0)
     started_s = time.monotonic()
     trainer.contribution(0, 0)

@@ -51,6 +51,7 @@ from elasticflow.shared.messages.worker_protocol.task_running import (
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
+    GenerationPlan,
     JoinRendezvous,
     LeaseExtended,
     PrepareSwitch,
@@ -70,8 +71,17 @@ STEP_TIMES = SingleGpuStepTimes(num_virtual_nodes=2, step_s_by_virtual_nodes={1:
 TIMELINE = ResizeTimeline(prepare_s=0.7, stop_s=0.01, first_step_s=0.1, bytes_moved=4096)
 MESSAGES = (
     WriteLog(file="/somewhere/g3-r1.log"),
-    Assignment(job_id="a", generation=3, rank=1, world_size=2, spec=SPEC, checkpoint_dir="/somewhere"),
-    PrepareSwitch(generation=2, rendezvous_rank=3, world_size=2, rendezvous_size=4),
+    Assignment(
+        job_id="a",
+        plan=GenerationPlan(generation=3, world_size=2),
+        rank=1,
+        spec=SPEC,
+        checkpoint_dir="/somewhere",
+    ),
+    PrepareSwitch(
+        plan=GenerationPlan(generation=2, world_size=2, rendezvous_size=4),
+        rendezvous_rank=3,
+    ),
     JoinRendezvous(generation=1, address="10.0.0.1:4000"),
     StopAtBoundary(),
     LeaseExtended(until_s=1234.5),

@@ -19,7 +19,12 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
     Switched,
 )
-from elasticflow.shared.messages.worker_protocol.to_worker import JoinRendezvous, PeersLost, PrepareSwitch
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    GenerationPlan,
+    JoinRendezvous,
+    PeersLost,
+    PrepareSwitch,
+)
 from elasticflow.shared.state.job import StoppingWorkers
 from tests.support.executor_node import OTHER_NODE, TIMELINE, ExecutorNode, kills, kinds, sent, stops
 from tests.support.histories import NOW_S, gpus
@@ -39,10 +44,8 @@ def switch(
     rank: int, rendezvous_rank: int, world_size: int, rendezvous_size: int, *, generation: int = 2
 ) -> SendToWorker:
     order = PrepareSwitch(
-        generation=generation,
+        plan=GenerationPlan(generation=generation, world_size=world_size, rendezvous_size=rendezvous_size),
         rendezvous_rank=rendezvous_rank,
-        world_size=world_size,
-        rendezvous_size=rendezvous_size,
     )
     return sent(order, rank=rank)
 
@@ -64,13 +67,13 @@ def test_joining_workers_start_at_once_and_staying_workers_get_one_order() -> No
     assert (node.actions, node.emitted) == ([switch(0, 0, 2, 2), start], [])
     joining = start.assignment
     assert (start.worker, joining.gpu_index) == (WorkerId("a", 2, 1), 3)
-    assert (joining.world_size, joining.rendezvous_size) == (2, 2)
+    assert (joining.plan.world_size, joining.plan.rendezvous_size) == (2, 2)
 
 
 def test_other_counts_of_virtual_nodes_on_the_same_gpus_are_a_switch() -> None:
     node = training(2).place("node-0:0", "node-0:1", virtual_nodes_by_rank=(6, 2))
     orders = [action.message for action in node.actions if isinstance(action, SendToWorker)]
-    assert [(o.rendezvous_rank, o.virtual_nodes_by_rank) for o in orders if isinstance(o, PrepareSwitch)] == [
+    assert [(o.rendezvous_rank, o.plan.virtual_nodes_by_rank) for o in orders if isinstance(o, PrepareSwitch)] == [
         (0, (6, 2)),
         (1, (6, 2)),
     ]
@@ -186,7 +189,7 @@ def test_after_the_crash_of_a_joining_worker_the_staying_ones_train_on_until_the
     node.place("node-0:0", "node-0:3")
     assert node.actions[0] == switch(0, 0, 2, 2, generation=3)
     (start,) = node.starts
-    assert (start.worker, start.assignment.rendezvous_size) == (WorkerId("a", 3, 1), 2)
+    assert (start.worker, start.assignment.plan.rendezvous_size) == (WorkerId("a", 3, 1), 2)
 
 
 def test_a_survivor_switches_without_the_crashed_worker() -> None:

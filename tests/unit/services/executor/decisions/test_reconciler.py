@@ -33,7 +33,7 @@ def test_a_placed_generation_is_started_and_reported_step_by_step() -> None:
     node = ExecutorNode().settle().ledger(OTHER_NODE).forget()
     node.admit().place("node-0:2", "node-0:3", "node-1:0")
     assignments = [start.assignment for start in node.starts]
-    assert [(a.rank, a.gpu_index, a.world_size, a.rendezvous) for a in assignments] == [
+    assert [(a.rank, a.gpu_index, a.plan.world_size, a.plan.rendezvous) for a in assignments] == [
         (0, 2, 3, ""),
         (1, 3, 3, ""),
     ]
@@ -50,16 +50,16 @@ def test_a_placed_generation_is_started_and_reported_step_by_step() -> None:
 
 def test_workers_start_with_the_placed_numbers_of_virtual_nodes() -> None:
     node = ExecutorNode().settle().admit().place("node-0:2", "node-0:3", virtual_nodes_by_rank=(6, 2))
-    assert [start.assignment.virtual_nodes_by_rank for start in node.starts] == [(6, 2), (6, 2)]
+    assert [start.assignment.plan.virtual_nodes_by_rank for start in node.starts] == [(6, 2), (6, 2)]
 
 
 def test_workers_learn_the_types_of_gpus_if_these_differ() -> None:
     node = ExecutorNode().settle().ledger(replace(OTHER_NODE, gpu_type="P100")).stop_free()
     node.admit("a").place("node-0:0", job_id="a").admit("b").place("node-1:0", "node-0:1", job_id="b")
-    assert [start.assignment.gpu_types_by_rank for start in node.starts] == [(), ("P100", "")]
+    assert [start.assignment.plan.gpu_types_by_rank for start in node.starts] == [(), ("P100", "")]
     node.reports(Started(iteration=0)).forget().place("node-0:0", "node-1:1")
     (order,) = [action.message for action in node.actions]
-    assert order.gpu_types_by_rank == ("", "P100")
+    assert order.plan.gpu_types_by_rank == ("", "P100")
 
 
 @pytest.mark.parametrize(("device", "limit_bytes"), [("cpu", 1000), ("cuda", 0)])
@@ -100,7 +100,7 @@ def test_a_worker_that_starts_late_gets_the_address_with_its_assignment() -> Non
     node.place("node-1:0", "node-0:0").ledger(events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.2:1"))
     node.forget().ends(job_id="b", signal=9)
     (start,) = node.actions
-    assert (start.worker, start.assignment.rendezvous) == (WorkerId("a", 1, 1), "10.0.0.2:1")
+    assert (start.worker, start.assignment.plan.rendezvous) == (WorkerId("a", 1, 1), "10.0.0.2:1")
 
 
 def test_a_generation_waits_until_the_older_one_is_gone_everywhere() -> None:

@@ -18,7 +18,7 @@ from elasticflow.services.executor.processes.launcher import (
 )
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from tests.support.histories import spec
 
 
@@ -54,7 +54,13 @@ async def test_a_launcher_kills_a_worker_that_floods_it(tmp_path: Path) -> None:
                 exited.set_result(Exited(code=None, signal=9))
 
     launcher = Launcher(data_dir=tmp_path, node_id="n", on_event=lambda _, event: events.append(event))
-    assignment = Assignment(job_id="a", generation=1, rank=0, world_size=1, spec=spec(), checkpoint_dir="")
+    assignment = Assignment(
+        job_id="a",
+        plan=GenerationPlan(generation=1, world_size=1),
+        rank=0,
+        spec=spec(),
+        checkpoint_dir="",
+    )
     process = Process(pid=1, exited=exited, channel=ProcessChannel(ours))
     handle = WorkerHandle(assignment, process, tmp_path / "worker.log")
     flood = encode_frame(Alive(iteration=1, seconds_since_progress=0.0)) * (2 * MAX_AT_ONCE)

@@ -20,7 +20,12 @@ from elasticflow.services.executor.processes.manager import GenerationSecrets, W
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, FetchedData, InstalledPackages
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, PrepareSwitch, StopAtBoundary
+from elasticflow.shared.messages.worker_protocol.to_worker import (
+    Assignment,
+    GenerationPlan,
+    PrepareSwitch,
+    StopAtBoundary,
+)
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.histories import spec
@@ -81,16 +86,25 @@ async def test_a_worker_gets_the_secrets_of_its_generations(tmp_path: Path) -> N
     manager = manager_of(launcher, tmp_path)
     running = asyncio.create_task(manager.run())
     await asyncio.sleep(0)
-    assignment = Assignment(job_id="a", generation=3, rank=0, world_size=2, spec=spec(), checkpoint_dir="unused")
+    assignment = Assignment(
+        job_id="a",
+        plan=GenerationPlan(generation=3, world_size=2),
+        rank=0,
+        spec=spec(),
+        checkpoint_dir="unused",
+    )
     manager.act(StartWorker(assignment=assignment, tenant="lab"))
-    switch = PrepareSwitch(generation=4, rendezvous_rank=0, world_size=3, rendezvous_size=3)
+    switch = PrepareSwitch(
+        plan=GenerationPlan(generation=4, world_size=3, rendezvous_size=3),
+        rendezvous_rank=0,
+    )
     manager.act(SendToWorker(worker=WorkerId("a", 3, 0), message=switch))
     worker = await launcher.launched.get()
     await asyncio.sleep(0)
-    assert worker.assignment.generation_secret == SECRETS.of("a", 3)
+    assert worker.assignment.plan.secret == SECRETS.of("a", 3)
     (sent,) = (message for message in worker.sent if isinstance(message, PrepareSwitch))
-    assert sent.generation_secret == SECRETS.of("a", 4)
-    assert sent.generation_secret not in f"{sent}{worker.assignment}", "they are logged"
+    assert sent.plan.secret == SECRETS.of("a", 4)
+    assert sent.plan.secret not in f"{sent}{worker.assignment}", "they are logged"
     running.cancel()
     await asyncio.wait({running})
 
@@ -100,9 +114,8 @@ async def test_the_last_lines_of_a_failed_worker_are_noted_without_its_secrets(t
     manager_of(launcher, tmp_path, noted.append)
     assignment = Assignment(
         job_id="a",
-        generation=3,
+        plan=GenerationPlan(generation=3, world_size=1),
         rank=0,
-        world_size=1,
         spec=spec(),
         checkpoint_dir="unused",
         secrets={"TOKEN": "hidden"},
@@ -137,7 +150,12 @@ async def test_the_manager_says_which_jobs_wait_for_packages(
     timeouts = PoolConfig(prepare_timeout_s=300.0).timeouts_of(needs)
     for rank in range(2):
         assignment = Assignment(
-            job_id="a", generation=1, rank=rank, world_size=2, spec=needs, checkpoint_dir="unused", timeouts=timeouts
+            job_id="a",
+            plan=GenerationPlan(generation=1, world_size=2),
+            rank=rank,
+            spec=needs,
+            checkpoint_dir="unused",
+            timeouts=timeouts,
         )
         manager.act(StartWorker(assignment=assignment, tenant="lab"))
     await begun.wait()
@@ -170,7 +188,13 @@ async def test_what_is_said_of_data_that_cannot_be_had_is_without_secrets(
     running = asyncio.create_task(manager.run())
     await asyncio.sleep(0)
     wants = spec(data={"train": "s3://bucket/train"}, environment={"COLOUR": "blue"})
-    assignment = Assignment(job_id="a", generation=1, rank=0, world_size=1, spec=wants, checkpoint_dir="unused")
+    assignment = Assignment(
+        job_id="a",
+        plan=GenerationPlan(generation=1, world_size=1),
+        rank=0,
+        spec=wants,
+        checkpoint_dir="unused",
+    )
     manager.act(StartWorker(assignment=assignment, tenant="lab"))
     noted_first = await noted.get()
     assert isinstance(noted_first, WorkerReported)

@@ -11,7 +11,7 @@ import pytest
 from elasticflow.services.executor.processes import launcher
 from elasticflow.services.executor.processes.launcher import Launcher
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, WarmUp
 
 pytestmark = pytest.mark.asyncio
 
@@ -67,9 +67,8 @@ class Node:
         values = {"training_function": "a:B", "global_batch_size": 1, "max_iterations": 1, "deadline_in_s": 9.0, **spec}
         assignment = Assignment(
             job_id="a",
-            generation=1,
+            plan=GenerationPlan(generation=1, world_size=1),
             rank=0,
-            world_size=1,
             spec=JobSpec(**values),
             checkpoint_dir="",
             device="cuda",

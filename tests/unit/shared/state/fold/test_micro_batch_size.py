@@ -78,7 +78,7 @@ def test_it_is_reported_once_and_the_worker_continues_with_smaller_micro_batches
     node.forget().place("node-0:0")
     (switch,) = node.actions
     order = switch.message
-    assert (order.rendezvous_rank, order.rendezvous_size, order.micro_batch_size) == (0, 1, 4)
+    assert (order.rendezvous_rank, order.plan.rendezvous_size, order.plan.micro_batch_size) == (0, 1, 4)
     node.forget().switches(to=0)
     assert kinds(node.emitted) == [events.GenerationStarted]
     node.reports(Interrupted(iteration=8, micro_batch_size=4), generation=2)
@@ -96,7 +96,7 @@ def test_a_profiling_run_starts_again_with_smaller_micro_batches() -> None:
     assert (node.emitted, node.actions) == ([exceeded(8)], kills(0))
     node.ends(signal=9).place("node-0:0")
     (start,) = node.starts
-    assert (start.assignment.purpose, start.assignment.micro_batch_size) == ("profile", 4)
+    assert (start.assignment.purpose, start.assignment.plan.micro_batch_size) == ("profile", 4)
 
 
 def test_a_failed_job_gets_no_further_report() -> None:

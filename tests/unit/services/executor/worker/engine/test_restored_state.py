@@ -24,7 +24,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import Generatio
 from elasticflow.services.executor.worker.engine.trainer import ShardedCheckpoints
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from tests.training.conftest import job_spec
 
 CPU = torch.device("cpu")
@@ -93,7 +93,11 @@ def restore(workers: list[Worker], assignment: Assignment) -> dict[str, Any]:
 @pytest.fixture
 def assignment(tmp_path: Path) -> Assignment:
     return Assignment(
-        job_id="job", generation=2, rank=0, world_size=1, spec=job_spec("Points"), checkpoint_dir=str(tmp_path)
+        job_id="job",
+        plan=GenerationPlan(generation=2, world_size=1),
+        rank=0,
+        spec=job_spec("Points"),
+        checkpoint_dir=str(tmp_path),
     )
 
 

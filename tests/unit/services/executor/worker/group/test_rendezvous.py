@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.group.rendezvous_store import Rendezvo
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.timeouts import FailureTimeouts
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 
 TIMEOUT_S = 30.0
 
@@ -36,12 +36,10 @@ def specification_of(
     """With long timeouts."""
     assignment = Assignment(
         job_id="job",
-        generation=1,
+        plan=GenerationPlan(generation=1, world_size=size, virtual_nodes_by_rank=virtual_nodes_by_rank),
         rank=rendezvous_rank,
-        world_size=size,
         spec=SPEC,
         checkpoint_dir="unused",
-        virtual_nodes_by_rank=virtual_nodes_by_rank,
         timeouts=FailureTimeouts(stall_timeout_s=2000.0),
     )
     return rendezvous_specification(assignment, torch.device("cpu"))

@@ -16,7 +16,7 @@ from elasticflow.services.executor.worker.process.users_code import (
     without_own_secrets,
 )
 from elasticflow.shared.messages.job_environment import without_secrets
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from tests.support.histories import spec
 
 
@@ -30,9 +30,8 @@ def restored(monkeypatch):
 def assignment(code_path: str, packages_path: str = "", **of_spec) -> Assignment:
     return Assignment(
         job_id="a",
-        generation=1,
+        plan=GenerationPlan(generation=1, world_size=1),
         rank=0,
-        world_size=1,
         spec=spec(**of_spec),
         checkpoint_dir="/checkpoints",
         code_path=code_path,

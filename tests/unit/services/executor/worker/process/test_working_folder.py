@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from elasticflow.services.executor.worker.process.working_folder import in_job_folder
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from tests.support.histories import spec
 
 DIGEST = "0" * 64
@@ -28,9 +28,8 @@ def assignment(
 ) -> Assignment:
     return Assignment(
         job_id="a",
-        generation=1,
+        plan=GenerationPlan(generation=1, world_size=2),
         rank=rank,
-        world_size=2,
         spec=spec(training_function="train:Digits", code_digest=digest, import_folder="src" if digest else ""),
         purpose=purpose,
         checkpoint_dir=str(tmp_path / "a"),

@@ -10,7 +10,7 @@ from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.script_environment import GpuSlot, torchrun_environment
 from elasticflow.services.executor.worker.scripts.torchrun_script import iterations_per_step
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from tests.support.histories import pool, spec
 from tests.support.worker_events import admitted, placed
 
@@ -18,9 +18,8 @@ from tests.support.worker_events import admitted, placed
 def assignment(rank: int = 0, world_size: int = 4, device: str = "cuda", **hyperparameters) -> Assignment:
     return Assignment(
         job_id="digits",
-        generation=3,
+        plan=GenerationPlan(generation=3, world_size=world_size),
         rank=rank,
-        world_size=world_size,
         spec=spec(global_batch_size=128, hyperparameters=hyperparameters),
         checkpoint_dir="/data",
         device=device,
