@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -35,6 +35,7 @@ LIBRARIES = (
     "pytorch_lightning",
 )  # seconds to load; in each worker otherwise
 WAIT_S = 240.0  # for expected events; far above the usual time, also of a busy machine
+PLANNED = {each.name for each in fields(GenerationPlan)} - {"generation", "world_size"}
 T = TypeVar("T")
 Device = Literal["cpu", "cuda"]
 
@@ -118,17 +119,17 @@ class Node:
         ranks: Sequence[int] | None = None,
         spec_by_rank: Mapping[int, JobSpec] | None = None,
         devices: Sequence[Device] = (),
-        planned: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Generation:
-        """planned: of the generation, beside its size. ranks: those to start; by default all. spec_by_rank:
-        specifications that differ on some ranks. devices: by rank, if they differ; the first GPU is the node's first.
+        """ranks: those to start; by default all. spec_by_rank: specifications that differ on some ranks. devices: by
+        rank, if they differ; the first GPU is the node's first. more: of the assignment, or of its generation plan.
         """
         ranks = range(num_workers) if ranks is None else ranks
         workers = self._generations[job_id, generation] = Generation(ranks)
+        planned = {name: more.pop(name) for name in PLANNED & more.keys()}
         assignment = Assignment(
             job_id=job_id,
-            plan=GenerationPlan(generation=generation, world_size=num_workers, **(planned or {})),
+            plan=GenerationPlan(generation=generation, world_size=num_workers, **planned),
             rank=0,
             spec=spec,
             checkpoint_dir=str(self.checkpoints_of(job_id)),

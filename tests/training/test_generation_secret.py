@@ -19,7 +19,7 @@ async def test_rubbish_on_the_ports_of_workers_leaves_their_weights_and_their_sw
     undisturbed = await node.launch(spec_of("Points", max_iterations=100), job_id=alone)
     assert {end.code for end in (await undisturbed.ended()).values()} == {ExitCode.DONE}
     spec = spec_of("Points", max_iterations=100, hyperparameters={"slow_down": str(slow_down)})
-    before = await node.launch(spec, job_id=attacked, num_workers=2, planned={"secret": SECRETS[0]})
+    before = await node.launch(spec, job_id=attacked, num_workers=2, secret=SECRETS[0])
     await before.first(Started)
     ports = [port for worker in before.workers.values() for port in listening_ports(worker.pid)]
     assert len(ports) >= 3, "the store, and gloo of each worker"

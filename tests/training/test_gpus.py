@@ -92,11 +92,11 @@ from elasticflow.services.executor.worker.engine.step_agreement import Generatio
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 
 spec = JobSpec(training_function="m:C", global_batch_size=4, max_iterations=1, deadline_in_s=60.0)
 assignment = Assignment(
-    job_id="a", generation=1, rank=0, world_size=1, spec=spec, checkpoint_dir="", device="cuda"
+    job_id="a", plan=GenerationPlan(generation=1, world_size=1), rank=0, spec=spec, checkpoint_dir="", device="cuda"
 )
 device = claim("cuda", 0)
 group = Group(dist.FileStore(sys.argv[1], 1), generation=1, rank=0, size=1, device=device, timeout_s=60)

@@ -28,7 +28,7 @@ async def test_the_fast_mode_accumulates_and_sees_each_sample_once_an_epoch(node
     settings = {"slow_down": str(slow_down), "learning_rate": 0.01, "record": str(record)}
     spec = spec_of("Fast", max_iterations=100, hyperparameters=settings)
     job_id = node.new_job_id()
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, planned={"micro_batch_size": 4})
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, micro_batch_size=4)
     await workers.first(Progressed)
     workers = await switch(node, workers, [0, 1, None, None], [2, 0], micro_batch_size=4)
     slow_down.unlink()

@@ -167,7 +167,7 @@ from pathlib import Path
 from elasticflow.services.executor.processes.launcher import Launcher
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import Started
-from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 
 async def main():
     def on_event(worker, event):
@@ -189,7 +189,7 @@ async def main():
     for job_id in ("a", "b"):
         await launcher.launch(
             Assignment(
-                job_id=job_id, generation=1, rank=0, world_size=1, spec=spec,
+                job_id=job_id, plan=GenerationPlan(generation=1, world_size=1), rank=0, spec=spec,
                 checkpoint_dir=sys.argv[1], code_path=sys.argv[2],
             )
         )

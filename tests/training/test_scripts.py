@@ -172,9 +172,7 @@ async def test_a_script_that_exceeds_the_memory_restarts_with_smaller_micro_batc
     interrupted = await workers.first(Interrupted)
     assert (interrupted.iteration, interrupted.micro_batch_size) == (5, 2)
     assert (await workers.ended())[0].code == ExitCode.OUT_OF_MEMORY
-    again = await node.launch(
-        script(spec_of, "too_big", until=10), job_id=job_id, generation=2, planned={"micro_batch_size": 1}
-    )
+    again = await node.launch(script(spec_of, "too_big", until=10), job_id=job_id, generation=2, micro_batch_size=1)
     assert (await again.first(Started)).iteration == 5
     assert (await again.first(Finished)).iteration == 10
     await again.ended()

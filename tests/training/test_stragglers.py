@@ -14,9 +14,7 @@ async def test_rank_0_reports_the_straggler(node, spec_of, tmp_path):
         return {"step_s": 0.0, "delay_s": 0.3, "taken": str(tmp_path / name)}
 
     mixed = spec_of("OneIsSlow", max_iterations=10**9, global_batch_size=3, hyperparameters=settings("mixed"))
-    of_types = await node.launch(
-        mixed, job_id=node.new_job_id(), num_workers=3, planned={"gpu_types_by_rank": ("a", "b", "c")}
-    )
+    of_types = await node.launch(mixed, job_id=node.new_job_id(), num_workers=3, gpu_types_by_rank=("a", "b", "c"))
     await of_types.first(Started)
     jobs = {}
     for name in ("OneIsSlow", "OneIsSlowAndFast"):

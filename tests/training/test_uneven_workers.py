@@ -64,7 +64,7 @@ async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_
     settings = {"slow_down": str(slow_down), "learning_rate": 0.01, "record": str(record)}
     spec = spec_of("Fast", max_iterations=100, hyperparameters=settings)
     job_id = node.new_job_id()
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, planned={"virtual_nodes_by_rank": (13, 3)})
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, virtual_nodes_by_rank=(13, 3))
     await workers.first(Progressed)
     for members, counts, micro_batch_size in (([0, 1], (1, 3), 0), ([1, 0, None], (5, 1, 2), 4)):
         workers = await node.switch_generation(
