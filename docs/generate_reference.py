@@ -22,6 +22,7 @@ from elasticflow.sdk.job import ElasticJob
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.services.monitor.gauges import PoolGauges
 from elasticflow.services.monitor.service import MonitorSettings
+from elasticflow.shared.errors import ElasticFlowError, Explained
 from elasticflow.shared.messages import pool_config
 from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -209,9 +210,23 @@ def sdk_page() -> str:
         for method, code in _public_methods(value).items():
             parts += _function(f"{name}.{method}", code)
     parts += ["## Results", "[Messages](messages.md) lists their fields.", _summary_table(messages)]
-    parts += ["## Errors", _summary_table(errors)]
+    parts += ["## Errors", _summary_table(errors), "## Codes of errors", _CODES, _code_table()]
     aliases = ((_code(n), _code(_alias(v))) for n, v in public.items() if n not in functions | classes)
     return "\n\n".join([*parts, "## Types", _table(("name", "type"), aliases)])
+
+
+_CODES = (
+    "Each expected failure has a `code` for programs. Where a command with `--json` prints an error, its code stands "
+    "beside it. The code is the name of the class in snake_case, such as `unknown_job`, or one of these."
+)
+
+
+def _code_table() -> str:
+    kinds = (kind for kind in Explained.__subclasses__() if issubclass(kind, ElasticFlowError))
+    rows = (
+        (_code(kind.__name__), ", ".join(map(_code, get_args(get_args(kind.__orig_bases__[0])[0])))) for kind in kinds
+    )
+    return _table(("class", "codes"), rows)
 
 
 def _function(name: str, value: Callable[..., Any]) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from elasticflow.shared.errors import PermanentFailure, Retry, Stop
+from elasticflow.shared.errors import Explained, PermanentFailure, Retry, Stop
 from elasticflow.shared.extras import MissingExtra as MissingExtra
 
 
@@ -32,82 +32,11 @@ class UnknownPool(Stop):
         return f"no pool {self.pool!r} on the NATS server at {self.url}; {there}"
 
 
-@dataclass(eq=False)
-class ArchivesNeeded(Stop):
-    pool: str
-    based_on: int
-    variable: str
-
-    MESSAGE: ClassVar[str] = (
-        "messages 1 to {based_on} of pool {pool!r} are in archives: set {variable} to their folder, or start after them"
-    )
+KeyReason = Literal["no_keys", "unusable_keys", "operators_only", "wrong_tenant", "no_secrets_key"]
 
 
-@dataclass(eq=False)
-class ArchiveMissing(Stop):
-    pool: str
-    last: int
-    digest: str
-    folder: str
-
-    MESSAGE: ClassVar[str] = (
-        "{folder} has no {pool}-...-{last}-{digest}.ledger.gz: it is missing, or its name was changed"
-    )
-
-
-@dataclass(eq=False)
-class ArchiveChanged(Stop):
-    file: str
-    reason: str
-
-    MESSAGE: ClassVar[str] = (
-        "{file} does not hold the messages on which the pool decided ({reason}): it, or the name of the archive before "
-        "it, was changed; take a copy"
-    )
-
-
-@dataclass(eq=False)
-class CannotArchive(Stop):
-    pool: str
-    reason: str
-
-    MESSAGE: ClassVar[str] = "the ledger of pool {pool!r} was not archived, and is as before: {reason}"
-
-
-@dataclass(eq=False)
-class NoKeys(Stop):
-    folder: str
-
-    MESSAGE: ClassVar[str] = "no keys in {folder}; `eflow keys init --keys {folder}` makes them"
-
-
-@dataclass(eq=False)
-class UnusableKeys(Stop):
-    folder: str
-    reason: str
-
-    MESSAGE: ClassVar[str] = "keys in {folder}: {reason}"
-
-
-@dataclass(eq=False)
-class OperatorsOnly(Stop):
-    pool: str
-
-    MESSAGE: ClassVar[str] = (
-        "this reads what all tenants of pool {pool!r} do, which the key of a tenant does not permit: use the key of an "
-        "operator in EF_NATS_CREDS"
-    )
-
-
-@dataclass(eq=False)
-class WrongTenant(Stop):
-    tenant: str
-    pool: str
-
-    MESSAGE: ClassVar[str] = (
-        "the key in EF_NATS_CREDS may not read the jobs of tenant {tenant!r} in pool {pool!r}: set EF_TENANT to the "
-        "tenant of the key; a key that an older version made needs a new accounts.conf (`eflow keys`)"
-    )
+class KeysUnusable(Explained[KeyReason], Stop):
+    """Keys are missing or damaged, or do not permit what was asked for."""
 
 
 @dataclass(eq=False)
@@ -120,12 +49,24 @@ class NoViews(Retry):
     )
 
 
-@dataclass(eq=False)
-class UnreadableView(Stop):
-    pool: str
-    reason: str
+InputReason = Literal["bad_job_file", "not_loadable", "bad_input_line", "not_an_export"]
 
-    MESSAGE: ClassVar[str] = "the view of a tenant of pool {pool!r} cannot be read: {reason}"
+
+class InputUnusable(Explained[InputReason], PermanentFailure):
+    """A file, a line or a name that the user gave is not what the command needs."""
+
+
+AbsenceReason = Literal["unknown_node", "unknown_load", "not_measured", "load_in_use", "results_gone"]
+
+
+class NotThere(Explained[AbsenceReason], PermanentFailure):
+    """What the user asked for is not in the pool, or not for this reader."""
+
+
+def unknown_load(load_id: str, pool: str) -> NotThere:
+    return NotThere(
+        "unknown_load", f"unknown padding load {load_id!r} in pool {pool}; `eflow loads --all` lists its loads"
+    )
 
 
 @dataclass(eq=False)
@@ -145,26 +86,10 @@ class UnknownJob(PermanentFailure):
 
 
 @dataclass(eq=False)
-class UnknownNode(PermanentFailure):
-    node_id: str
-    pool: str
-
-    MESSAGE: ClassVar[str] = "no node {node_id!r} is in pool {pool} now; `eflow nodes` lists them"
-
-
-@dataclass(eq=False)
 class UnknownQuote(PermanentFailure):
     job_id: str
 
     MESSAGE: ClassVar[str] = "no quote {job_id!r} is reserved now; `eflow quote ... --reserve 60s` reserves one"
-
-
-@dataclass(eq=False)
-class NotMeasured(PermanentFailure):
-    target: str
-    reason: str
-
-    MESSAGE: ClassVar[str] = "{target} is not measured: {reason}"
 
 
 @dataclass(eq=False)
@@ -241,27 +166,6 @@ class NotConvertible(PermanentFailure):
 
 
 @dataclass(eq=False)
-class NotLoadable(PermanentFailure):
-    """target: as the user typed it."""
-
-    target: str
-    reason: str
-
-    MESSAGE: ClassVar[str] = "cannot load {target}: {reason}"
-
-
-@dataclass(eq=False)
-class BadJobFile(Stop):
-    """problems: one for each wrong key, with its line."""
-
-    file: str
-    problems: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.file}: {'; '.join(self.problems)}"
-
-
-@dataclass(eq=False)
 class Undecided(Retry):
     job_id: str
     timeout_s: float
@@ -289,36 +193,6 @@ class LoadWasCancelled(PermanentFailure):
 
 
 @dataclass(eq=False)
-class UnknownLoad(PermanentFailure):
-    load_id: str
-    pool: str
-
-    MESSAGE: ClassVar[str] = "unknown padding load {load_id!r} in pool {pool}; `eflow loads --all` lists its loads"
-
-
-@dataclass(eq=False)
-class LoadInUse(PermanentFailure):
-    load_id: str
-
-    MESSAGE: ClassVar[str] = (
-        "the client that opened the padding load {load_id!r} still runs and receives its results: take them there, or "
-        "try again after it has ended, two minutes later if it was killed"
-    )
-
-
-@dataclass(eq=False)
-class ResultsGone(PermanentFailure):
-    load_id: str
-    num_missing: int
-    num_tasks: int
-
-    MESSAGE: ClassVar[str] = (
-        "{num_missing} of {num_tasks} results of the padding load {load_id!r} are not stored: results are deleted once "
-        "they are read, or an hour after the end of their load; map its inputs again"
-    )
-
-
-@dataclass(eq=False)
 class NotPrintable(PermanentFailure):
     """index: of the task whose result cannot be printed."""
 
@@ -328,17 +202,6 @@ class NotPrintable(PermanentFailure):
     MESSAGE: ClassVar[str] = (
         "the result of task {index} cannot be printed as JSON: {reason}; return plain values, "
         "or write each result to a file with --pickle DIR"
-    )
-
-
-@dataclass(eq=False)
-class BadInputLine(PermanentFailure):
-    source: str
-    line: int
-    reason: str
-
-    MESSAGE: ClassVar[str] = (
-        "line {line} of {source} is not JSON: {reason}; correct it, or leave out --json-lines to pass lines as text"
     )
 
 
@@ -397,46 +260,6 @@ class NotEnded(Retry):
 
 
 @dataclass(eq=False)
-class AlreadyRunning(Stop):
-    data_dir: str
-    pid: int
-
-    MESSAGE: ClassVar[str] = (
-        "process {pid} already runs a pool in {data_dir}; use it, stop it with "
-        "`eflow down --data-dir {data_dir}`, or choose another --data-dir"
-    )
-
-
-@dataclass(eq=False)
-class UnusableFolder(Stop):
-    data_dir: str
-    reason: str
-
-    MESSAGE: ClassVar[str] = "cannot keep a pool in {data_dir}: {reason}; correct that, or choose another --data-dir"
-
-
-@dataclass(eq=False)
-class StartFailed(Stop):
-    """name: the process that did not become healthy; log_file: its log."""
-
-    name: str
-    reason: str
-    log_file: str
-
-    MESSAGE: ClassVar[str] = "{name} did not start: {reason}; its log is {log_file}"
-
-
-@dataclass(eq=False)
-class NoSecretsKey(Stop):
-    pool: str
-
-    MESSAGE: ClassVar[str] = (
-        "pool {pool} takes no secrets: its configuration has no secrets_key; `eflow keys secrets` makes one, and says "
-        "what its operator does with it"
-    )
-
-
-@dataclass(eq=False)
 class NoAdmission(Retry):
     pool: str
 
@@ -454,16 +277,10 @@ class NotQuoted(Retry):
     MESSAGE: ClassVar[str] = "admission of pool {pool} quotes no deadline now: {reason}; ask again"
 
 
-@dataclass(eq=False)
-class NotAnExport(PermanentFailure):
-    file: str
-    reason: str
-
-    MESSAGE: ClassVar[str] = "{file} is not an exported ledger: {reason}; write one with `eflow events export FILE`"
-
-
 class InvalidJob(ValueError):
     """The job cannot be submitted. problems: one line for each wrong field."""
+
+    code: ClassVar[str] = "invalid_job"
 
     def __init__(self, *problems: str) -> None:
         super().__init__("; ".join(problems))

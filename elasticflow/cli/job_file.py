@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from elasticflow.cli.option_values import setting_word, sweep_word
-from elasticflow.errors import BadJobFile
+from elasticflow.errors import InputUnusable
 from elasticflow.sdk.job_fields import nearest_name
 
 _TABLE_LINE = re.compile(r"\s*\[\s*[\"']?([\w-]+)")
@@ -50,20 +50,20 @@ class JobFile:
     arguments: tuple[str, ...]
     lines: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def wrong(self, key: str, problem: str) -> BadJobFile:
+    def wrong(self, key: str, problem: str) -> InputUnusable:
         """The error that names the line of this key."""
-        return BadJobFile(self.file, (f"{_place(self.lines.get(key))}{key}: {problem}",))
+        return _bad(self.file, f"{_place(self.lines.get(key))}{key}: {problem}")
 
 
 def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignored: Collection[str] = ()) -> JobFile:
-    """options: by key. ignored: keys of other commands. Raises BadJobFile, naming each wrong key with its line."""
+    """options: by key. ignored: keys of other commands. Raises InputUnusable, naming each wrong key with its line."""
     try:
         text = data.decode()
         values = tomllib.loads(text)
     except UnicodeDecodeError:
-        raise BadJobFile(str(file), ("not a text in UTF-8",)) from None
+        raise _bad(file, "not a text in UTF-8") from None
     except (ValueError, RecursionError) as error:  # of tomllib: also a number that is too long, or nesting too deep
-        raise BadJobFile(str(file), (str(error),)) from None
+        raise _bad(file, str(error)) from None
     reading = _Reading(file.parent, text)
     for key, value in values.items():
         if key in options:
@@ -74,7 +74,7 @@ def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignore
     if not reading.target and not reading.problems:
         reading.problems.append('target: it is missing; name what is trained, like target = "train.py"')
     if reading.problems:
-        raise BadJobFile(str(file), tuple(reading.problems))
+        raise _bad(file, *reading.problems)
     return JobFile(
         file=str(file),
         words=tuple(reading.words),
@@ -191,6 +191,11 @@ def _shown_plain(value: Any) -> str:
     return value if isinstance(value, str) else _shown(value)
 
 
+def _bad(file: Path | str, *problems: str) -> InputUnusable:
+    """problems: one for each wrong key, with its line."""
+    return InputUnusable("bad_job_file", f"{file}: {'; '.join(problems)}")
+
+
 def _place(line: int | None) -> str:
     return f"line {line}: " if line else ""
 
@@ -245,7 +250,7 @@ class JobFileCommand(TyperCommand):
         return read_job_file(file, file.read_bytes(), own, ignored=options_of(other).keys() - own.keys())
 
     def _naming_lines(self, ctx: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call; a wrong value of the file is named with its line. Raises BadJobFile."""
+        """Call; a wrong value of the file is named with its line. Raises InputUnusable."""
         try:
             return call(*arguments)
         except typer.BadParameter as error:

@@ -18,7 +18,7 @@ from elasticflow.client.client import Client
 from elasticflow.client.load_results import MAX_STORED_BYTES
 from elasticflow.client.loads import SentLoad
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.errors import BadInputLine
+from elasticflow.errors import InputUnusable
 from elasticflow.sdk.padding import LoadResults, in_order
 from elasticflow.sdk.padding_code import load_name, named_code
 from elasticflow.sdk.submission import load_function
@@ -107,7 +107,7 @@ def map(
 class InputLines:
     """The inputs, read lazily: text without its newline, or the JSON value of each line. num_read: lines so far.
 
-    Raises OSError at once, and BadInputLine at a line that is not JSON.
+    Raises OSError at once, and InputUnusable at a line that is not JSON.
     """
 
     def __init__(self, source: str, *, json_lines: bool) -> None:
@@ -137,7 +137,11 @@ class InputLines:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             source = "standard input" if self._source == _STDIN else self._source
-            raise BadInputLine(source, self.num_read, str(error)) from None
+            raise InputUnusable(
+                "bad_input_line",
+                f"line {self.num_read} of {source} is not JSON: {error}; correct it, or leave out --json-lines to pass "
+                "lines as text",
+            ) from None
 
 
 def _show_sent(sent: SentLoad, *, as_json: bool) -> None:

@@ -24,7 +24,7 @@ from elasticflow.cli.job_options import (
 from elasticflow.cli.terminal_output import note, print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
-from elasticflow.errors import NotMeasured, UnknownJob
+from elasticflow.errors import NotThere, UnknownJob
 from elasticflow.history.formatting import gpus_by_type_in_words, gpus_counted, undecided_in_words
 from elasticflow.history.profile_views import ProfileView, SplitView, TypesView, profile_view, types_view
 from elasticflow.history.tables import table
@@ -211,7 +211,7 @@ def profile(
         return
     view = profile_view(state, spec)
     if view is None:
-        raise NotMeasured(target, "no profiling run has ended, and no job has reported its speed")
+        raise _not_measured(target, "no profiling run has ended, and no job has reported its speed")
     print_json(view) if as_json else show_profile(view)
 
 
@@ -225,15 +225,19 @@ async def _known(client: Client, job_id: str) -> tuple[PoolState, JobSpec]:
 
 
 async def _measured(client: Client, ready: Submission) -> tuple[PoolState, JobSpec]:
-    """The pool after the profiling run. Raises NotMeasured."""
+    """The pool after the profiling run. Raises NotThere."""
     answer = await client.profile(
         ready.spec,
         code=ready.code,
         on_undecided=lambda event: note(f"{event.job_id}: {undecided_in_words(event)} ..."),
     )
     if not isinstance(answer, JobProfiled) or not answer.iterations_per_s:
-        raise NotMeasured(ready.spec.training_function, _why_not(answer))
+        raise _not_measured(ready.spec.training_function, _why_not(answer))
     return await client.state(), replace(ready.spec, owner=client.tenant)
+
+
+def _not_measured(target: str, reason: str) -> NotThere:
+    return NotThere("not_measured", f"{target} is not measured: {reason}")
 
 
 def _why_not(answer: ProfileReply) -> str:

@@ -17,7 +17,7 @@ from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, remember_jso
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.errors import NotPrintable, ResultFileUnusable, TaskError, UnknownLoad
+from elasticflow.errors import NotPrintable, ResultFileUnusable, TaskError, unknown_load
 from elasticflow.sdk.padding import ReceivedResults, in_order
 from elasticflow.shared.messages.padding_tasks import TaskResult
 
@@ -169,7 +169,7 @@ def results(
     async def look(client: Client) -> int:
         load = (await client.state()).loads.get(load_id)
         if load is None:
-            raise UnknownLoad(load_id, endpoint.pool)
+            raise unknown_load(load_id, endpoint.pool)
         return load.num_tasks or 0
 
     num_tasks = run_at(endpoint, look)

@@ -18,8 +18,15 @@ from elasticflow.cli.command_options import Json, Pool
 from elasticflow.cli.option_values import end_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say, say_line
 from elasticflow.client.operator_decisions import read_config
-from elasticflow.client.pool_endpoint import DATA_DIR, DEFAULT_POOL, RunFile, holder_of, make_folder, read_run_file
-from elasticflow.errors import AlreadyRunning
+from elasticflow.client.pool_endpoint import (
+    DATA_DIR,
+    DEFAULT_POOL,
+    RunFile,
+    already_running,
+    holder_of,
+    make_folder,
+    read_run_file,
+)
 from elasticflow.history.tables import table
 from elasticflow.local.up_plan import REPLICABLE, UpPlan
 from elasticflow.shared.extras import require_extra, require_one_version
@@ -190,7 +197,7 @@ def _start_detached(data_dir: Path) -> RunFile:
     """
     pid = holder_of(data_dir)
     if pid is not None:
-        raise AlreadyRunning(str(data_dir), pid)
+        raise already_running(data_dir, pid)
     log_file = make_folder(data_dir) / "up.log"
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)

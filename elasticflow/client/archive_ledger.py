@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticflow.client.ledger import Archive, LedgerView, archive_name, archived_records, records_of
-from elasticflow.errors import CannotArchive
+from elasticflow.shared.errors import LedgerUnusable
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
@@ -50,8 +50,7 @@ class Archived:
 async def archive(url: str, pool: str, folder: Path, clock: Clock, *, delete: bool, on_message: Progress) -> Archived:
     """Archive the ledger up to its newest decision. delete: also delete what the archives in this folder hold.
 
-    Raises CannotArchive, ArchiveMissing, ArchiveChanged, DeletionDenied, and WrongExpectedSequence if another operator
-    did the same meanwhile.
+    Raises LedgerUnusable, and WrongExpectedSequence if another operator did the same meanwhile.
     """
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     bus = await connect_nats(
@@ -97,7 +96,7 @@ async def _begin_epoch(
 async def _written(
     bus: NatsBus, pool: str, folder: Path, start: Snapshot, last: int, on_message: Progress
 ) -> tuple[Archive, Snapshot]:
-    """The file, whole and on the disk, and the state after it. Raises CannotArchive where the services disagree."""
+    """The file, whole and on the disk, and the state after it. Raises LedgerUnusable where the services disagree."""
     state, chain, begun = start.state, start.ledger_chain(), start.state.sequence
     unreadable = 0
     unfinished = folder / f".{pool}-{begun + 1}-{last}.part"
@@ -116,7 +115,7 @@ async def _written(
             out.flush()
             os.fsync(out.fileno())
         if problem := _problem(chain, state, unreadable):
-            raise CannotArchive(pool, problem)
+            raise _not_archived(pool, problem)
         file = folder / archive_name(pool, begun + 1, last, chain.digest)
         rename_durably(unfinished, file)
     finally:
@@ -146,8 +145,12 @@ async def _stored(bus: NatsBus, pool: str, folder: Path, snapshot: Snapshot) -> 
     bucket, name = streams.snapshot_bucket(pool), snapshot_store.epoch_object(digest)
     await with_retry(bus.put_object, bucket, name, data)
     if await with_retry(bus.get_object, bucket, name, max_bytes=snapshot_store.MAX_BYTES) != data:
-        raise CannotArchive(pool, f"object {name} in {bucket} is not what was stored")
+        raise _not_archived(pool, f"object {name} in {bucket} is not what was stored")
     return digest
+
+
+def _not_archived(pool: str, reason: str) -> LedgerUnusable:
+    return LedgerUnusable("not_archived", f"the ledger of pool {pool!r} was not archived, and is as before: {reason}")
 
 
 def _encoded(snapshot: Snapshot) -> bytes:

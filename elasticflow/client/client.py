@@ -18,7 +18,7 @@ from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endp
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.client.tenant_view import TenantView
 from elasticflow.client.worker_logs import StoredLogs
-from elasticflow.errors import InvalidJob, NoSecretsKey, UnknownPool, UnknownQuote
+from elasticflow.errors import InvalidJob, KeysUnusable, UnknownPool, UnknownQuote
 from elasticflow.shared.errors import NotPermitted
 from elasticflow.shared.messages.commands import (
     AmendJob,
@@ -138,10 +138,14 @@ class Client(ArtifactReader, DetachedLoads):
         return command
 
     async def seal(self, secrets: Mapping[str, str]) -> tuple[SealedSecret, ...]:
-        """Values by name as only the pool's executors can read them, in jobs of this tenant. Raises NoSecretsKey."""
+        """Values by name as only the pool's executors can read them, in jobs of this tenant. Raises KeysUnusable."""
         key = (await self.state()).config.secrets_key
         if not key:
-            raise NoSecretsKey(self._pool)
+            raise KeysUnusable(
+                "no_secrets_key",
+                f"pool {self._pool} takes no secrets: its configuration has no secrets_key; `eflow keys secrets` makes "
+                "one, and says what its operator does with it",
+            )
         from elasticflow.shared.runtime.process.secret_sealing import seal  # with a library that nothing else needs
 
         return tuple(seal(key, self.tenant, name, value) for name, value in secrets.items())

@@ -6,17 +6,16 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple, TypeVar
 
-from elasticflow.client.ledger import ARCHIVES, LedgerEntry, LedgerView
+from elasticflow.client.ledger import LedgerEntry, LedgerView, archives_needed
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.client.replies import AnyReply, CausedEvent, ReplyStream, follow_replies
 from elasticflow.client.tenant_view import TenantView
 from elasticflow.errors import (
-    ArchivesNeeded,
     InvalidJob,
+    KeysUnusable,
     NoAdmission,
     NotEnded,
     NotQuoted,
-    OperatorsOnly,
     Undecided,
     UnknownJob,
 )
@@ -79,21 +78,25 @@ class PoolReader:
 
     @property
     def ledger(self) -> LedgerView:
-        """All that happened in the pool. Raises OperatorsOnly."""
+        """All that happened in the pool. Raises KeysUnusable."""
         self.require_operator()
         return self._ledger
 
     def require_operator(self) -> None:
-        """Raises OperatorsOnly with the key of a tenant."""
+        """Raises KeysUnusable with the key of a tenant."""
         if self.view is not None:
-            raise OperatorsOnly(self._pool)
+            raise KeysUnusable(
+                "operators_only",
+                f"this reads what all tenants of pool {self._pool!r} do, which the key of a tenant does not permit: "
+                "use the key of an operator in EF_NATS_CREDS",
+            )
 
     def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
-        """The ledger, message by message, up to a sequence or without end. Raises OperatorsOnly."""
+        """The ledger, message by message, up to a sequence or without end. Raises KeysUnusable."""
         return self.ledger.entries(after_sequence=after_sequence, up_to=up_to)
 
     async def last_sequence(self) -> int:
-        """The last sequence of the ledger. Raises OperatorsOnly."""
+        """The last sequence of the ledger. Raises KeysUnusable."""
         return await self.ledger.last_sequence()
 
     async def state(self) -> PoolState:
@@ -107,7 +110,7 @@ class PoolReader:
     async def history(self, name: str) -> tuple[HistoryEntry, ...]:
         """What happened to a job or padding load; () of an unknown one.
 
-        Without archives it begins with the present epoch. Raises ArchivesNeeded where nothing is in that one.
+        Without archives it begins with the present epoch. Raises LedgerUnusable where nothing is in that one.
         """
         if self.view is not None:
             return await self.view.history(name)
@@ -116,7 +119,7 @@ class PoolReader:
             read = [(stored.sequence, stored.stored_at_s, message) async for stored, message in entries]
         history = job_history(read, name, state)
         if not history and (state.job(name) is not None or name in state.loads):
-            raise ArchivesNeeded(self._pool, state.sequence, ARCHIVES)
+            raise archives_needed(self._pool, state.sequence)
         return history
 
     async def known_history(self, name: str) -> tuple[HistoryEntry, ...]:

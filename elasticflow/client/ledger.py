@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from elasticflow.errors import ArchiveChanged, ArchiveMissing, ArchivesNeeded, NotAnExport, UnknownJob
+from elasticflow.errors import InputUnusable, UnknownJob
 from elasticflow.history.job_history import HistoryEntry, job_history
-from elasticflow.shared.errors import LedgerBroken
+from elasticflow.shared.errors import LedgerBroken, LedgerUnusable
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export, records_in
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
@@ -58,7 +58,7 @@ def archive_name(pool: str, first: int, last: int, digest: str) -> str:
 def archived_records(folder: Path, pool: str, began: EpochBegan, after_sequence: int = 0) -> Iterator[LedgerRecord]:
     """What is archived after a sequence, up to the beginning of the epoch. At the end of each file it is checked.
 
-    Raises ArchiveMissing before the first record, and ArchiveChanged.
+    Raises LedgerUnusable: for a missing file before the first record, for a changed one after its last at the latest.
     """
     for digest, archive in _needed(folder, pool, began, after_sequence):
         for record in records_of(archive, digest):
@@ -67,7 +67,7 @@ def archived_records(folder: Path, pool: str, began: EpochBegan, after_sequence:
 
 
 def records_of(archive: Archive, digest: str) -> Iterator[LedgerRecord]:
-    """digest: of all messages before it. Raises ArchiveChanged, at the latest after the last record."""
+    """digest: of all messages before it. Raises LedgerUnusable, at the latest after the last record."""
     last = archive.first - 1
     try:
         with gzip.open(archive.file) as opened:
@@ -75,10 +75,18 @@ def records_of(archive: Archive, digest: str) -> Iterator[LedgerRecord]:
                 digest, last = digest_with(digest, record), record.sequence
                 yield record
     except (BadExport, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ArchiveChanged(str(archive.file), str(error)) from None
+        raise _changed(archive.file, str(error)) from None
     if (digest, last) != (archive.digest, archive.last):
         why = f"it does not lead to digest {archive.digest} at sequence {archive.last}"
-        raise ArchiveChanged(str(archive.file), why)
+        raise _changed(archive.file, why)
+
+
+def _changed(file: Path, reason: str) -> LedgerUnusable:
+    return LedgerUnusable(
+        "archive_changed",
+        f"{file} does not hold the messages on which the pool decided ({reason}): it, or the name of the archive "
+        "before it, was changed; take a copy",
+    )
 
 
 def _needed(folder: Path, pool: str, began: EpochBegan, after_sequence: int) -> list[tuple[str, Archive]]:
@@ -89,7 +97,7 @@ def _needed(folder: Path, pool: str, began: EpochBegan, after_sequence: int) -> 
     while last > after_sequence:
         archive = found.get((last, digest))
         if archive is None:
-            raise ArchiveMissing(pool, last, digest, str(folder))
+            raise _missing(pool, last, digest, folder)
         last, digest = archive.first - 1, _digest_at(archive.first - 1, found, pool, folder)
         needed.append((digest, archive))
     return needed[::-1]
@@ -101,8 +109,13 @@ def _digest_at(last: int, found: dict[tuple[int, str], Archive], pool: str, fold
         return ""
     digests = [digest for at, digest in found if at == last]
     if len(digests) != 1:
-        raise ArchiveMissing(pool, last, digests[0] if digests else "", str(folder))
+        raise _missing(pool, last, digests[0] if digests else "", folder)
     return digests[0]
+
+
+def _missing(pool: str, last: int, digest: str, folder: Path) -> LedgerUnusable:
+    named = f"{pool}-...-{last}-{digest}.ledger.gz"
+    return LedgerUnusable("archive_missing", f"{folder} has no {named}: it is missing, or its name was changed")
 
 
 def _archives(folder: Path, pool: str) -> Iterator[Archive]:
@@ -119,6 +132,14 @@ _AT_ONCE = 512  # archived or written messages without a pause for other tasks
 LedgerEntry = tuple[LedgerRecord, LedgerMessage]
 
 
+def archives_needed(pool: str, based_on: int) -> LedgerUnusable:
+    return LedgerUnusable(
+        "archives_needed",
+        f"messages 1 to {based_on} of pool {pool!r} are in archives: set {ARCHIVES} to their folder, or start after "
+        "them",
+    )
+
+
 class LedgerView:
     """One pool's ledger, read over one connection."""
 
@@ -128,7 +149,7 @@ class LedgerView:
     async def entries(self, *, after_sequence: int = 0, up_to: int | None = None) -> AsyncGenerator[LedgerEntry, None]:
         """The ledger, message by message, up to a sequence or without end; first what is in archives only.
 
-        Raises ArchivesNeeded, ArchiveMissing, ArchiveChanged.
+        Raises LedgerUnusable if an archive is needed and missing or changed.
         """
         first = (await with_retry(self._bus.ledger_end, self._pool)).first
         if after_sequence + 1 < first and after_sequence != up_to:
@@ -188,7 +209,7 @@ class LedgerView:
 
     def _archives(self, began: EpochBegan) -> Path:
         if ARCHIVES not in os.environ:
-            raise ArchivesNeeded(self._pool, began.based_on, ARCHIVES)
+            raise archives_needed(self._pool, began.based_on)
         return Path(os.environ[ARCHIVES])
 
     async def state(self) -> PoolState:
@@ -285,12 +306,13 @@ async def stream_ledger(client: LedgerReader, pipe: BinaryIO) -> None:
 
 
 def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:
-    """Raises NotAnExport, with the place, if the file has another format, is truncated or damaged."""
+    """Raises InputUnusable, with the place, if the file has another format, is truncated or damaged."""
     with file.open("rb") as opened:
         try:
             records = read_export(opened)
         except BadExport as error:
-            raise NotAnExport(str(file), str(error)) from None
+            problem = f"{file} is not an exported ledger: {error}; write one with `eflow events export FILE`"
+            raise InputUnusable("not_an_export", problem) from None
     return tuple((record, read_message(record)) for record in records)
 
 
@@ -299,7 +321,7 @@ def read_ledger(file: Path) -> tuple[LedgerEntry, ...]:
 
 
 class ExportedLedger:
-    """The ledger in a file that `eflow events export` wrote. Time stands at its last message. Raises NotAnExport."""
+    """The ledger in a file that `eflow events export` wrote. Time stands at its last message. Raises InputUnusable."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._entries = file, read_ledger(file)

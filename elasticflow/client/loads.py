@@ -15,7 +15,7 @@ from typing import Any
 
 from elasticflow.client.command_requests import CommandRequests, Package, fresh_message_id
 from elasticflow.client.load_results import ResultWindow, delete_result_files
-from elasticflow.errors import LoadInUse, LoadNotOpened, LoadWasCancelled, ResultsGone, Undecided, UnknownLoad
+from elasticflow.errors import LoadNotOpened, LoadWasCancelled, NotThere, Undecided, unknown_load
 from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull, TooLarge, Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.commands import CancelLoad, OpenLoad, SealLoad
@@ -251,7 +251,7 @@ class LoadRequests(CommandRequests):
     async def _open(self, spec: LoadSpec, load_id: str, code: Package | None) -> str:
         """The id under which this client alone holds the lease.
 
-        Raises OperatorsOnly, as one stream has the tasks of all tenants; LoadNotOpened, also for a load that another
+        Raises KeysUnusable, as one stream has the tasks of all tenants; LoadNotOpened, also for a load that another
         client has used: it may have deleted results.
         """
         self.require_operator()
@@ -400,12 +400,15 @@ class DetachedLoads(LoadRequests):
     async def stored_results(self, load_id: str) -> AsyncGenerator[TaskResult]:
         """The results of a load in the order of their ends, until it has ended; none is deleted.
 
-        Raises LoadInUse if the client that opened it still runs, UnknownLoad, LoadWasCancelled, ResultsGone,
-        OperatorsOnly.
+        Raises NotThere, also if the client that opened it still runs, LoadWasCancelled, KeysUnusable.
         """
         self.require_operator()
         if await with_retry(has_load_lease, self._bus, self._pool, load_id):
-            raise LoadInUse(load_id)
+            raise NotThere(
+                "load_in_use",
+                f"the client that opened the padding load {load_id!r} still runs and receives its results: take them "
+                "there, or try again after it has ended, two minutes later if it was killed",
+            )
         window, results = ResultWindow(keeps_results=True), self._bus.results(self._pool, load_id)
         finishing = asyncio.create_task(self._finished(load_id), name=f"end of {load_id}")
         waiting = asyncio.ensure_future(anext(results))
@@ -414,7 +417,7 @@ class DetachedLoads(LoadRequests):
                 pending, limit_s = ({waiting}, MISSING_S) if finishing.done() else ({waiting, finishing}, None)
                 done, _ = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
-                    raise ResultsGone(load_id, finishing.result() - window.num_read, finishing.result())
+                    raise _results_gone(load_id, window.num_read, finishing.result())
                 if waiting.done():
                     for record in waiting.result():
                         for result in window.read(record):
@@ -431,12 +434,12 @@ class DetachedLoads(LoadRequests):
         delete_result_files(load_id, self.endpoint.data_dir)
 
     async def _finished(self, load_id: str) -> int:
-        """Wait until the load has finished; the number of its tasks. Raises UnknownLoad, LoadWasCancelled."""
+        """Wait until the load has finished; the number of its tasks. Raises NotThere, LoadWasCancelled."""
         async with contextlib.aclosing(self.states()) as states:
             async for state in states:
                 load = state.loads.get(load_id)
                 if load is None:
-                    raise UnknownLoad(load_id, self._pool)
+                    raise unknown_load(load_id, self._pool)
                 if load.phase is LoadPhase.CANCELLED:
                     raise LoadWasCancelled(load_id, load.explanation)
                 if load.phase is LoadPhase.FINISHED and load.num_tasks is not None:
@@ -451,3 +454,11 @@ class DetachedLoads(LoadRequests):
                     for result in window.read(record):
                         feed.measured(result.task_s)
         raise AssertionError("results are followed for ever")
+
+
+def _results_gone(load_id: str, num_read: int, num_tasks: int) -> NotThere:
+    return NotThere(
+        "results_gone",
+        f"{num_tasks - num_read} of {num_tasks} results of the padding load {load_id!r} are not stored: results are "
+        "deleted once they are read, or an hour after the end of their load; map its inputs again",
+    )

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from elasticflow.client.ledger import LedgerView
-from elasticflow.errors import UnknownNode, did_you_mean
+from elasticflow.errors import NotThere, did_you_mean
 from elasticflow.shared.errors import BadSettings, Reload
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.codec import READER_VERSION
@@ -148,7 +148,7 @@ NOW = -1.0  # as a time: as soon as its jobs can have moved
 async def announce_node_end(url: str, pool: str, node_id: str, until_s: float | None, clock: Clock) -> NodeEndAnnounced:
     """Announce or move the end of a node that is there. until_s: None takes an announcement back; `NOW`: at once.
 
-    Raises UnknownNode if no such node is there.
+    Raises NotThere if no such node is there.
     """
     access = NatsAccess.from_environment(os.environ)
     bus = await connect_nats(url, name="eflow-drain", wait_s=_CONNECT_WAIT_S, access=access)
@@ -168,7 +168,7 @@ async def _announced(
     state = await LedgerView(bus, pool).state()
     node = state.nodes.get(node_id)
     if node is None or not node.alive:
-        raise UnknownNode(node_id, pool)
+        raise NotThere("unknown_node", f"no node {node_id!r} is in pool {pool} now; `eflow nodes` lists them")
     now_s = clock.now_s()
     announced = NodeEndAnnounced(
         node_id=node_id,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.errors import AlreadyRunning, NoPoolHere, UnusableFolder
+from elasticflow.errors import NoPoolHere
+from elasticflow.shared.errors import CannotStart
 from elasticflow.shared.runtime.process.variables import check_names
 
 # --- run file ------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def find_run_file(start: Path) -> RunFile | None:
 
 
 def take(data_dir: Path) -> int:
-    """Lock this folder for this supervisor. Returns the lock's descriptor. Raises AlreadyRunning, UnusableFolder."""
+    """Lock this folder for this supervisor. Returns the lock's descriptor. Raises CannotStart."""
     import fcntl  # here and below: Windows has no fcntl, and runs no pool
 
     make_folder(data_dir)
@@ -103,23 +104,37 @@ def take(data_dir: Path) -> int:
                 continue
             pid = _pid_in(lock)
             os.close(lock)
-            raise AlreadyRunning(data_dir=str(data_dir), pid=pid) from None
+            raise already_running(data_dir, pid) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
 
 
+def already_running(data_dir: Path, pid: int) -> CannotStart:
+    return CannotStart(
+        "already_running",
+        f"process {pid} already runs a pool in {data_dir}; use it, stop it with "
+        f"`eflow down --data-dir {data_dir}`, or choose another --data-dir",
+    )
+
+
 def make_folder(data_dir: Path) -> Path:
-    """Create the folder of the services' logs, which proves that it is writable. Raises UnusableFolder."""
+    """Create the folder of the services' logs, which proves that it is writable. Raises CannotStart."""
     logs = data_dir / "services"
     if str(data_dir) != os.fsencode(data_dir).decode(errors="replace"):
-        raise UnusableFolder(ascii(str(data_dir)), "its name is not UTF-8, which messages need")
+        raise unusable_folder(ascii(str(data_dir)), "its name is not UTF-8, which messages need")
     try:
         logs.mkdir(parents=True, exist_ok=True)
         (data_dir / _LOCK_FILE).touch(mode=0o600)
     except OSError as error:
-        raise UnusableFolder(str(data_dir), f"{error.filename}: {error.strerror}") from None
+        raise unusable_folder(str(data_dir), f"{error.filename}: {error.strerror}") from None
     return logs
+
+
+def unusable_folder(data_dir: str, reason: str) -> CannotStart:
+    return CannotStart(
+        "unusable_folder", f"cannot keep a pool in {data_dir}: {reason}; correct that, or choose another --data-dir"
+    )
 
 
 def holder_of(data_dir: Path) -> int | None:

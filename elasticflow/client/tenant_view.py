@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from elasticflow.client.replies import CausedEvent
-from elasticflow.errors import NoViews, UnreadableView, WrongTenant
+from elasticflow.errors import KeysUnusable, NoViews
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.stored_history import KeptEvent, StoredHistory
-from elasticflow.shared.errors import NotPermitted, Retry, UnknownStream
+from elasticflow.shared.errors import LedgerUnusable, NotPermitted, Retry, UnknownStream
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus, Value
@@ -57,7 +57,7 @@ class TenantView:
         return tuple(found)
 
     async def state(self) -> PoolState:
-        """The pool now, without what other tenants do. Raises NoViews, WrongTenant, UnreadableView, Unavailable."""
+        """The pool now, without what other tenants do. Raises NoViews, KeysUnusable, LedgerUnusable, Unavailable."""
         return (await with_retry(self._read_state))[1]
 
     async def states(self) -> AsyncGenerator[PoolState, None]:
@@ -142,7 +142,7 @@ class TenantView:
                 is_large = len(view.body) > LARGE_BODY_BYTES
                 sequence = view.sequence if is_large else max(view.sequence, sequence)
         except Undecodable as error:
-            raise UnreadableView(self._pool, str(error)) from None
+            raise self._unreadable(error) from None
         self._num_left_out = tenant_part.num_left_out
         marks = pool.revision, own.revision if own is not None else 0
         return marks, seen_state(pool_part, tenant_part, sequence)
@@ -154,7 +154,7 @@ class TenantView:
         try:
             self._as_of = decode_small(AsOf, value.data)
         except Undecodable as error:
-            raise UnreadableView(self._pool, str(error)) from None
+            raise self._unreadable(error) from None
         return self._as_of
 
     async def _read_history(self, name: str) -> tuple[object, StoredHistory]:
@@ -164,7 +164,7 @@ class TenantView:
         try:
             return value.revision, StoredHistory.decode(value.data)
         except Undecodable as error:
-            raise UnreadableView(self._pool, str(error)) from None
+            raise self._unreadable(error) from None
 
     async def _value(self, key: str) -> Value | None:
         try:
@@ -172,4 +172,13 @@ class TenantView:
         except UnknownStream:
             raise NoViews(self._pool) from None
         except NotPermitted:
-            raise WrongTenant(self._tenant, self._pool) from None
+            raise KeysUnusable(
+                "wrong_tenant",
+                f"the key in EF_NATS_CREDS may not read the jobs of tenant {self._tenant!r} in pool {self._pool!r}: "
+                "set EF_TENANT to the tenant of the key; a key that an older version made needs a new accounts.conf "
+                "(`eflow keys`)",
+            ) from None
+
+    def _unreadable(self, error: Undecodable) -> LedgerUnusable:
+        problem = f"the view of a tenant of pool {self._pool!r} cannot be read: {error}"
+        return LedgerUnusable("view_unreadable", problem)

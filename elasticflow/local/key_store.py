@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.errors import NoKeys, UnusableKeys
+from elasticflow.errors import KeysUnusable
 from elasticflow.shared.messages.limits import TOKEN_PATTERN
 from elasticflow.shared.runtime.bus.nats.permissions import PublicKey, Role, server_configuration
 from elasticflow.shared.runtime.process.files import keep_token
@@ -50,18 +50,18 @@ class KeyStore:
         return self.folder / f"{role}-{name}.seed"
 
     def add(self, role: Role, name: str) -> "KeyStore":
-        """Make a key and its file. Raises UnusableKeys if there is one of this name."""
+        """Make a key and its file. Raises KeysUnusable if there is one of this name."""
         _check_name(self.folder, name)
         if self._named(role, name):
-            raise UnusableKeys(str(self.folder), f"there is a key for {role} {name}; revoke it first")
+            raise _unusable(self.folder, f"there is a key for {role} {name}; revoke it first")
         seed, public = _new_key()
         _write(self.seed_file(role, name), seed)
         return self._saved((*self.keys, PublicKey(role, name, public)))
 
     def revoke(self, role: Role, name: str) -> "KeyStore":
-        """Forget a key and delete its file. Raises UnusableKeys if there is none."""
+        """Forget a key and delete its file. Raises KeysUnusable if there is none."""
         if not (revoked := self._named(role, name)):
-            raise UnusableKeys(str(self.folder), f"there is no key for {role} {name}; `eflow keys list` lists all")
+            raise _unusable(self.folder, f"there is no key for {role} {name}; `eflow keys list` lists all")
         self.seed_file(role, name).unlink(missing_ok=True)
         return self._saved(key for key in self.keys if key not in revoked)
 
@@ -86,10 +86,10 @@ _CONTENT = TypeAdapter(_Content)
 
 
 def create(folder: Path, pool: str) -> KeyStore:
-    """A folder with one key for the operator and one for the services. Raises UnusableKeys if it has keys already."""
+    """A folder with one key for the operator and one for the services. Raises KeysUnusable if it has keys already."""
     _check_name(folder, pool)
     if (folder / _KEYS_FILE).exists():
-        raise UnusableKeys(str(folder), "it has keys already; choose another folder")
+        raise _unusable(folder, "it has keys already; choose another folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = KeyStore(folder=folder, pool=pool).add(Role.OPERATOR, "operator").add(Role.SERVICE, "services")
     keep_token(store.workers_secret_file)
@@ -97,19 +97,24 @@ def create(folder: Path, pool: str) -> KeyStore:
 
 
 def read(folder: Path) -> KeyStore:
-    """Raises NoKeys, UnusableKeys."""
+    """Raises KeysUnusable."""
     try:
         content = _CONTENT.validate_json((folder / _KEYS_FILE).read_bytes())
     except FileNotFoundError:
-        raise NoKeys(str(folder)) from None
+        problem = f"no keys in {folder}; `eflow keys init --keys {folder}` makes them"
+        raise KeysUnusable("no_keys", problem) from None
     except ValidationError:
-        raise UnusableKeys(str(folder), f"{_KEYS_FILE} is damaged; restore it from a backup") from None
+        raise _unusable(folder, f"{_KEYS_FILE} is damaged; restore it from a backup") from None
     return KeyStore(folder=folder, pool=content.pool, keys=content.keys)
+
+
+def _unusable(folder: Path, reason: str) -> KeysUnusable:
+    return KeysUnusable("unusable_keys", f"keys in {folder}: {reason}")
 
 
 def _check_name(folder: Path, name: str) -> None:
     if re.fullmatch(TOKEN_PATTERN, name) is None:
-        raise UnusableKeys(str(folder), f"{name!r} is no name: use 1 to 64 letters, digits, _ and -")
+        raise _unusable(folder, f"{name!r} is no name: use 1 to 64 letters, digits, _ and -")
 
 
 def _new_key() -> tuple[str, str]:

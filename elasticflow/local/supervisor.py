@@ -15,11 +15,10 @@ from pathlib import Path
 
 from elasticflow.client.ledger import LedgerView
 from elasticflow.client.operator_decisions import configure
-from elasticflow.client.pool_endpoint import RunFile, RunningProcess, remove_run_file, take
-from elasticflow.errors import StartFailed, UnusableFolder
+from elasticflow.client.pool_endpoint import RunFile, RunningProcess, remove_run_file, take, unusable_folder
 from elasticflow.local.up_plan import DECIDERS, PlannedProcess, UpPlan
 from elasticflow.shared import machine_code
-from elasticflow.shared.errors import ElasticFlowError, StorageFull
+from elasticflow.shared.errors import CannotStart, ElasticFlowError, StorageFull
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
@@ -70,7 +69,7 @@ class ChildProcess:
         return self._process.pid if self._process is not None and running else None
 
     async def keep_running(self) -> None:
-        """Start the process, and restart it whenever it ends. Raises StartFailed if a restart cannot help."""
+        """Start the process, and restart it whenever it ends. Raises CannotStart if a restart cannot help."""
         loop = asyncio.get_running_loop()
         retry_s = _FIRST_RETRY_S
         while True:
@@ -80,7 +79,7 @@ class ChildProcess:
             status = await process.wait()
             self.num_failures += 1
             if status == _CANNOT_WORK:
-                raise StartFailed(self.name, last_line(self.log_file), str(self.log_file))
+                raise _failed(self.name, last_line(self.log_file), self.log_file)
             if loop.time() - started_at >= _LONG_ENOUGH_S:
                 retry_s = _FIRST_RETRY_S
             self._report(f"{self.name} {_ended(status)}; restarting it (log: {self.log_file})")
@@ -160,6 +159,11 @@ def last_line(log_file: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
+def _failed(name: str, reason: str, log_file: Path) -> CannotStart:
+    """name: the process that did not become healthy."""
+    return CannotStart("process_failed", f"{name} did not start: {reason}; its log is {log_file}")
+
+
 def _ended(status: int) -> str:
     if status < 0:
         with contextlib.suppress(ValueError):
@@ -189,8 +193,7 @@ class Supervisor:
         self._run: RunFile | None = None
 
     async def run(self, on_healthy: Callable[[RunFile], None]) -> None:
-        """Start all processes, call on_healthy, and keep all running. Raises AlreadyRunning, StartFailed and the
-        errors of EmbeddedServer."""
+        """Start all processes, call on_healthy, and keep all running. Raises CannotStart."""
         lock = take(self._plan.data_dir)
         try:
             if not machine_code.is_complete():
@@ -219,7 +222,7 @@ class Supervisor:
             os.close(lock)
 
     async def _configure(self, url: str) -> PoolConfig:
-        """Create and configure the pool. Raises UnusableFolder if the disk of our own NATS is too full."""
+        """Create and configure the pool. Raises CannotStart if the disk of our own NATS is too full."""
         plan = self._plan
         own = {} if plan.nats_url else {"secrets_key": kept_key(plan.secrets_file)}
         try:
@@ -235,7 +238,7 @@ class Supervisor:
             if plan.nats_url:
                 raise
             reason = f"its disk has too little space for NATS ({error.reason})"
-            raise UnusableFolder(str(plan.data_dir), reason) from None
+            raise unusable_folder(str(plan.data_dir), reason) from None
 
     async def _compare_ledger(self, url: str) -> None:
         """Report a ledger that is older than the one that was read on this machine."""
@@ -341,7 +344,7 @@ class Supervisor:
         )
 
     async def _until_healthy(self) -> None:
-        """Raises StartFailed, naming the first process that is not healthy in time."""
+        """Raises CannotStart, naming the first process that is not healthy in time."""
         for child in self._children:
             try:
                 with self._waiting_for(f"{child.name} to be healthy (its log: {child.log_file})"):
@@ -349,11 +352,9 @@ class Supervisor:
                         while child.num_failures < GIVE_UP_AFTER and not await child.is_healthy():  # noqa: ASYNC110 - a health page can only be polled
                             await asyncio.sleep(_POLL_S)
             except TimeoutError:
-                raise StartFailed(
-                    child.name, f"not healthy after {HEALTHY_WITHIN_S:g} s", str(child.log_file)
-                ) from None
+                raise _failed(child.name, f"not healthy after {HEALTHY_WITHIN_S:g} s", child.log_file) from None
             if child.num_failures >= GIVE_UP_AFTER:
-                raise StartFailed(child.name, last_line(child.log_file), str(child.log_file))
+                raise _failed(child.name, last_line(child.log_file), child.log_file)
 
     async def _stop_children(self) -> None:
         """Deciding services first, so that leaving nodes migrate no job; then executors with their workers; the
@@ -399,7 +400,7 @@ async def compile_scheduler(
     command: tuple[str, ...] = _COMMAND,
     report_after_s: float = _REPORT_AFTER_S,
 ) -> None:
-    """Compile in a child process that ends with this call. report: called if it takes long. Raises StartFailed."""
+    """Compile in a child process that ends with this call. report: called if it takes long. Raises CannotStart."""
     process = await start_process(command, environment, log_file)
     notice = asyncio.get_running_loop().call_later(
         report_after_s, report, "compiling the scheduler, once for this installation: about 20 s"
@@ -412,4 +413,4 @@ async def compile_scheduler(
             process.kill()  # the next process compiles the rest
             await process.wait()
     if status != 0:
-        raise StartFailed("the compiled scheduler", last_line(log_file), str(log_file))
+        raise _failed("the compiled scheduler", last_line(log_file), log_file)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elasticflow.client.command_requests import Package
-from elasticflow.errors import NotLoadable
+from elasticflow.errors import InputUnusable
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.packaging import PackagingFailed, package
 from elasticflow.sdk.script import Script, TorchrunScript
@@ -72,7 +72,7 @@ def load(target: str, arguments: Sequence[str] = (), workdir: Path | None = None
     """The job that a command line names: "train.py", "train.py:Digits", or "package.module:Digits".
 
     A file is packaged, with its whole workdir if there is one; a module must be importable on the nodes. The user's
-    module is imported in this process unless it is a script. arguments: of a script. Raises NotLoadable.
+    module is imported in this process unless it is a script. arguments: of a script. Raises InputUnusable.
     """
     code = _packaged(target, workdir)
     training_function = code.training_function if code else target
@@ -80,40 +80,45 @@ def load(target: str, arguments: Sequence[str] = (), workdir: Path | None = None
     if entry in (SCRIPT, TORCHRUN):
         return (Script if entry == SCRIPT else TorchrunScript)(target, *arguments), code
     if arguments:
-        raise NotLoadable(target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE")
+        raise _not_loadable(target, f"not a script: unexpected arguments {shlex.join(arguments)}; use --set NAME=VALUE")
     if workdir is not None:
         sys.path.insert(0, str(workdir.resolve()))
     job_class = _found(target, code, "class", "train.py:Digits, or package.module:Digits")
     if not isinstance(job_class, type) or not issubclass(job_class, ElasticJob):
-        raise NotLoadable(target, f"{entry} is not a subclass of ElasticJob")
+        raise _not_loadable(target, f"{entry} is not a subclass of ElasticJob")
     try:
         return job_class(), code
     except Exception as error:
-        raise NotLoadable(target, f"creating a {job_class.__name__} failed: {_in_a_line(error)}") from error
+        raise _not_loadable(target, f"creating a {job_class.__name__} failed: {_in_a_line(error)}") from error
 
 
 def load_function(target: str) -> Callable[[Any], Any]:
     """The function that a command line names: "proteins.py:fold", or "package.module:fold".
 
-    Its module is imported in this process. Raises NotLoadable.
+    Its module is imported in this process. Raises InputUnusable.
     """
     code = _packaged(target) if ".py:" in target else None
     found = _found(target, code, "function", "proteins.py:fold, or package.module:fold")
     if not callable(found):
-        raise NotLoadable(target, f"{target.rpartition(':')[2]} is not a function")
+        raise _not_loadable(target, f"{target.rpartition(':')[2]} is not a function")
     return found
+
+
+def _not_loadable(target: str, reason: str) -> InputUnusable:
+    """target: as the user typed it."""
+    return InputUnusable("not_loadable", f"cannot load {target}: {reason}")
 
 
 def _packaged(target: str, workdir: Path | None = None) -> Package | None:
     """The code of a file; None for a module."""
     if ".py" not in target:
         if workdir is not None:
-            raise NotLoadable(target, _needs_file(target))
+            raise _not_loadable(target, _needs_file(target))
         return None
     try:
         return package(target, workdir)
     except PackagingFailed as error:
-        raise NotLoadable(target, str(error)) from None
+        raise _not_loadable(target, str(error)) from None
 
 
 def _needs_file(target: str) -> str:
@@ -124,16 +129,16 @@ def _found(target: str, code: Package | None, kind: Literal["class", "function"]
     """What the target names, in its module, which is imported."""
     module_name, _, name = (code.training_function if code else target).partition(":")
     if not name or module_name.endswith(".py"):
-        raise NotLoadable(target, f"name a file and a {kind}, like {examples}")
+        raise _not_loadable(target, f"name a file and a {kind}, like {examples}")
     if code is not None:
         sys.path.insert(0, str(_import_root(target, code)))
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         reason = f"importing {module_name} failed: {_in_a_line(error)}{_advice(target, error)}"
-        raise NotLoadable(target, reason) from error
+        raise _not_loadable(target, reason) from error
     if not hasattr(module, name):
-        raise NotLoadable(target, f"{module_name} has no {kind} {name}")
+        raise _not_loadable(target, f"{module_name} has no {kind} {name}")
     return getattr(module, name)
 
 

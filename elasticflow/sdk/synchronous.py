@@ -100,7 +100,7 @@ def submit(
 
     workdir: folder of the project, sent with the job; by default only what its file imports from beside it.
     secrets: variables of its processes that only the pool's executors can read.
-    timeout: until the first reply. Raises InvalidJob, PackagingFailed, NoSecretsKey, Undecided.
+    timeout: until the first reply. Raises InvalidJob, PackagingFailed, KeysUnusable, Undecided.
     """
     ready = submission_of(job, workdir)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)

@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from elasticflow.shared.errors import CannotListen, PortTaken
+from elasticflow.shared.errors import cannot_listen, port_taken
 from elasticflow.web.command_routes import QUOTING, WRITING
 from elasticflow.web.other_policy import COMPARING
 from elasticflow.web.read_routes import READING, Page
@@ -227,15 +227,15 @@ class _ImpatientProtocol(H11Protocol):
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """port 0: a free one. Raises PortTaken, CannotListen."""
+    """port 0: a free one. Raises CannotStart."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno is None:
-            raise CannotListen(host, port, error.strerror or str(error)) from None
+            raise cannot_listen(host, port, error.strerror or str(error)) from None
         if "in use" in (error.strerror or ""):
-            raise PortTaken(host, port) from None
-        raise CannotListen(host, port, error.strerror or str(error)) from None
+            raise port_taken(host, port) from None
+        raise cannot_listen(host, port, error.strerror or str(error)) from None
 
 
 async def serve(app: Starlette, listening: socket.socket, beside: Callable[[], Awaitable[None]]) -> None:

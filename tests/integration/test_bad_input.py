@@ -139,7 +139,7 @@ async def test_a_batch_of_nothing(user: User) -> None:
     assert shown.err == "eflow: global_batch_size: must be greater than 0, not 0\n"
     assert (as_json.status, as_json.value) == (
         2,
-        {"error": "global_batch_size: must be greater than 0, not -1"},
+        {"error": "global_batch_size: must be greater than 0, not -1", "code": "invalid_job"},
     )
     said, answer = await user.publishes("SubmitJob", "empty-batch", spec=published("Diverges", global_batch_size=0))
     assert said == "MessageRejected"
@@ -302,6 +302,7 @@ async def test_commands_for_an_unknown_job(user: User) -> None:
         ran = await user.eflow(command, "unknown", "--json")
         assert ran.status == 1
         assert "unknown job 'unknown' in pool" in ran.value["error"]
+        assert ran.value["code"] == "unknown_job"
 
 
 # --- files, disks, servers ------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from elasticflow.client.archive_ledger import Archived, archive
 from elasticflow.client.ledger import ARCHIVES, LedgerView
 from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.errors import ArchiveChanged, ArchiveMissing, ArchivesNeeded, CannotArchive
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.executor.decisions.policy import executor_policy
@@ -27,7 +26,7 @@ from elasticflow.services.executor.decisions.state import NodeSpecification
 from elasticflow.services.monitor.policy import POLICY as MONITOR
 from elasticflow.services.monitor.tenant_views import TenantViews
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
-from elasticflow.shared.errors import DeletionDenied, EpochUnusable, LedgerBroken
+from elasticflow.shared.errors import EpochUnusable, LedgerBroken, LedgerUnusable
 from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.export import ExportWriter, records_in
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -43,6 +42,7 @@ from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state import snapshot_encoding
 from tests.support import secured_pool
 from tests.support.command_line import CommandLinePool
+from tests.support.error_codes import coded
 from tests.support.planned_ledger import PATIENCE_S
 from tests.support.service_contexts import service_context
 
@@ -101,7 +101,11 @@ async def test_a_ledger_is_read_across_its_epochs(pool: Pool, monkeypatch: pytes
     await pool.decide()
     second = await pool.archive(delete=True)
     assert (second.up_to, second.num_messages, await pool.first()) == (6, 4, 7)
-    with pytest.raises(ArchivesNeeded, match="messages 1 to 6 of pool 'default' are in archives: set EF_ARCHIVES"):
+    with pytest.raises(
+        LedgerUnusable,
+        match="messages 1 to 6 of pool 'default' are in archives: set EF_ARCHIVES",
+        check=coded("archives_needed"),
+    ):
         await pool.sequences()
     monkeypatch.setenv(ARCHIVES, str(pool.folder))
     assert await pool.sequences() == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -238,14 +242,14 @@ async def test_a_forged_archive_is_named_and_nothing_is_deleted(pool: Pool, monk
         for record in records:
             writer.add(replace(record, message_id="x", data=record.data.replace(b"eflow", b"forge")))
         writer.finish()
-    with pytest.raises(ArchiveChanged, match=file.name):
+    with pytest.raises(LedgerUnusable, match=file.name, check=coded("archive_changed")):
         await pool.archive(delete=True)
     assert await pool.first() == 1
     await pool.bus.delete_ledger(POOL, up_to=2)
-    with pytest.raises(ArchiveChanged, match=file.name):
+    with pytest.raises(LedgerUnusable, match=file.name, check=coded("archive_changed")):
         await pool.sequences()
     file.rename(file.with_suffix(".away"))  # noqa: ASYNC240
-    with pytest.raises(ArchiveMissing, match=r"has no default-\.\.\.-2-"):
+    with pytest.raises(LedgerUnusable, match=r"has no default-\.\.\.-2-", check=coded("archive_missing")):
         await pool.sequences()
 
 
@@ -291,7 +295,9 @@ async def test_a_ledger_without_archives_that_lost_its_beginning(pool: Pool) -> 
 async def test_a_pool_of_an_older_version_is_archived_but_keeps_its_messages(pool: Pool) -> None:
     config = (await pool.bus._connection.api(f"STREAM.INFO.{LEDGER}"))["config"]
     await pool.bus._connection.api(f"STREAM.UPDATE.{LEDGER}", config | {"deny_purge": True})
-    with pytest.raises(DeletionDenied, match=f"stream {LEDGER} was made with deny_purge"):
+    with pytest.raises(
+        LedgerUnusable, match=f"stream {LEDGER} was made with deny_purge", check=coded("deletion_denied")
+    ):
         await pool.archive(delete=True)
     assert await pool.first() == 1
     epoch = await snapshot_store.newest_epoch(pool.bus, POOL)
@@ -305,7 +311,7 @@ async def test_a_changed_ledger_is_not_archived(pool: Pool) -> None:
     data = codec.encode(decision, id="d", recorded_at_s=1.0)
     await pool.bus.append(subjects.plan(POOL), data, message_id="d")
     await pool.decide(1)
-    with pytest.raises(CannotArchive, match="the ledger was changed"):
+    with pytest.raises(LedgerUnusable, match="the ledger was changed", check=coded("not_archived")):
         await pool.archive()
     assert list(pool.folder.iterdir()) == []
     assert await snapshot_store.newest_epoch(pool.bus, POOL) is None
@@ -314,7 +320,11 @@ async def test_a_changed_ledger_is_not_archived(pool: Pool) -> None:
 async def test_a_message_that_cannot_be_read_would_be_missing_for_ever(pool: Pool) -> None:
     sequence = await pool.bus.append(subjects.job(POOL, "j"), b"of a newer version", message_id="n")
     await pool.decide(1)
-    with pytest.raises(CannotArchive, match=f"cannot read message {sequence}: use the eflow of a newer version"):
+    with pytest.raises(
+        LedgerUnusable,
+        match=f"cannot read message {sequence}: use the eflow of a newer version",
+        check=coded("not_archived"),
+    ):
         await pool.archive()
     for _ in range(2):  # the newest decision itself is not archived
         await configure(pool.url, POOL, None, CLOCK, changes={"skip_plan_up_to": sequence, "leave_s": CLOCK.now_s()})

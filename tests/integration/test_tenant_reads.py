@@ -8,11 +8,12 @@ from elasticflow.cli.watch import picture
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.client.tenant_view import STALE_AFTER_S
-from elasticflow.errors import NoViews, OperatorsOnly, UnknownJob, WrongTenant
+from elasticflow.errors import KeysUnusable, NoViews, UnknownJob
 from elasticflow.history.pool_views import load_views
 from elasticflow.services.monitor.tenant_views import NewHistories, ViewWriter
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.state.pool import PoolState
+from tests.support.error_codes import coded
 from tests.support.histories import NOW_S
 from tests.support.secured_pool import POOL, secured_pool
 from tests.unit.services.monitor.test_tenant_views import FOLD, HandClock, fold, opened
@@ -39,18 +40,18 @@ async def test_a_tenant_reads_its_own_jobs_and_nothing_else(tmp_path: Path, monk
             assert [view.load_id for view in load_views(state, NOW_S)] == ["fold-acme"]
             assert (await client.history("fold-acme"))[0].text.startswith("opened by acme: proteins:fold")
             assert await client.history("fold-globex") == ()
-            with pytest.raises(OperatorsOnly):
+            with pytest.raises(KeysUnusable, check=coded("operators_only")):
                 await anext(client.results_of([1], FOLD, load_id="another"))
-            with pytest.raises(OperatorsOnly):
+            with pytest.raises(KeysUnusable, check=coded("operators_only")):
                 await anext(client.stored_results("fold-acme"))
             with pytest.raises(UnknownJob):
                 await client.job("secret-project")
-            with pytest.raises(OperatorsOnly, match="operator"):
+            with pytest.raises(KeysUnusable, match="operator", check=coded("operators_only")):
                 await client.last_sequence()
             assert picture(state, NOW_S, of_all=False).renderables
             assert client.view is not None
             assert client.view.notes(NOW_S + 1.0) == ()
             assert "as of" in client.view.notes(NOW_S + STALE_AFTER_S + 1.0)[0]
         async with Client.connect(endpoint, tenant="globex") as client:
-            with pytest.raises(WrongTenant, match="EF_TENANT"):
+            with pytest.raises(KeysUnusable, match="EF_TENANT", check=coded("wrong_tenant")):
                 await client.state()

@@ -214,7 +214,7 @@ class Bus(Protocol):
     async def delete_ledger(self, pool: str, *, up_to: int) -> None:
         """Delete the messages of a ledger up to a sequence, included; the others keep theirs. A repeat has no effect.
 
-        Raises DeletionDenied, UnknownStream, Unavailable.
+        Raises LedgerUnusable, UnknownStream, Unavailable.
         """
         ...
 

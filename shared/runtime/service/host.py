@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Generic
 
-from elasticflow.shared.errors import ReaderTooOld, Retry, TooLarge
+from elasticflow.shared.errors import CannotStart, Retry, TooLarge
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.process.logs import BackoffLogger
@@ -152,7 +152,7 @@ class Host(Generic[State]):
                 backoff.is_over()
 
     async def _catch_up(self) -> None:
-        """Fold the ledger up to its present end: no decision rests on a part of the history. Raises ReaderTooOld."""
+        """Fold the ledger up to its present end: no decision rests on a part of the history. Raises CannotStart."""
         backoff = BackoffLogger(self._log, "catching up postponed")
         while self._caught_up_at is None:
             try:
@@ -162,7 +162,11 @@ class Host(Generic[State]):
                 await asyncio.sleep(RETRY_S)
         await self._projection.up_to(self._caught_up_at)
         if (minimum := self.folded.config.minimum_reader_version) > codec.READER_VERSION:
-            raise ReaderTooOld(self._pool, codec.READER_VERSION, minimum)
+            raise CannotStart(
+                "reader_too_old",
+                f"this service reads messages up to version {codec.READER_VERSION}, but pool {self._pool} has "
+                f"minimum_reader_version = {minimum}; upgrade the service",
+            )
         self.ready.set()
         self._log.info("caught up", sequence=self.folded.sequence)
         self._news.set()

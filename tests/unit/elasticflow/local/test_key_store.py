@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.errors import NoKeys, UnusableKeys
+from elasticflow.errors import KeysUnusable
 from elasticflow.local import key_store
 from elasticflow.shared.runtime.bus.nats.permissions import Role
+from tests.support.error_codes import coded
 
 POOL = "pool-a"
 
@@ -45,7 +46,9 @@ def test_a_revoked_key_is_in_no_account(tmp_path: Path) -> None:
 
 def test_a_name_has_one_key_at_a_time(tmp_path: Path) -> None:
     store = key_store.create(tmp_path / "keys", POOL).add(Role.TENANT, "alice")
-    with pytest.raises(UnusableKeys, match="there is a key for tenant alice; revoke it first"):
+    with pytest.raises(
+        KeysUnusable, match="there is a key for tenant alice; revoke it first", check=coded("unusable_keys")
+    ):
         store.add(Role.TENANT, "alice")
     renewed = store.revoke(Role.TENANT, "alice").add(Role.TENANT, "alice")
     assert {key.nkey for key in renewed.keys} != {key.nkey for key in store.keys}
@@ -54,19 +57,19 @@ def test_a_name_has_one_key_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "*", "a.b", ">", "a b", "../a", 'a"', "x" * 65])
 def test_a_name_is_one_token_of_a_subject(tmp_path: Path, name: str) -> None:
     store = key_store.create(tmp_path / "keys", POOL)
-    with pytest.raises(UnusableKeys, match="is no name"):
+    with pytest.raises(KeysUnusable, match="is no name", check=coded("unusable_keys")):
         store.add(Role.TENANT, name)
     assert key_store.read(store.folder) == store
 
 
 def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NoKeys, match=f"eflow keys init --keys {tmp_path}"):
+    with pytest.raises(KeysUnusable, match=f"eflow keys init --keys {tmp_path}", check=coded("no_keys")):
         key_store.read(tmp_path)
     store = key_store.create(tmp_path, POOL)
-    with pytest.raises(UnusableKeys, match="it has keys already"):
+    with pytest.raises(KeysUnusable, match="it has keys already", check=coded("unusable_keys")):
         key_store.create(tmp_path, POOL)
-    with pytest.raises(UnusableKeys, match="there is no key for tenant bob"):
+    with pytest.raises(KeysUnusable, match="there is no key for tenant bob", check=coded("unusable_keys")):
         store.revoke(Role.TENANT, "bob")
     (tmp_path / "keys.json").write_text("{}")
-    with pytest.raises(UnusableKeys, match="is damaged"):
+    with pytest.raises(KeysUnusable, match="is damaged", check=coded("unusable_keys")):
         key_store.read(tmp_path)

@@ -9,12 +9,12 @@ from typing import Any
 import psutil
 import pytest
 
-from elasticflow.errors import StartFailed, UnusableFolder
 from elasticflow.local import supervisor
 from elasticflow.local.supervisor import Supervisor, compile_scheduler
 from elasticflow.local.up_plan import UpPlan
-from elasticflow.shared.errors import StorageFull
+from elasticflow.shared.errors import CannotStart, ElasticFlowError, StorageFull
 from elasticflow.shared.messages.pool_config import PoolConfig
+from tests.support.error_codes import coded
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ async def test_a_reserve_that_leaves_no_node_is_reported(
     assert any("a CPU slot may allocate" in line for line in said) == (num_nodes != 0), "its limit is said"
 
 
-@pytest.mark.parametrize(("nats_url", "said"), [("", UnusableFolder), ("nats://elsewhere", StorageFull)])
+@pytest.mark.parametrize(("nats_url", "code"), [("", "unusable_folder"), ("nats://elsewhere", "storage_full")])
 async def test_a_full_disk_is_named_if_the_server_is_ours(
-    nats_url: str, said: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: Any, **__: Any) -> PoolConfig:
         raise StorageFull("EF_SUBMIT_default", "insufficient storage resources available")
@@ -58,7 +58,7 @@ async def test_a_full_disk_is_named_if_the_server_is_ours(
     monkeypatch.setattr(supervisor, "EmbeddedServer", Server)
     monkeypatch.setattr(supervisor.machine_code, "is_complete", lambda: True)
     plan = UpPlan(data_dir=tmp_path, nats_url=nats_url, device="cpu")
-    with pytest.raises(said, match="insufficient storage"):
+    with pytest.raises(ElasticFlowError, match="insufficient storage", check=coded(code)):
         await Supervisor(plan, lambda line: None).run(lambda run: None)
 
 
@@ -87,7 +87,7 @@ async def test_a_compilation_is_reported_only_if_it_takes_long(tmp_path: Path) -
 async def test_a_failure_is_raised_with_its_reason_and_log(tmp_path: Path) -> None:
     log_file = tmp_path / "compilation.log"
     command = python("raise SystemExit('no compiler for this processor')")
-    with pytest.raises(StartFailed, match="no compiler for this processor") as failed:
+    with pytest.raises(CannotStart, match="no compiler for this processor", check=coded("process_failed")) as failed:
         await compile_scheduler(os.environ, log_file, print, command=command)
     assert str(log_file) in str(failed.value)
 

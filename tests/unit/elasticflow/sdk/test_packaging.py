@@ -8,11 +8,12 @@ import zipfile
 
 import pytest
 
-from elasticflow.errors import NotLoadable
+from elasticflow.errors import InputUnusable
 from elasticflow.sdk import packaging
 from elasticflow.sdk.packaging import PackagingFailed, package
 from elasticflow.sdk.script import Script
 from elasticflow.sdk.submission import load
+from tests.support.error_codes import coded
 
 SOURCE = """
 from elasticflow import ElasticJob
@@ -119,7 +120,11 @@ def test_a_project_whose_elasticflow_hides_the_library_is_rejected(tmp_path, nam
 def test_the_command_line_names_a_project_whose_elasticflow_hides_the_library(tmp_path):
     (tmp_path / "elasticflow.py").touch()
     (tmp_path / "mine.py").write_text(SOURCE)
-    with pytest.raises(NotLoadable, match=r"elasticflow\.py hides the installed package elasticflow; rename"):
+    with pytest.raises(
+        InputUnusable,
+        match=r"elasticflow\.py hides the installed package elasticflow; rename",
+        check=coded("not_loadable"),
+    ):
         load(str(tmp_path / "mine.py"))
 
 
@@ -127,7 +132,11 @@ def test_a_module_that_is_a_file_here_is_named_as_a_file(tmp_path, monkeypatch):
     (tmp_path / "mine_here").mkdir()
     (tmp_path / "mine_here" / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(NotLoadable, match=r"to send the file with the job, name it: mine_here/train\.py:Mine$"):
+    with pytest.raises(
+        InputUnusable,
+        match=r"to send the file with the job, name it: mine_here/train\.py:Mine$",
+        check=coded("not_loadable"),
+    ):
         load("mine_here.train:Mine")
 
 
@@ -136,7 +145,11 @@ def test_a_folder_that_lacks_init_is_named_where_its_module_imports_from_above(t
     (tmp_path / "jobs").mkdir()
     (tmp_path / "library_above").mkdir()
     (tmp_path / "jobs" / "below.py").write_text("import library_above.models\n" + SOURCE)
-    with pytest.raises(NotLoadable, match=f"library_above is in {tmp_path}: to import it, put __init__.py into "):
+    with pytest.raises(
+        InputUnusable,
+        match=f"library_above is in {tmp_path}: to import it, put __init__.py into ",
+        check=coded("not_loadable"),
+    ):
         load(str(tmp_path / "jobs" / "below.py"))
     (tmp_path / "library_above" / "models.py").touch()
     (tmp_path / "jobs" / "__init__.py").touch()

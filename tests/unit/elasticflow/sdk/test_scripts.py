@@ -10,9 +10,10 @@ from torch import nn
 
 import elasticflow
 from elasticflow.cli.command_options import SubmissionOptions
-from elasticflow.errors import InvalidJob, NotLoadable
+from elasticflow.errors import InputUnusable, InvalidJob
 from elasticflow.sdk.script import Script, TorchrunScript
 from elasticflow.sdk.submission import code_of, load, profilable, submission_of, with_code
+from tests.support.error_codes import coded
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 LIBRARY_EXAMPLES = ["trainer", "accelerate_loop", "lightning_module"]
@@ -93,13 +94,17 @@ def test_settings_of_a_script_are_its_arguments(tmp_path):
     with pytest.raises(InvalidJob, match=r"a script gets its settings \(rate\) as arguments, after --"):
         Script("train.py").set_hyperparameter(rate=0.1).spec()
     (tmp_path / "job.py").write_text("from elasticflow import ElasticJob\nclass Job(ElasticJob): ...\n")
-    with pytest.raises(NotLoadable, match=r"not a script: unexpected arguments --rate 0\.1; use --set"):
+    with pytest.raises(
+        InputUnusable, match=r"not a script: unexpected arguments --rate 0\.1; use --set", check=coded("not_loadable")
+    ):
         load(str(tmp_path / "job.py"), ["--rate", "0.1"])
 
 
 def test_a_file_without_job_is_rejected_with_both_ways_to_write_one(tmp_path):
     (tmp_path / "plain.py").write_text("print('hello')\n")
-    with pytest.raises(NotLoadable, match=r"one subclass of ElasticJob .* must call elasticflow.elastic"):
+    with pytest.raises(
+        InputUnusable, match=r"one subclass of ElasticJob .* must call elasticflow.elastic", check=coded("not_loadable")
+    ):
         load(str(tmp_path / "plain.py"))
 
 

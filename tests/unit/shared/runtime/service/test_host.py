@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from elasticflow.services.admission.policy import replies, replies_again
-from elasticflow.shared.errors import MaybeStored, ReaderTooOld, WrongExpectedSequence
+from elasticflow.shared.errors import CannotStart, MaybeStored, WrongExpectedSequence
 from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.commands import Command
@@ -306,7 +306,7 @@ def test_a_service_older_than_the_pool_allows_does_not_start(pool: OnePool) -> N
     pool.start(pool.bus(), ADMISSION)
     with pytest.raises(ExceptionGroup) as refused:
         pool.run_for(LONG_S)
-    assert refused.group_contains(ReaderTooOld, match=f"minimum_reader_version = {READER_VERSION + 1}")
+    assert refused.group_contains(CannotStart, match=f"minimum_reader_version = {READER_VERSION + 1}")
 
 
 def test_a_planner_that_the_pool_no_longer_allows_takes_no_decisions(pool: OnePool) -> None:
