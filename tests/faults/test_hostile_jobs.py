@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +23,7 @@ from elasticflow.services.executor.processes.worker_isolation import WorkerIsola
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
-from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_FOLDER, Failed, Started
+from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_FOLDER, ExitCode, Failed, Started
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
@@ -250,7 +251,8 @@ async def test_no_attack_changes_a_bit_of_its_neighbours_weights(node, executor,
     await neighbour.assert_equal_to_one_alone()
 
 
-async def test_a_job_that_fills_the_disk_of_its_node_stops_no_neighbour(tmp_path):
+@pytest.mark.parametrize("attack", ["fill_folder", "use_up_inodes"])
+async def test_a_job_that_fills_the_disk_of_its_node_stops_no_neighbour(tmp_path, attack):
     """Checkpoints are skipped meanwhile. Once there is space, the neighbour ends with the weights of a run alone."""
     skip_without_namespaces()
     with small_disk(tmp_path / "disk", 64 << 10) as disk:
@@ -261,12 +263,17 @@ async def test_a_job_that_fills_the_disk_of_its_node_stops_no_neighbour(tmp_path
             neighbour, hostile = Neighbour(node), node.new_job_id()
             await neighbour.start()
             folder = node.checkpoints_of(hostile)
-            assert await outcome_of(node, "fill_folder", folder, job_id=hostile) == "ENOSPC"
+            assert await outcome_of(node, attack, folder, job_id=hostile) == "ENOSPC"
             full_at = neighbour.iteration()
             while neighbour.iteration() < full_at + 3:
                 await neighbour.workers.next_event()
-            assert await outcome_of(node, "read_file", "/nowhere") == "", "new workers start, too"
-            (folder / "attack").unlink()
+            if attack == "fill_folder":
+                assert await outcome_of(node, "read_file", "/nowhere") == "", "new workers start, too"
+            else:  # a worker needs a file for its log; that it has none is a fault of the node, not of its job
+                without_log = await node.launch(job_spec("Points"), job_id=node.new_job_id())
+                assert (await without_log.first(Exited)).code == ExitCode.DEVICE_UNUSABLE
+            file = folder / "attack"
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
             await neighbour.release()
             await neighbour.assert_equal_to_one_alone()
         finally:

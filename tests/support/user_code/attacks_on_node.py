@@ -233,6 +233,17 @@ def fill_folder(folder: str) -> str:
     return ""
 
 
+def use_up_inodes(folder: str) -> str:
+    """The error that ended it: of files without a byte, each takes an inode."""
+    Path(folder, "attack").mkdir()
+    try:
+        for number in range(FAR_MORE_FILES):
+            os.close(os.open(f"{folder}/attack/{number}", os.O_CREAT | os.O_WRONLY))
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return ""
+
+
 def write_plan_without_key(address: str) -> str:
     """What a NATS server answers to a decision from a client without a key."""
     host, _, port = address.rpartition(":")
@@ -251,6 +262,6 @@ ATTACKS: Mapping[str, Callable[[str], object]] = {
         *(end_process, trace_process, enter_user_namespace, fork_bomb),
         *(ask_the_kernel, list_devices, nest_folders, forge_frames, leave_daemons, link_artifacts),
         *(memory_bomb, run_out_of_memory, fill_folders_in_memory, make_empty_files),
-        *(fill_folder, write_plan_without_key),
+        *(fill_folder, use_up_inodes, write_plan_without_key),
     )
 }
