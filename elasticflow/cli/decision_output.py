@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from elasticflow.cli.command_options import SubmissionOptions
+from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.cli.terminal_output import plain, say_line
 from elasticflow.client.replies import Decision
 from elasticflow.history.formatting import offer_in_words, other_offers, schedule_in_words

@@ -7,22 +7,21 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool
+from elasticflow.cli.command_options import Json, PoolOptions
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.doctor import Finding, examine
-from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.settings import Reader
 
 
+@takes_tables
 def doctor(
     nats_monitor: Annotated[
         list[str] | None,
         typer.Option("--nats-monitor", metavar="URL", help="HTTP page of a NATS server: http://host:8222. Repeatable."),
     ] = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: PoolOptions = PoolOptions(),
     as_json: Json = False,
 ) -> None:
     """Find misconfigurations of a pool and of this machine, and what to do about
@@ -37,7 +36,7 @@ def doctor(
       eflow doctor --nats-monitor http://nats-1:8222 --nats-monitor http://nats-2:8222
       eflow doctor --json | jq '.[] | select(.problem != "")'
     """
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    endpoint = where.endpoint()
     read = Reader(os.environ)
     replicas = int(read.choice("EF_REPLICAS", "1", ("1", "3", "5")))
     read.check()

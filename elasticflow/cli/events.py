@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, read, run
+from elasticflow.cli.command_options import Json, LedgerOptions, PoolOptions, read, run
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import note, print_json, progress_bar, say_line
 from elasticflow.client.archive_ledger import archive as archive_ledger
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import ExportedLedger, write_ledger
-from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.history.names_concerned import event_rows
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.times import clock_time
@@ -23,6 +23,7 @@ app = typer.Typer(rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)
+@takes_tables
 def events(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new messages as they arrive.")] = False,
@@ -33,10 +34,7 @@ def events(
         ),
     ] = "",
     first: Annotated[int, typer.Option("--from", min=1, metavar="SEQ", help="First sequence to show.")] = 1,
-    file: LedgerFile = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    ledger: LedgerOptions = LedgerOptions(),
     as_json: Json = False,
 ) -> None:
     """Show the ledger, message by message: every decision and every event, with
@@ -53,7 +51,7 @@ def events(
     """
     if context.invoked_subcommand is not None:
         return
-    if follow and file is not None:
+    if follow and ledger.file is not None:
         raise typer.BadParameter("a file gets no new messages; leave --follow out", param_hint="--follow")
 
     async def show(client: Client | ExportedLedger) -> None:
@@ -77,15 +75,14 @@ def events(
         if as_json:
             print_json(rows)
 
-    read(show, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    read(show, ledger)
 
 
 @app.command()
+@takes_tables
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; an existing one is replaced.")],
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: PoolOptions = PoolOptions(),
     as_json: Json = False,
 ) -> None:
     """Write the whole ledger into a file, which can be replayed without NATS.
@@ -101,7 +98,7 @@ def export(
         with progress_bar("messages") as advance:
             return await write_ledger(client, file, on_message=advance)
 
-    count = run(write, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    count = run(write, where)
     if as_json:
         print_json({"file": str(file), "messages": count, "bytes": file.stat().st_size})
     else:
@@ -109,6 +106,7 @@ def export(
 
 
 @app.command()
+@takes_tables
 def archive(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Of all archives of this pool; back it up: nothing else has them.")
@@ -116,9 +114,7 @@ def archive(
     delete: Annotated[
         bool, typer.Option("--delete", help="Also delete what the archives hold, after all of them were checked.")
     ] = False,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: PoolOptions = PoolOptions(),
     as_json: Json = False,
 ) -> None:
     """Begin a new epoch: write the ledger so far into a compressed file, and store
@@ -133,7 +129,7 @@ def archive(
       eflow events archive /backup/ledger --delete
       EF_ARCHIVES=/backup/ledger eflow replay --verify
     """
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    endpoint = where.endpoint()
     with progress_bar("messages") as advance:
         archiving = archive_ledger(
             endpoint.nats_url, endpoint.pool, folder, SystemClock(), delete=delete, on_message=advance

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.command_options import Json, TenantOptions, run
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import note, plain, print_json, progress_bar, say_line
 from elasticflow.client.artifacts import STORED_TIMEOUT_S
@@ -20,6 +21,7 @@ class _Format(StrEnum):
     SAFETENSORS = "safetensors"
 
 
+@takes_tables
 def fetch(
     job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.jobs)],
     model_format: Annotated[
@@ -33,10 +35,7 @@ def fetch(
         str,
         typer.Option("--timeout", metavar="TIME", help="The longest wait until the files are stored. Default: 10m."),
     ] = "",
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Fetch the model of a job and the files that it wrote into its working
@@ -57,13 +56,7 @@ def fetch(
         raise typer.BadParameter(f"{folder} is a file; name another folder", param_hint="--to")
     kind: ModelFormat = model_format.value
     with progress_bar("bytes") as advance:
-        fetched = run(
-            lambda client: fetch_with(client, job_id, folder, kind, timeout=longest, on_bytes=advance),
-            nats_url=nats_url,
-            pool=pool,
-            data_dir=data_dir,
-            tenant=tenant,
-        )
+        fetched = run(lambda client: fetch_with(client, job_id, folder, kind, timeout=longest, on_bytes=advance), where)
     if as_json:
         print_json(plain(fetched))
     else:

@@ -10,18 +10,9 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import (
-    DataDir,
-    Json,
-    LedgerFile,
-    NatsUrl,
-    NumIterations,
-    Pool,
-    Tenant,
-    When,
-    read,
-    run,
-)
+from elasticflow.cli.command_options import Json, LedgerOptions, TenantOptions, read, run
+from elasticflow.cli.job_options import NumIterations, When
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import deadline_of, require_future
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
@@ -44,13 +35,11 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.times import clock_time, moment_in_words
 
 
+@takes_tables
 def cancel(
     name: Annotated[str, typer.Argument(metavar="JOB|LOAD", autocompletion=completion.live_jobs_and_loads)],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the ledger.")] = "",
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Stop a job or a padding load, and free its GPUs. Exit code 1 if there is
@@ -72,7 +61,7 @@ def cancel(
             return await client.cancel_load(name, reason=reason)
         return await client.cancel(name, reason=reason)
 
-    answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
+    answer = run(ask, where)
     cancelled = isinstance(answer, JobCancelled | LoadCancelled)
     explanation = "" if isinstance(answer, JobCancelled | LoadCancelled) else answer.explanation
     if as_json:
@@ -85,14 +74,12 @@ def cancel(
     raise typer.Exit(0 if cancelled else 1)
 
 
+@takes_tables
 def amend(
     job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.live_jobs)],
     deadline: When = "",
     iterations: NumIterations = None,
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Change the deadline or the iterations of an admitted job, running or
@@ -112,7 +99,7 @@ def amend(
     async def ask(client: Client) -> JobAmended | AmendRejected:
         return await client.amend(job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations)
 
-    answer = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
+    answer = run(ask, where)
     amended = isinstance(answer, JobAmended)
     if as_json:
         print_json({"amended": amended, **plain(answer)})
@@ -140,12 +127,10 @@ def _show_amend_rejected(answer: AmendRejected) -> None:
         say_line(f"  take it  eflow amend {answer.job_id} --deadline {left_s}s --iterations {offer.max_iterations}")
 
 
+@takes_tables
 def checkpoint(
     job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.live_jobs)],
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint of a job now, for example before the maintenance of a
@@ -165,7 +150,7 @@ def checkpoint(
         folder = client.endpoint.data_dir
         return await client.checkpoint(job_id), None if folder is None else folder / "checkpoints" / job_id
 
-    answer, folder = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
+    answer, folder = run(ask, where)
     exists = isinstance(answer, CheckpointWritten) or (isinstance(answer, CheckpointUpToDate) and answer.iteration > 0)
     if as_json:
         print_json({"exists": exists, **plain(answer), **({"folder": str(folder)} if folder and exists else {})})
@@ -192,6 +177,7 @@ def _show_checkpoint(answer: CheckpointReply, folder: Path | None) -> None:
             say_line(f"no checkpoint: {answer.job_id}: writing it failed: {answer.explanation}", "red")
 
 
+@takes_tables
 def explain(
     name: Annotated[str, typer.Argument(metavar="JOB|LOAD", autocompletion=completion.jobs_and_loads)],
     everything: Annotated[
@@ -200,10 +186,7 @@ def explain(
     traceback: Annotated[
         bool, typer.Option("--traceback", help="Show the traceback of a failure with the frames of elasticflow.")
     ] = False,
-    file: LedgerFile = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    ledger: LedgerOptions = LedgerOptions(),
     as_json: Json = False,
 ) -> None:
     """Explain each decision about a job: the promise and its numbers, each
@@ -221,9 +204,7 @@ def explain(
       eflow explain digits-3f9a1c --file run.ledger
       eflow explain digits-3f9a1c --json | jq -r '.[].text'
     """
-    history = read(
-        lambda source: source.known_history(name), file=file, nats_url=nats_url, pool=pool, data_dir=data_dir
-    )
+    history = read(lambda source: source.known_history(name), ledger)
     if as_json:
         print_json(list(history))
         return

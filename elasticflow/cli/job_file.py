@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -264,18 +263,16 @@ class JobFileCommand(TyperCommand):
 
 def options_of(command: Any) -> dict[str, Option]:
     """The options and arguments of a command, by their key in a job file."""
-    hints = get_type_hints(inspect.unwrap(command.callback))
-    options = (_option(p, hints[p.name]) for p in command.params if p.name in hints)
-    return {option.key: option for option in options}
+    return {option.key: option for option in map(_option, command.params)}
 
 
-def _option(parameter: Any, hint: Any) -> Option:
-    kind = next((part for part in get_args(hint) if part is not NoneType), hint)
+def _option(parameter: Any) -> Option:
+    kind = parameter.type_descriptor.annotation
     choices = [str(member.value) for member in kind] if inspect.isclass(kind) and issubclass(kind, Enum) else []
     return Option(
         key=_key(parameter),
         word=_word(parameter),
-        kind=kind if kind in (bool, int) else list if list in (hint, get_origin(kind)) else str,
+        kind=kind if kind in (bool, int) else list if get_origin(kind) is list else str,
         metavar=parameter.metavar or "|".join(choices),
         help=getattr(parameter, "help", None) or "",
         is_path=Path in (kind, *get_args(kind)),

@@ -7,7 +7,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, read
+from elasticflow.cli.command_options import Json, LedgerOptions, read
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import ExportedLedger
@@ -21,6 +22,7 @@ from elasticflow.shared.state.promise import Promise
 from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 
+@takes_tables
 def jobs(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
     sweep: Annotated[
@@ -32,10 +34,7 @@ def jobs(
             "--by", metavar="METRIC", help="Sort a sweep by this metric. Default: the one that ends its jobs."
         ),
     ] = "",
-    file: LedgerFile = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    ledger: LedgerOptions = LedgerOptions(),
     as_json: Json = False,
 ) -> None:
     """List the pool's jobs, in the order of admission's decisions.
@@ -61,7 +60,7 @@ def jobs(
 
     if by and not sweep:
         raise typer.BadParameter("it sorts the jobs of a sweep: add --sweep NAME", param_hint="--by")
-    views, now_s = read(look, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    views, now_s = read(look, ledger)
     if sweep:
         _show_sweep(views, sweep, by, now_s, as_json=as_json)
     elif as_json:
@@ -129,14 +128,12 @@ def limit_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
     ]
 
 
+@takes_tables
 def nodes(
     all_nodes: Annotated[
         bool, typer.Option("--all", help="Include nodes that left, or were lost more than an hour ago.")
     ] = False,
-    file: LedgerFile = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    ledger: LedgerOptions = LedgerOptions(),
     as_json: Json = False,
 ) -> None:
     """List the pool's nodes, and the job on each of their GPUs.
@@ -155,7 +152,7 @@ def nodes(
     async def look(client: Client | ExportedLedger) -> tuple[tuple[NodeView, ...], float]:
         return node_views(await client.ledger.state()), client.now_s()
 
-    views, now_s = read(look, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    views, now_s = read(look, ledger)
     if not all_nodes:
         views = present_nodes(views, now_s)
     if as_json:
@@ -268,12 +265,10 @@ _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
 # --- `eflow loads`: the table of padding loads that `eflow watch` shows too ----------------------------
 
 
+@takes_tables
 def loads(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include loads that have ended.")] = False,
-    file: LedgerFile = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    ledger: LedgerOptions = LedgerOptions(),
     as_json: Json = False,
 ) -> None:
     """List the pool's padding loads, in the order of their openings.
@@ -292,7 +287,7 @@ def loads(
         now_s = client.now_s()
         return load_views(await client.state(), now_s, ended=everything), now_s
 
-    views, now_s = read(look, file=file, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    views, now_s = read(look, ledger)
     if as_json:
         print_json(list(views))
     elif views:

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run_at
+from elasticflow.cli.command_options import Json, PoolOptions, run_at
 from elasticflow.cli.decision_output import show_last_lines
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.worker_logs import FileLogs, LogReader, StoredLogs, log_folder
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
@@ -22,14 +22,13 @@ _POLL_S = 0.3
 _COMPLETE_S = 15.0  # after the end of a job, its nodes publish its last lines
 
 
+@takes_tables
 def logs(
     job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.jobs)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")] = False,
     rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="Show this worker.")] = 0,
     all_workers: Annotated[bool, typer.Option("--all-workers", help="Show all workers.")] = False,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: PoolOptions = PoolOptions(),
     as_json: Json = False,
 ) -> None:
     """Show the log of a job's first worker, each line with its generation and rank;
@@ -46,7 +45,7 @@ def logs(
       eflow logs digits-3f9a1c --all-workers | grep loss
       eflow logs digits-3f9a1c --rank 3
     """
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    endpoint = where.endpoint()
     only_rank = None if all_workers else rank
     collected: list[str] = []
     show: Callable[[str], None] = say_line

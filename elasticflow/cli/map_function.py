@@ -4,20 +4,22 @@ import json
 import subprocess
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run, run_at
+from elasticflow.cli.command_options import Json, PoolOptions, TenantOptions, run, run_at
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, size_of
 from elasticflow.cli.replay import start_simulator
-from elasticflow.cli.results import KeepGoing, Out, PickleDir, WithIndices, result_output
+from elasticflow.cli.results import OutputOptions, WithIndices, result_output
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
+from elasticflow.client.command_requests import Package
 from elasticflow.client.load_results import MAX_STORED_BYTES
 from elasticflow.client.loads import SentLoad
-from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.errors import InputUnusable
 from elasticflow.sdk.padding import LoadResults, in_order
 from elasticflow.sdk.padding_code import load_name, named_code
@@ -28,31 +30,47 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 _STDIN = "-"
 
 
-def map(
-    target: Annotated[str, typer.Argument(metavar="FILE:FUNCTION|MODULE:FUNCTION", help="A function of one argument.")],
-    inputs: Annotated[str, typer.Argument(metavar="INPUTS", help="File of lines; - is standard input.")] = _STDIN,
-    json_lines: Annotated[bool, typer.Option("--json-lines", help="Parse each line as JSON. Default: text.")] = False,
-    task: Annotated[str, typer.Option("--task", metavar="TIME", help="Seconds of one call, about: 0.5s, 2m.")] = "1s",
-    overhead: Annotated[str, typer.Option("--overhead", metavar="TIME", help="The rest of each task.")] = "0s",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedLoad:
+    """The inputs of `eflow map`, and the load that it opens for them."""
+
+    inputs: Annotated[str, typer.Argument(metavar="INPUTS", help="File of lines; - is standard input.")] = _STDIN
+    json_lines: Annotated[bool, typer.Option("--json-lines", help="Parse each line as JSON. Default: text.")] = False
+    task: Annotated[str, typer.Option("--task", metavar="TIME", help="Seconds of one call, about: 0.5s, 2m.")] = "1s"
+    overhead: Annotated[str, typer.Option("--overhead", metavar="TIME", help="The rest of each task.")] = "0s"
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="Of a GPU or CPU slot: 512MiB, 8GiB; 0 is any.")
-    ] = "0",
+    ] = "0"
     gpu_type: Annotated[
         str, typer.Option("--gpu-type", metavar="TYPE", help="Of the GPU, as `eflow nodes` shows it. Default: any.")
-    ] = "",
-    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="A longer call has failed.")] = "1h",
-    attempts: Annotated[int, typer.Option("--attempts", min=1, max=100, help="Calls that fail, of one input.")] = 3,
-    name: Annotated[str, typer.Option("--name", metavar="ID", help="Id of the load. Default: a fresh one.")] = "",
-    out: Out = None,
-    pickle_dir: PickleDir = None,
-    keep_going: KeepGoing = False,
+    ] = ""
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="A longer call has failed.")] = "1h"
+    attempts: Annotated[int, typer.Option("--attempts", min=1, max=100, help="Calls that fail, of one input.")] = 3
+    name: Annotated[str, typer.Option("--name", metavar="ID", help="Id of the load. Default: a fresh one.")] = ""
+
+    def spec(self, task_function: str, code: Package | None) -> LoadSpec:
+        """Raises typer.BadParameter."""
+        return LoadSpec(
+            task_function=task_function,
+            code_digest=code.code_digest if code is not None else "",
+            task_s=duration_of(self.task, "--task") or 0.0,
+            overhead_s=duration_of(self.overhead, "--overhead") or 0.0,
+            memory_bytes=size_of(self.memory, "--memory"),
+            gpu_type=self.gpu_type,
+            task_timeout_s=duration_of(self.timeout, "--timeout") or 0.0,
+            max_attempts=self.attempts,
+        )
+
+
+@takes_tables
+def map(
+    target: Annotated[str, typer.Argument(metavar="FILE:FUNCTION|MODULE:FUNCTION", help="A function of one argument.")],
+    load: MappedLoad = MappedLoad(),
+    output_options: OutputOptions = OutputOptions(),
     detach: Annotated[
         bool, typer.Option("--detach", help="Send all inputs and print the load's id; see `eflow results`.")
     ] = False,
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: WithIndices = False,
 ) -> None:
     """Call a function on each line of a file, on GPUs that no job needs, and
@@ -72,33 +90,24 @@ def map(
       eflow map model.py:score --json-lines < samples.jsonl | jq .score
       eflow map proteins.py:fold sequences.txt --detach --name fold-1
     """
-    if detach and (out is not None or pickle_dir is not None or keep_going):
+    if detach and output_options != OutputOptions():
         raise typer.BadParameter("`eflow results` has --out, --pickle and --keep-going", param_hint="--detach")
     function = load_function(target)
     task_function, code = named_code(function)
-    spec = LoadSpec(
-        task_function=task_function,
-        code_digest=code.code_digest if code is not None else "",
-        task_s=duration_of(task, "--task") or 0.0,
-        overhead_s=duration_of(overhead, "--overhead") or 0.0,
-        memory_bytes=size_of(memory, "--memory"),
-        gpu_type=gpu_type,
-        task_timeout_s=duration_of(timeout, "--timeout") or 0.0,
-        max_attempts=attempts,
-    )
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    load_id = name or load_name(task_function.partition(":")[2])
-    lines = InputLines(inputs, json_lines=json_lines)
+    spec = load.spec(task_function, code)
+    endpoint = where.endpoint()
+    load_id = load.name or load_name(task_function.partition(":")[2])
+    lines = InputLines(load.inputs, json_lines=load.json_lines)
 
     async def send(client: Client) -> SentLoad:
         return await client.send_load(lines, spec, load_id=load_id, code=code)
 
     if detach:
-        _show_sent(run_at(endpoint, send, tenant=tenant), as_json=as_json)
+        _show_sent(run_at(endpoint, send, tenant=where.tenant), as_json=as_json)
         return
     with (
-        result_output(out, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going) as output,
-        closing(LoadResults(endpoint, tenant, spec, code, load_id, lines)) as results,
+        result_output(output_options, as_json=as_json) as output,
+        closing(LoadResults(endpoint, where.tenant, spec, code, load_id, lines)) as results,
     ):
         output.write_all(in_order(results), results.pickled_value_of, lambda: lines.num_read)
     raise typer.Exit(1 if output.num_failed else 0)
@@ -161,6 +170,7 @@ def _show_sent(sent: SentLoad, *, as_json: bool) -> None:
 # `eflow suits`: the cost model of padding loads on idle windows; the simulator computes it, as the client has none.
 
 
+@takes_tables
 def suits(
     task: Annotated[str, typer.Option("--task", metavar="TIME", help="Computation of one task: 10.9s, 2m.")],
     overhead: Annotated[str, typer.Option("--overhead", metavar="TIME", help="The rest of each task.")] = "0s",
@@ -182,9 +192,7 @@ def suits(
             help="Price of padding GPU time over that of ordinary GPU time. Default: the pool's; with --windows 0.1.",
         ),
     ] = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: PoolOptions = PoolOptions(),
     as_json: Json = False,
 ) -> None:
     """Predict whether padding tasks of this kind pay in the idle windows of the
@@ -210,7 +218,7 @@ def suits(
         config, windows_s = PoolConfig(), []  # the simulator reads the file
     else:
         least_open_s = sum(time_s or 0.0 for time_s in times_s.values())
-        config, windows_s = run(_config_and_windows(least_open_s), nats_url=nats_url, pool=pool, data_dir=data_dir)
+        config, windows_s = run(_config_and_windows(least_open_s), where)
     arguments = [
         *(word for option, time_s in times_s.items() for word in (option, str(time_s or 0.0))),
         *("--price-ratio", str(config.padding_price_ratio if price_ratio is None else price_ratio)),

@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, Tenant, run
+from elasticflow.cli.command_options import DataDir, Json, PoolOptions, TenantOptions, run
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, end_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config
 from elasticflow.client.operator_decisions import configure as configure_pool
-from elasticflow.client.pool_endpoint import DATA_DIR, find_endpoint, find_run_file, holder_of, read_run_file
+from elasticflow.client.pool_endpoint import DATA_DIR, find_run_file, holder_of, read_run_file
 from elasticflow.errors import InvalidJob, UnknownJob
 from elasticflow.history.formatting import limits_in_words, schedule_in_words
 from elasticflow.shared.extras import require_extra
@@ -33,6 +34,7 @@ _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 
 
+@takes_tables
 def configure(
     file: Annotated[
         Path | None,
@@ -55,9 +57,7 @@ def configure(
             help="Seal secrets of jobs for the key in this file, which is made if it is absent. Nodes need the file.",
         ),
     ] = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: PoolOptions = PoolOptions(),
     as_json: Json = False,
 ) -> None:
     """Configure what the policies of a pool assume, from now on.
@@ -74,7 +74,7 @@ def configure(
       eflow configure --skip-plan-up-to 1234   (a damaged message stops all decisions)
     """
     wanted = read_config(file) if file is not None else None
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    endpoint = where.endpoint()
     replicas = Settings.from_environment().replicas
     changes: dict[str, Any] = {} if skip_plan_up_to is None else {"skip_plan_up_to": skip_plan_up_to}
     if secrets_key is not None:
@@ -157,6 +157,7 @@ def _runs(pid: int) -> bool:
 NEVER = "never"
 
 
+@takes_tables
 def drain(
     node_id: Annotated[str, typer.Argument(metavar="NODE", autocompletion=completion.nodes)],
     at: Annotated[
@@ -167,9 +168,7 @@ def drain(
             help="Its end: a duration (2m), a time (2026-05-01T18:00) or never. Default: at once.",
         ),
     ] = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: PoolOptions = PoolOptions(),
     as_json: Json = False,
 ) -> None:
     """Announce when a node will end, or move its end.
@@ -188,7 +187,7 @@ def drain(
     """
     clock = SystemClock()
     until_s = NOW if not at else None if at == NEVER else end_of(at, "--at", clock.now_s())
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    endpoint = where.endpoint()
     announced = asyncio.run(announce_node_end(endpoint.nats_url, endpoint.pool, node_id, until_s, clock))
     if as_json:
         print_json(plain(announced))
@@ -213,15 +212,13 @@ For = Annotated[
 Release = Annotated[bool, typer.Option("--release", help="Clear the limits: the scheduler chooses the number again.")]
 
 
+@takes_tables
 def scale_out(
     job_id: JobId,
     num_gpus: NumGpus = None,
     lasting: For = "",
     release: Release = False,
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Give a job at least N GPUs whenever it trains, from now on.
@@ -243,18 +240,16 @@ def scale_out(
         least = num_gpus or 2 * max((await _job(client, job_id)).num_gpus, 1)
         return await client.scale(job_id, min_gpus=least, duration=duration_of(lasting, "--for"))
 
-    _answer(run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant), "out", as_json)
+    _answer(run(ask, where), "out", as_json)
 
 
+@takes_tables
 def scale_in(
     job_id: JobId,
     num_gpus: NumGpus = None,
     lasting: For = "",
     release: Release = False,
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Give a job at most N GPUs, from now on.
@@ -278,7 +273,7 @@ def scale_in(
             raise InvalidJob(f"{job_id} holds 1 GPU at most, the fewest possible; give a number to limit it")
         return await client.scale(job_id, max_gpus=most, duration=duration_of(lasting, "--for"))
 
-    _answer(run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant), "in", as_json)
+    _answer(run(ask, where), "in", as_json)
 
 
 async def _job(client: Client, job_id: str) -> Job:

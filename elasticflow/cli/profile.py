@@ -7,20 +7,9 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, SubmissionOptions, Tenant, run, seal_secrets
-from elasticflow.cli.job_options import (
-    Arguments,
-    Batch,
-    Data,
-    Environment,
-    GpuMemory,
-    Gpus,
-    GpuType,
-    Requirement,
-    Secret,
-    Settings,
-    Workdir,
-)
+from elasticflow.cli.command_options import Json, TenantOptions, run
+from elasticflow.cli.job_options import SubmissionOptions, seal_secrets
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import note, print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
@@ -130,22 +119,13 @@ def _in_words(counts: Iterable[int]) -> str:
 # --- profile -------------------------------------------------------------------------------------------
 
 
+@takes_tables
 def profile(
     target: Annotated[
         str,
         typer.Argument(metavar="JOB|FILE[:CLASS]|MODULE:CLASS", help="A job, or a subclass of ElasticJob."),
     ],
-    arguments: Arguments = None,
-    batch: Batch = None,
-    setting: Settings = None,
-    workdir: Workdir = None,
-    env: Environment = None,
-    requirement: Requirement = None,
-    data: Data = None,
-    secret: Secret = None,
-    gpus: Gpus = "",
-    gpu_type: GpuType = "",
-    gpu_memory: GpuMemory = "",
+    options: SubmissionOptions,
     by_type: Annotated[
         bool,
         typer.Option("--types", help="Show the steps of one GPU of each type, and the best split over several types."),
@@ -159,10 +139,7 @@ def profile(
             show_default=False,
         ),
     ] = "",
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Show the measured throughput of a job by number of GPUs, on each GPU type.
@@ -181,29 +158,15 @@ def profile(
     if mix and not by_type:
         raise typer.BadParameter("it needs --types", param_hint="--mix")
     num_gpus = gpus_by_type(mix, "--mix") if mix else None
-    where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
     if ":" not in target and not target.endswith(".py"):
-        state, spec = run(lambda client: _known(client, target), **where)
+        state, spec = run(lambda client: _known(client, target), where)
     else:
-        options = SubmissionOptions(
-            target=target,
-            arguments=tuple(arguments or ()),
-            batch=batch,
-            settings=tuple(setting or ()),
-            workdir=workdir,
-            environment=tuple(env or ()),
-            requirement=requirement,
-            data=tuple(data or ()),
-            secrets=tuple(secret or ()),
-            gpus=gpus,
-            gpu_type=gpu_type,
-            gpu_memory=gpu_memory,
-        ).checked(SystemClock().now_s())
-        job, code = load(target, options.arguments, workdir)
+        options.checked(SystemClock().now_s())
+        job, code = load(target, options.arguments, options.workdir)
         job = options.apply(job)
-        seal_secrets(job, secret or (), **where)
+        seal_secrets(job, options.secrets, where)
         ready = profilable(job, code)
-        state, spec = run(lambda client: _measured(client, ready), **where)
+        state, spec = run(lambda client: _measured(client, ready), where)
     state = with_own_curves(state, spec)
     if by_type:
         types = types_view(state, spec, num_gpus)

@@ -1,40 +1,17 @@
 """`eflow quote`."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import (
-    DataDir,
-    Json,
-    NatsUrl,
-    NumIterations,
-    Pool,
-    SubmissionOptions,
-    Tenant,
-    When,
-    run,
-    where_words,
-)
+from elasticflow.cli.command_options import Json, TenantOptions, run, where_words
 from elasticflow.cli.decision_output import (
     show_quote,
     show_reserved,
 )
-from elasticflow.cli.job_options import (
-    Arguments,
-    Batch,
-    BatchPerWorker,
-    Data,
-    Environment,
-    GpuMemory,
-    Gpus,
-    GpuType,
-    Requirement,
-    Settings,
-    Target,
-    Torchrun,
-    Workdir,
-)
+from elasticflow.cli.job_options import SubmissionOptions
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, end_of
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
@@ -43,31 +20,15 @@ from elasticflow.shared.messages.events import DeadlineQuoted, QuoteRejected, Qu
 from elasticflow.shared.runtime.process.clock import SystemClock
 
 
+@takes_tables
 def quote(
     context: typer.Context,
-    target: Target,
-    arguments: Arguments = None,
-    torchrun: Torchrun = False,
-    batch_per_worker: BatchPerWorker = None,
-    deadline: When = "",
-    batch: Batch = None,
-    iterations: NumIterations = None,
-    setting: Settings = None,
-    workdir: Workdir = None,
-    env: Environment = None,
-    requirement: Requirement = None,
-    data: Data = None,
-    gpus: Gpus = "",
-    gpu_type: GpuType = "",
-    gpu_memory: GpuMemory = "",
+    options: SubmissionOptions,
     reserve: Annotated[
         str,
         typer.Option("--reserve", metavar="TIME", help="Reserve the quote for 60s, 5m, ...; at most 10m."),
     ] = "",
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Quote the earliest deadline that admission would promise a job now.
@@ -85,28 +46,10 @@ def quote(
       eflow quote train.py --reserve 60s
     """
     now_s = SystemClock().now_s()
-    options = SubmissionOptions(
-        target=target,
-        arguments=tuple(arguments or ()),
-        torchrun=torchrun,
-        batch_per_worker=batch_per_worker,
-        deadline=deadline,
-        batch=batch,
-        iterations=iterations,
-        settings=tuple(setting or ()),
-        workdir=workdir,
-        environment=tuple(env or ()),
-        requirement=requirement,
-        data=tuple(data or ()),
-        gpus=gpus,
-        gpu_type=gpu_type,
-        gpu_memory=gpu_memory,
-        tenant=tenant,
-        where=where_words(context),
-    ).checked(now_s)
-    wanted_s = end_of(deadline, "--deadline", now_s) if deadline else None
+    options = replace(options, where=where_words(context, where)).checked(now_s)
+    wanted_s = end_of(options.deadline, "--deadline", now_s) if options.deadline else None
     reserved_s = duration_of(reserve, "--reserve")
-    job, code = load(options.entry, options.arguments, workdir)
+    job, code = load(options.entry, options.arguments, options.workdir)
     ready = with_code(quotable(options.apply(job)), code)
 
     async def ask(client: Client) -> DeadlineQuoted | QuoteReserved | QuoteRejected:
@@ -114,7 +57,7 @@ def quote(
             return await client.reserve(ready.spec, duration=reserved_s)
         return await client.quote(ready.spec)
 
-    quoted = run(ask, nats_url=nats_url, pool=pool, data_dir=data_dir, tenant=tenant)
+    quoted = run(ask, where)
     if not isinstance(quoted, DeadlineQuoted):
         reserved = isinstance(quoted, QuoteReserved)
         is_kept = isinstance(quoted, QuoteReserved) and (wanted_s is None or quoted.deadline_s <= wanted_s)

@@ -10,41 +10,20 @@ from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, LedgerFile, NatsUrl, Pool, run
-from elasticflow.cli.replay_options import (
-    AsJson,
-    At,
-    Delay,
-    Follow,
-    FromSequence,
-    OneJob,
-    OtherPolicy,
-    Until,
-    Verify,
-)
+from elasticflow.cli.command_options import LedgerOptions, PoolOptions, run
+from elasticflow.cli.option_table import rows_of, takes_tables
+from elasticflow.cli.replay_options import AsJson, ReplayOptions
 from elasticflow.cli.terminal_output import progress_bar
 from elasticflow.client.ledger import stream_ledger, write_ledger
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.run_module import module_command
 
-_OURS = ("file", "old_file", "nats_url", "pool", "data_dir")  # parameters that the simulator does not know
 
-
+@takes_tables
 def replay(
-    context: typer.Context,
     old_file: Annotated[Path | None, typer.Argument(metavar="[FILE]", hidden=True)] = None,
-    file: LedgerFile = None,
-    until: Until = None,
-    at: At = None,
-    verify: Verify = False,
-    follow: Follow = False,
-    delay: Delay = None,
-    job: OneJob = None,
-    policy: OtherPolicy = None,
-    from_sequence: FromSequence = None,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    options: ReplayOptions = ReplayOptions(),
+    ledger: LedgerOptions = LedgerOptions(),
     as_json: AsJson = False,
 ) -> None:
     """Fold the ledger and show the pool at that point; or retake every decision
@@ -73,41 +52,24 @@ def replay(
       eflow replay --file run.ledger --follow --job j1   one job, step by step
       eflow replay --policy edf --from 120        as if EDF decided after that
     """
-    options = _typed(context)
-    if (file := file or old_file) is not None:
-        raise typer.Exit(_replayed(str(file), options))
-    if follow and until is None and at is None:
-        raise typer.Exit(_follow_live(options, nats_url=nats_url, pool=pool, data_dir=data_dir))
+    words = [word for row in rows_of(options) for word in row.words(options)] + ["--json"] * as_json
+    if (file := ledger.file or old_file) is not None:
+        raise typer.Exit(_replayed(str(file), words))
+    if options.follow and options.until is None and options.at is None:
+        raise typer.Exit(_follow_live(words, ledger.where))
     with tempfile.TemporaryDirectory(prefix="eflow-") as folder:
         exported = Path(folder) / "live.ledger"
         with progress_bar("messages") as advance:
-            run(
-                lambda client: write_ledger(client, exported, on_message=advance),
-                nats_url=nats_url,
-                pool=pool,
-                data_dir=data_dir,
-            )
-        raise typer.Exit(_replayed(str(exported), options))
+            run(lambda client: write_ledger(client, exported, on_message=advance), ledger.where)
+        raise typer.Exit(_replayed(str(exported), words))
 
 
-def _typed(context: typer.Context) -> list[str]:
-    """The options for the simulator, as the user typed them."""
-    options: list[str] = []
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if name in _OURS or (source := context.get_parameter_source(name)) is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[name]
-        options += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
-    return options
-
-
-def _follow_live(options: list[str], *, nats_url: str, pool: str, data_dir: Path | None) -> int:
+def _follow_live(options: list[str], where: PoolOptions) -> int:
     """Hand each message on as it arrives, until the user ends it."""
     simulator = start_simulator("replay", "-", *options, stdin=subprocess.PIPE)
     pipe = cast(BinaryIO, simulator.stdin)
     try:
-        run(lambda client: stream_ledger(client, pipe), nats_url=nats_url, pool=pool, data_dir=data_dir)
+        run(lambda client: stream_ledger(client, pipe), where)
     except ConnectionError:  # the simulator has ended, or has printed its error
         return simulator.wait()
     finally:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, Json, LedgerFile, NatsUrl, Pool, run
+from elasticflow.cli.command_options import Json, LedgerOptions, run
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import deadline_of
 from elasticflow.cli.terminal_output import print_json, progress_bar, say, say_line
 from elasticflow.client.client import Client
@@ -58,6 +59,7 @@ _NUMBERS = {
 }
 
 
+@takes_tables
 def report(
     since: Annotated[
         str,
@@ -65,11 +67,8 @@ def report(
     ] = "",
     until: Annotated[str, typer.Option("--until", metavar="WHEN", help="End: 1d (ago), or a time. Default: now.")] = "",
     price: Price = "",
-    file: LedgerFile = None,
+    ledger: LedgerOptions = LedgerOptions(),
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
     """Report the GPU-hours, jobs, promises and cost of each tenant over a
@@ -92,7 +91,7 @@ def report(
     if as_csv and as_json:
         raise typer.BadParameter("--json is another format", param_hint="--csv")
     prices = prices_of(price) if price else None
-    entries = () if file is None else read_ledger(file)
+    entries = () if ledger.file is None else read_ledger(ledger.file)
     # what is not recorded yet is not used yet
     end_s = entries[-1][0].stored_at_s if entries else SystemClock().now_s()
     since_s = _moment(since, end_s, 0.0, "--since")
@@ -100,8 +99,8 @@ def report(
     if since_s >= until_s:
         raise typer.BadParameter("the period ends before it begins", param_hint="--since")
     fold = UsageFold(since_s=since_s, until_s=until_s)
-    if file is None:
-        run(lambda client: _read(client, fold), nats_url=nats_url, pool=pool, data_dir=data_dir)
+    if ledger.file is None:
+        run(lambda client: _read(client, fold), ledger.where)
     for record, message in entries:
         fold.fold(record.sequence, record.stored_at_s, message)
     try:

@@ -4,7 +4,8 @@ import json
 import pickle
 import sys
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -13,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, NatsUrl, Pool, remember_json, run_at
+from elasticflow.cli.command_options import PoolOptions, remember_json, run_at
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import note
 from elasticflow.client.client import Client
-from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.errors import NotPrintable, ResultFileUnusable, TaskError, unknown_load
 from elasticflow.sdk.padding import ReceivedResults, in_order
 from elasticflow.shared.messages.padding_tasks import TaskResult
@@ -24,23 +25,6 @@ from elasticflow.shared.messages.padding_tasks import TaskResult
 # --- The results of a padding load on stdout or in files, and its progress on stderr -------------------
 
 PickledValueOf = Callable[[TaskResult], bytes]  # raises TaskError, ResultFileUnusable
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", show_default=False, help="Write the results there. Default: stdout."),
-]
-PickleDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--pickle",
-        metavar="DIR",
-        show_default=False,
-        help="Write each result to DIR/INDEX.pickle, not unpickled, and print the path in its place.",
-    ),
-]
-KeepGoing = Annotated[
-    bool,
-    typer.Option("--keep-going", help="Report failed tasks on stderr and continue; exit code 1 at the end."),
-]
 WithIndices = Annotated[
     bool,
     typer.Option(
@@ -49,6 +33,29 @@ WithIndices = Annotated[
         help='Print {"index": ..., "value": ...} for each task; "error" instead of "value" for a failed one.',
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Where results go, and whether a failed task ends the command."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", show_default=False, help="Write the results there. Default: stdout."),
+    ] = None
+    pickle_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--pickle",
+            metavar="DIR",
+            show_default=False,
+            help="Write each result to DIR/INDEX.pickle, not unpickled, and print the path in its place.",
+        ),
+    ] = None
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="Report failed tasks on stderr and continue; exit code 1 at the end."),
+    ] = False
 
 
 class ResultOutput:
@@ -96,17 +103,13 @@ class ResultOutput:
 
 
 @contextmanager
-def result_output(
-    file: Path | None, *, as_json: bool, pickle_dir: Path | None, keep_going: bool
-) -> Generator[ResultOutput]:
-    """file: None for stdout. Makes pickle_dir. Raises OSError."""
-    if pickle_dir is not None:
-        pickle_dir.mkdir(parents=True, exist_ok=True)
-    if file is None:
-        yield ResultOutput(sys.stdout, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going)
-        return
-    with file.open("w", encoding="utf-8") as out:
-        yield ResultOutput(out, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going)
+def result_output(chosen: OutputOptions, *, as_json: bool) -> Generator[ResultOutput]:
+    """Makes the folder of pickled results. Raises OSError."""
+    if chosen.pickle_dir is not None:
+        chosen.pickle_dir.mkdir(parents=True, exist_ok=True)
+    file = nullcontext(sys.stdout) if chosen.out is None else chosen.out.open("w", encoding="utf-8")
+    with file as out:
+        yield ResultOutput(out, as_json=as_json, pickle_dir=chosen.pickle_dir, keep_going=chosen.keep_going)
 
 
 def _as_json(index: int, pickled: bytes) -> str:
@@ -134,18 +137,15 @@ def _progress(num_expected: Callable[[], int], *, is_shown: bool) -> Generator[C
 # --- results -------------------------------------------------------------------------------------------
 
 
+@takes_tables
 def results(
     load_id: Annotated[str, typer.Argument(metavar="LOAD", autocompletion=completion.loads)],
     as_completed: Annotated[
         bool, typer.Option("--as-completed", help="Print in the order of their ends. Default: of the inputs.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the results once all are printed.")] = False,
-    out: Out = None,
-    pickle_dir: PickleDir = None,
-    keep_going: KeepGoing = False,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    output_options: OutputOptions = OutputOptions(),
+    where: PoolOptions = PoolOptions(),
     as_json: WithIndices = False,
 ) -> None:
     """Print the results of a detached load as lines of JSON, wait until it has
@@ -164,7 +164,7 @@ def results(
       eflow results fold-1 --as-completed --json --keep-going
       eflow results fold-1 --pickle results --keep
     """
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
+    endpoint = where.endpoint()
 
     async def look(client: Client) -> int:
         load = (await client.state()).loads.get(load_id)
@@ -174,7 +174,7 @@ def results(
 
     num_tasks = run_at(endpoint, look)
     with (
-        result_output(out, as_json=as_json, pickle_dir=pickle_dir, keep_going=keep_going) as output,
+        result_output(output_options, as_json=as_json) as output,
         closing(ReceivedResults(endpoint, "", load_id, lambda client: client.stored_results(load_id))) as stored,
     ):
         output.write_all(stored if as_completed else in_order(stored), stored.pickled_value_of, lambda: num_tasks)

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 import elasticflow
-from elasticflow.cli.command_options import Json, NumIterations, SubmissionOptions
-from elasticflow.cli.job_options import Batch, Data, Environment, Settings, Workdir
+from elasticflow.cli.command_options import Json
+from elasticflow.cli.job_options import SubmissionOptions
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.errors import TrainingRefused
 from elasticflow.sdk.local_run import run_locally
@@ -31,17 +32,13 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+@takes_tables
 def run(
     target: Annotated[
         str,
         typer.Argument(metavar="FILE[:CLASS]|MODULE:CLASS", help="Your subclass of ElasticJob.", show_default=False),
     ],
-    batch: Batch = None,
-    iterations: NumIterations = None,
-    setting: Settings = None,
-    env: Environment = None,
-    data: Data = None,
-    workdir: Workdir = None,
+    options: SubmissionOptions,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", show_default=False, help="Write model.pt and the job's files there."),
@@ -66,15 +63,7 @@ def run(
       python -m pdb -m elasticflow run train.py
     """
     os.environ.update(_ONE_THREAD)  # before the job's module is imported
-    options = SubmissionOptions(
-        target=target,
-        batch=batch,
-        iterations=iterations,
-        settings=tuple(setting or ()),
-        environment=tuple(env or ()),
-        data=tuple(data or ()),
-    )
-    job = options.apply(load(target, workdir=workdir)[0])
+    job = options.apply(load(target, workdir=options.workdir)[0])
     began_s = time.monotonic()
     try:
         ended = run_locally(job, out=out, device=device.value, show_progress=not as_json)

@@ -1,24 +1,11 @@
 """`eflow submit`."""
 
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import (
-    ClassName,
-    DataDir,
-    Json,
-    NatsUrl,
-    NumIterations,
-    Pool,
-    SubmissionOptions,
-    Tenant,
-    When,
-    class_named,
-    run,
-    seal_secrets,
-    where_words,
-)
+from elasticflow.cli.command_options import Json, TenantOptions, run, where_words
 from elasticflow.cli.decision_output import (
     decision_as_json,
     end_as_json,
@@ -26,25 +13,8 @@ from elasticflow.cli.decision_output import (
     show_decision,
     show_end,
 )
-from elasticflow.cli.job_options import (
-    Arguments,
-    Batch,
-    BatchPerWorker,
-    Data,
-    Environment,
-    GpuMemory,
-    Gpus,
-    GpuType,
-    Mixed,
-    Requirement,
-    Secret,
-    Settings,
-    ShardOptimizer,
-    Sweep,
-    Target,
-    Torchrun,
-    Workdir,
-)
+from elasticflow.cli.job_options import SubmissionOptions, seal_secrets
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, parse_sweep
 from elasticflow.cli.sweep import members_of, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
@@ -60,63 +30,29 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Job
 
 
-def submit(
-    context: typer.Context,
-    target: Target,
-    arguments: Arguments = None,
-    torchrun: Torchrun = False,
-    batch_per_worker: BatchPerWorker = None,
-    deadline: When = "",
-    batch: Batch = None,
-    iterations: NumIterations = None,
-    setting: Settings = None,
-    workdir: Workdir = None,
-    env: Environment = None,
-    secret: Secret = None,
-    requirement: Requirement = None,
-    data: Data = None,
-    sweep: Sweep = None,
-    gpus: Gpus = "",
-    gpu_type: GpuType = "",
-    gpu_memory: GpuMemory = "",
-    mixed: Mixed = False,
-    shard_optimizer: ShardOptimizer = False,
-    job_class: Annotated[
-        ClassName | None,
-        typer.Option(
-            "--class",
-            parser=class_named,
-            metavar="slo|soft|best-effort|padding",
-            help="slo: deadline kept or job rejected. soft: tried. best-effort: no deadline. padding: lowest priority.",
-        ),
-    ] = None,
-    name: Annotated[
-        str,
-        typer.Option("--name", metavar="ID", help="Id of the job. Resubmitting the same job under it has no effect."),
-    ] = "",
-    quote_id: Annotated[
-        str,
-        typer.Option(
-            "--quote",
-            metavar="ID",
-            help="Take a reserved quote, with its deadline unless --deadline is given.",
-        ),
-    ] = "",
-    tenant: Tenant = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitOptions:
+    """For what the command waits."""
+
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False
     timeout: Annotated[
         str,
         typer.Option("--timeout", metavar="TIME", help="With --wait: the longest wait, like 90s, 10m. Default: none."),
-    ] = "",
+    ] = ""
     detach: Annotated[
         bool,
         typer.Option(
             "--detach", "--no-wait", help="Do not wait for the decision. Rejections then have no counteroffers."
         ),
-    ] = False,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    ] = False
+
+
+@takes_tables
+def submit(
+    context: typer.Context,
+    options: SubmissionOptions,
+    waits: WaitOptions = WaitOptions(),
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Submit a job and print the decision: a promise, or a rejection with its
@@ -148,6 +84,7 @@ def submit(
       eflow submit train.py --deadline 2h --data train=s3://bucket/train \\
         --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY
     """
+    name, quote_id = options.name, options.quote
     if quote_id and name:
         raise typer.BadParameter("the job gets the id of the quote; leave --name out", param_hint="--name")
     if name.startswith("-"):
@@ -155,52 +92,31 @@ def submit(
             f"other commands would read {name!r} as an option; begin with another character",
             param_hint="--name",
         )
-    options = SubmissionOptions(
-        target=target,
-        arguments=tuple(arguments or ()),
-        torchrun=torchrun,
-        batch_per_worker=batch_per_worker,
-        deadline=deadline,
-        batch=batch,
-        iterations=iterations,
-        settings=tuple(setting or ()),
-        workdir=workdir,
-        environment=tuple(env or ()),
-        requirement=requirement,
-        data=tuple(data or ()),
-        secrets=tuple(secret or ()),
-        gpus=gpus,
-        gpu_type=gpu_type,
-        gpu_memory=gpu_memory,
-        mixed=mixed,
-        shard_optimizer=shard_optimizer,
-        job_class=job_class,
-        name=name,
-        tenant=tenant,
-        where=where_words(context),
-    ).checked(SystemClock().now_s())
-    timeout_s, swept = duration_of(timeout, "--timeout"), parse_sweep(sweep or ())
-    where = {"nats_url": nats_url, "pool": pool, "data_dir": data_dir, "tenant": tenant}
-    job, code = load(options.entry, options.arguments, workdir)
+    options = replace(options, quote="", where=where_words(context, where))  # offers are taken without the quote
+    options.checked(SystemClock().now_s())
+    timeout_s, swept = duration_of(waits.timeout, "--timeout"), parse_sweep(options.sweep)
+    job, code = load(options.entry, options.arguments, options.workdir)
     job = options.apply(job)
     if isinstance(job, TorchrunScript) and (warning := job.warning()):
         note(f"warning: {warning}")
-    seal_secrets(job, secret or (), **where)
+    seal_secrets(job, options.secrets, where)
     if swept:
         if quote_id:
             raise typer.BadParameter("a quote is for one job", param_hint="--quote")
-        if problems := problems_of_names(job_id=name, tenant=tenant):
+        if problems := problems_of_names(job_id=name, tenant=where.tenant):
             raise InvalidJob(*problems)
         members = members_of(job, code, swept, name=name, now_s=SystemClock().now_s())
-        raise typer.Exit(submit_sweep(members, where, detach=detach, wait=wait, timeout_s=timeout_s, as_json=as_json))
+        raise typer.Exit(
+            submit_sweep(members, where, detach=waits.detach, wait=waits.wait, timeout_s=timeout_s, as_json=as_json)
+        )
     if quote_id:
-        reserved = run(lambda client: client.quote_reservation(quote_id), **where)
-        if not deadline:
+        reserved = run(lambda client: client.quote_reservation(quote_id), where)
+        if not options.deadline:
             job.set_deadline(reserved.deadline_s)
     try:
         ready = with_code(job, code)
     except InvalidJob as error:  # one error names all problems
-        raise InvalidJob(*error.problems, *problems_of_names(job_id=name, tenant=tenant)) from None
+        raise InvalidJob(*error.problems, *problems_of_names(job_id=name, tenant=where.tenant)) from None
     name = name or quote_id
 
     async def post(client: Client) -> str:
@@ -218,7 +134,7 @@ def submit(
             earlier.append(known)
         decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)
         sent.append(decision.job_id)
-        if not (wait and isinstance(decision, JobAdmitted)):
+        if not (waits.wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
             show_decision(decision, options, now_s=client.now_s(), earlier=next(iter(earlier), None))
@@ -229,12 +145,12 @@ def submit(
                 print_json(decision_as_json(decision))
             raise
 
-    if detach:
-        job_id = run(post, **where)
+    if waits.detach:
+        job_id = run(post, where)
         print_json({"decision": "none yet", "job_id": job_id}) if as_json else say_line(f"submitted {job_id}")
         return
     try:
-        decision, ended = run(submit_and_wait, **where)
+        decision, ended = run(submit_and_wait, where)
     except KeyboardInterrupt:
         if sent:
             note(f"eflow: {sent[0]} goes on; `eflow cancel {sent[0]}` stops it")

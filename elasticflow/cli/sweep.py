@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
-from elasticflow.cli.command_options import run
+from elasticflow.cli.command_options import PoolOptions, run
 from elasticflow.cli.decision_output import decision_as_json, end_as_json, in_time
 from elasticflow.cli.terminal_output import note, print_json, progress_bar, say, say_line
 from elasticflow.client.client import Client
@@ -242,16 +242,16 @@ def members_of(
 
 def submit_sweep(
     members: tuple[Member, ...],
-    where: dict[str, Any],
+    where: PoolOptions,
     *,
     detach: bool,
     wait: bool,
     timeout_s: float | None,
     as_json: bool,
 ) -> int:
-    """Submit each job, and print the answers. where: the pool, as `run` takes it. Returns the exit code."""
+    """Submit each job, and print the answers. Returns the exit code."""
     if detach:
-        run(lambda client: post_all(client, members), **where)
+        run(lambda client: post_all(client, members), where)
         show_posted(members, as_json=as_json)
         return 0
 
@@ -264,7 +264,7 @@ def submit_sweep(
         return answers, await ended_within(client, awaited, timeout_s)
 
     try:
-        answers, ended = run(submit_and_wait, **where)
+        answers, ended = run(submit_and_wait, where)
     except (KeyboardInterrupt, ElasticFlowError):
         if sent:
             note(f"eflow: these jobs were sent and go on; `eflow cancel ID` stops one: {', '.join(sent)}")

@@ -1,5 +1,6 @@
 """`eflow train`: a job as tasks of a padding load, managed from this machine."""
 
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -7,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, NumIterations, Pool, SubmissionOptions, Tenant
-from elasticflow.cli.job_options import Batch, Settings, Target
+from elasticflow.cli.command_options import Json, TenantOptions
+from elasticflow.cli.job_options import SubmissionOptions
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.training_load import TrainingOptions, TrainingProgress
@@ -26,41 +28,55 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerOptions:
+    """How this machine manages the tasks, and what it tells admission of them."""
+
+    micro_batch: Annotated[
+        int, typer.Option("--micro-batch", metavar="N", min=0, help="Most samples of one forward pass. 0: no limit.")
+    ] = 0
+    device: Annotated[Device, typer.Option("--device", help="Of the manager: for the optimizer, and to evaluate.")] = (
+        Device.CPU
+    )
+    address: Annotated[
+        str,
+        typer.Option("--address", metavar="HOST", help="This machine for the nodes. Default: as NATS sees it."),
+    ] = ""
+    task: Annotated[
+        str,
+        typer.Option("--task", metavar="TIME", rich_help_panel=_ESTIMATES, help="Of one task. Default: measured here."),
+    ] = ""
+    overhead: Annotated[
+        str,
+        typer.Option(
+            "--overhead", metavar="TIME", rich_help_panel=_ESTIMATES, help="Of one task. Default: by its bytes."
+        ),
+    ] = ""
+
+    def of_training(self, checkpoint_every: str) -> TrainingOptions:
+        """Raises typer.BadParameter, InvalidJob."""
+        return TrainingOptions(
+            checkpoint_every_s=duration_of(checkpoint_every, "--checkpoint-every") or 0.0,
+            micro_batch_size=self.micro_batch,
+            device=self.device.value,
+            advertise_host=self.address,
+            task_s=duration_of(self.task, "--task"),
+            overhead_s=duration_of(self.overhead, "--overhead"),
+        )
+
+
+@takes_tables
 def train(
-    target: Target,
+    *,
     checkpoint: Annotated[
         Path, typer.Option("--checkpoint", metavar="DIR", help="Folder of checkpoints; continues from the newest one.")
     ],
     checkpoint_every: Annotated[
         str, typer.Option("--checkpoint-every", metavar="TIME", help="Time between two checkpoints, like 30s, 10m.")
     ] = "30s",
-    batch: Batch = None,
-    iterations: NumIterations = None,
-    setting: Settings = None,
-    micro_batch: Annotated[
-        int, typer.Option("--micro-batch", metavar="N", min=0, help="Most samples of one forward pass. 0: no limit.")
-    ] = 0,
-    device: Annotated[Device, typer.Option("--device", help="Of the manager: for the optimizer, and to evaluate.")] = (
-        Device.CPU
-    ),
-    address: Annotated[
-        str,
-        typer.Option("--address", metavar="HOST", help="This machine for the nodes. Default: as NATS sees it."),
-    ] = "",
-    task: Annotated[
-        str,
-        typer.Option("--task", metavar="TIME", rich_help_panel=_ESTIMATES, help="Of one task. Default: measured here."),
-    ] = "",
-    overhead: Annotated[
-        str,
-        typer.Option(
-            "--overhead", metavar="TIME", rich_help_panel=_ESTIMATES, help="Of one task. Default: by its bytes."
-        ),
-    ] = "",
-    tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    options: SubmissionOptions,
+    manager: ManagerOptions = ManagerOptions(),
+    where: TenantOptions = TenantOptions(),
     as_json: Json = False,
 ) -> None:
     """Train a job on idle GPUs as tasks of a padding load, with this machine as
@@ -75,17 +91,9 @@ def train(
       eflow train train.py --checkpoint run-1
       eflow train train.py:Digits --checkpoint run-2 --iterations 900 --batch 256
     """
-    options = TrainingOptions(
-        checkpoint_every_s=duration_of(checkpoint_every, "--checkpoint-every") or 0.0,
-        micro_batch_size=micro_batch,
-        device=device.value,
-        advertise_host=address,
-        task_s=duration_of(task, "--task"),
-        overhead_s=duration_of(overhead, "--overhead"),
-    )
-    job, code = load(target)
-    submission = SubmissionOptions(target=target, batch=batch, iterations=iterations, settings=tuple(setting or ()))
-    ready = with_code(submission.apply(job).set_job_class("padding"), code)
+    training = manager.of_training(checkpoint_every)
+    job, code = load(options.target)
+    ready = with_code(options.apply(job).set_job_class("padding"), code)
     bar = _progress_bar(disable=as_json)
     shown = bar.add_task("", total=ready.spec.max_iterations)
 
@@ -93,16 +101,7 @@ def train(
         bar.update(shown, completed=progress.iteration, description=_in_words(progress))
 
     with bar:
-        trained = train_submission(
-            ready,
-            checkpoint,
-            options=options,
-            on_progress=show,
-            tenant=tenant,
-            nats_url=nats_url,
-            pool=pool,
-            data_dir=data_dir,
-        )
+        trained = train_submission(ready, checkpoint, options=training, on_progress=show, **asdict(where))
     if as_json:
         print_json(trained)
     else:

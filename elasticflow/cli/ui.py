@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import ipaddress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticflow.cli.command_options import DataDir, LedgerFile, NatsUrl, Pool, Tenant
+from elasticflow.cli.command_options import LedgerOptions, Tenant
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.report import Price, prices_of
 from elasticflow.cli.terminal_output import note, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import read_ledger
-from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
+from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.clock import SystemClock
 
@@ -51,23 +53,28 @@ def _is_loopback(host: str) -> bool:
 _LOOPBACK = "127.0.0.1"
 
 
-def ui(
-    old_file: Annotated[Path | None, typer.Argument(metavar="[FILE]", hidden=True)] = None,
-    file: LedgerFile = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOptions:
+    """What the page permits and shows, and where it listens."""
+
     operator: Annotated[
         bool,
         typer.Option("--operator", help="Let the page cancel, amend, checkpoint and reserve, as your tenant."),
-    ] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Default: a free one.")] = 0,
+    ] = False
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Default: a free one.")] = 0
     host: Annotated[
         str,
         typer.Option("--host", help="Address to listen at; in a container 0.0.0.0, published on loopback only."),
-    ] = _LOOPBACK,
-    price: Price = "",
+    ] = _LOOPBACK
+    price: Price = ""
+
+
+@takes_tables
+def ui(
+    old_file: Annotated[Path | None, typer.Argument(metavar="[FILE]", hidden=True)] = None,
+    page: PageOptions = PageOptions(),
     tenant: Tenant = "",
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    ledger: LedgerOptions = LedgerOptions(),
 ) -> None:
     """Show the pool in a browser: promises, jobs, nodes, quotes, and a replay of
     every decision. Ctrl-C ends the command.
@@ -83,17 +90,14 @@ def ui(
       eflow ui --file run.ledger   (an export, without NATS)
     """
     require_extra("web", "eflow ui")
-    prices = prices_of(price) if price else None
-    if (file := file or old_file) is not None:
-        asyncio.run(serve_file(file, host, port, prices))
+    prices = prices_of(page.price) if page.price else None
+    if (file := ledger.file or old_file) is not None:
+        asyncio.run(serve_file(file, page, prices))
         return
-    endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    asyncio.run(_serve_pool(endpoint, host, port, prices, tenant=tenant, operator=operator))
+    asyncio.run(_serve_pool(ledger.where.endpoint(), tenant, page, prices))
 
 
-async def _serve_pool(
-    endpoint: Endpoint, host: str, port: int, prices: "Prices | None", *, tenant: str, operator: bool
-) -> None:
+async def _serve_pool(endpoint: Endpoint, tenant: str, chosen: PageOptions, prices: "Prices | None") -> None:
     from elasticflow.web.read_routes import LIVE, Page
     from elasticflow.web.sources import LiveSource
 
@@ -101,24 +105,30 @@ async def _serve_pool(
     async with Client.connect(endpoint, tenant=tenant, clock=clock) as client:
         _ = client.ledger  # the page shows all tenants
         source = LiveSource(client, clock)
-        page = Page(sources={LIVE: source}, client=client, data_dir=endpoint.data_dir, operator=operator, prices=prices)
-        await _serve(page, source.follow, host, port, source.title)
+        page = Page(
+            sources={LIVE: source},
+            client=client,
+            data_dir=endpoint.data_dir,
+            operator=chosen.operator,
+            prices=prices,
+        )
+        await _serve(page, source.follow, chosen, source.title)
 
 
-async def serve_file(file: Path, host: str, port: int, prices: "Prices | None") -> None:
+async def serve_file(file: Path, chosen: PageOptions, prices: "Prices | None") -> None:
     from elasticflow.web.read_routes import LIVE, Page
     from elasticflow.web.sources import RecordedSource
 
     source = RecordedSource(file.name, read_ledger(file))
-    await _serve(Page(sources={LIVE: source}, prices=prices), source.fold_all, host, port, source.title)
+    await _serve(Page(sources={LIVE: source}, prices=prices), source.fold_all, chosen, source.title)
 
 
-async def _serve(page: "Page", beside: "Callable[[], Awaitable[None]]", host: str, port: int, title: str) -> None:
+async def _serve(page: "Page", beside: "Callable[[], Awaitable[None]]", chosen: PageOptions, title: str) -> None:
     from elasticflow.web.server import Sessions, application, listening_socket, serve
 
-    with contextlib.closing(listening_socket(host, port)) as listening:
+    with contextlib.closing(listening_socket(chosen.host, chosen.port)) as listening:
         sessions = Sessions(listening.getsockname()[1])
-        if warning := exposure_warning(host, sessions.port):
+        if warning := exposure_warning(chosen.host, sessions.port):
             note(warning)
         page.csrf_token = sessions.csrf_token
         app = application(page, sessions, lambda: note(f"opened; another browser: {sessions.new_link()}"))

@@ -10,8 +10,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from elasticflow.cli.command_options import DataDir, Json, NatsUrl, Pool, run
+from elasticflow.cli.command_options import Json, PoolOptions, run
 from elasticflow.cli.listings import loads_table, nodes_table, starving_lines
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import gpus_by_type_in_words, gpus_of_types
@@ -29,11 +30,10 @@ _ALARMING = (Promise.AT_RISK, Promise.BROKEN, Promise.FAILED)
 _STEPS = 10  # lines for the progress of one job, in a pipe
 
 
+@takes_tables
 def watch(
     once: Annotated[bool, typer.Option("--once", help="Show the pool as it is now, and exit.")] = False,
-    nats_url: NatsUrl = "",
-    pool: Pool = "",
-    data_dir: DataDir = None,
+    where: PoolOptions = PoolOptions(),
     as_json: Json = False,
 ) -> None:
     """Watch nodes, jobs and padding loads: phase, GPUs, progress, speed, finish
@@ -59,7 +59,7 @@ def watch(
         else:
             await _lines(client)
 
-    run(look, nats_url=nats_url, pool=pool, data_dir=data_dir)
+    run(look, where)
 
 
 async def _draw(client: Client) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticflow.cli.replay_options import AsJson, At, Delay, Follow, FromSequence, OneJob, OtherPolicy, Until, Verify
+from elasticflow.cli.option_table import takes_tables
+from elasticflow.cli.replay_options import AsJson, ReplayOptions
 from elasticflow.cli.terminal_output import with_progress
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages.export import BadExport, LedgerRecord, read_export, records_in
@@ -33,47 +34,41 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
 @app.command()
+@takes_tables
 def replay(
     file: Annotated[
         Path,
         typer.Argument(help="A ledger, as `eflow events export FILE` writes it; -: follow one from standard input."),
     ],
-    until: Until = None,
-    at: At = None,
-    verify: Verify = False,
-    follow: Follow = False,
-    delay: Delay = None,
-    job: OneJob = None,
-    policy: OtherPolicy = None,
-    from_sequence: FromSequence = None,
+    options: ReplayOptions,
     as_json: AsJson = False,
 ) -> None:
     """Fold a recorded ledger and show the pool; or compare. `eflow replay --help` explains the options."""
-    if from_sequence is not None and not policy:
+    if options.from_sequence is not None and not options.policy:
         raise typer.BadParameter("--from needs --policy")
-    if until is not None and at is not None:
+    if options.until is not None and options.at is not None:
         raise typer.BadParameter("--until and --at exclude each other")
-    after_begin_s = _seconds_after_begin(at or "")
-    at_s = None if at is None or after_begin_s is not None else _instant_s(at)
+    after_begin_s = _seconds_after_begin(options.at or "")
+    at_s = None if options.at is None or after_begin_s is not None else _instant_s(options.at)
     try:
         if str(file) == STREAM:
-            _follow_stream(job, delay, as_json)
+            _follow_stream(options.job, options.delay, as_json)
             return
         records = _records(file)
         begin_s = records[0].stored_at_s if records else 0.0
         at_s = at_s if after_begin_s is None else begin_s + after_begin_s
-        if at is not None and at_s is not None and at_s < begin_s:
-            raise _refused(_before_begin(at, at_s, begin_s))
-        entries = _chosen(records, file, until, at_s)
-        if policy:
-            _show_comparison(entries, from_sequence or 0, policy, as_json)
-        elif verify:
+        if options.at is not None and at_s is not None and at_s < begin_s:
+            raise _refused(_before_begin(options.at, at_s, begin_s))
+        entries = _chosen(records, file, options.until, at_s)
+        if options.policy:
+            _show_comparison(entries, options.from_sequence or 0, options.policy, as_json)
+        elif options.verify:
             _show_verification(entries, records[: len(entries)], as_json)
-        elif follow:
-            _step_through(entries, job, delay, as_json)
+        elif options.follow:
+            _step_through(entries, options.job, options.delay, as_json)
         else:
             end_s = entries[-1].stored_at_s if entries else 0.0
-            _show_state(entries, end_s if at_s is None else at_s, job, as_json)
+            _show_state(entries, end_s if at_s is None else at_s, options.job, as_json)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:  # the reader of our output has closed it

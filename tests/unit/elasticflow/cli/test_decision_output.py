@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.cli.command_options import SubmissionOptions
 from elasticflow.cli.decision_output import show_decision, show_quote
+from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.errors import UnknownJob
 from elasticflow.shared.messages.commands import DeadlineQuoted
 from elasticflow.shared.messages.events import JobAdmitted

@@ -49,7 +49,7 @@ def test_the_command_prints_it(
 
     monkeypatch.setattr(server, "serve", serve)
     write_export(page_history(), tmp_path / "run.ledger")
-    asyncio.run(ui.serve_file(tmp_path / "run.ledger", host, 0, None))
+    asyncio.run(ui.serve_file(tmp_path / "run.ledger", ui.PageOptions(host=host), None))
     printed = capsys.readouterr()
     assert printed.err.startswith("warning: other machines reach 0.0.0.0:") == is_warned
     assert "http://127.0.0.1:" in printed.out

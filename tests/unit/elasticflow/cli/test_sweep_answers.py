@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticflow.cli import sweep
+from elasticflow.cli.command_options import PoolOptions
 from elasticflow.cli.sweep import Answer, Member, all_good, answers_as_json, ended_within, show_answers, submit_sweep
 from elasticflow.errors import NotEnded, Undecided
 from elasticflow.shared.errors import Unavailable
@@ -140,8 +141,8 @@ async def test_the_wait_is_over_before_all_have_ended() -> None:
 
 
 def sweep_at(client: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sweep, "run", lambda call, **where: asyncio.run(call(client)))
-    return submit_sweep(tuple(MEMBERS[:2]), {}, detach=False, wait=True, timeout_s=5.0, as_json=True)
+    monkeypatch.setattr(sweep, "run", lambda call, _: asyncio.run(call(client)))
+    return submit_sweep(tuple(MEMBERS[:2]), PoolOptions(), detach=False, wait=True, timeout_s=5.0, as_json=True)
 
 
 def test_answers_are_printed_even_if_a_job_does_not_end_in_time(

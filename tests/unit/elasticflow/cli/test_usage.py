@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from elasticflow import ElasticJob
 from elasticflow.cli import main
 from elasticflow.cli.app import app
-from elasticflow.cli.command_options import ClassName, SubmissionOptions, class_named
+from elasticflow.cli.job_options import ClassName, SubmissionOptions, class_named
 from elasticflow.cli.option_values import parse_data, parse_setting, read_secret
 from elasticflow.cli.up import cpu_slots_in_words, show_pool
 from elasticflow.client.operator_decisions import configure, read_config
@@ -211,7 +211,7 @@ def test_a_quote_is_taken_under_its_own_name(nowhere: Path) -> None:
     )
     assert (
         project.command()
-        == "eflow submit a.py --workdir . --requirement r.txt --env 'A=b c' --env B=1 --data d=s3://b/c"
+        == "eflow submit a.py --workdir . --env 'A=b c' --env B=1 --requirement r.txt --data d=s3://b/c"
     )
     assert SubmissionOptions(target="a.py", gpu_type="P100").command() == "eflow submit a.py --gpu-type P100"
 
@@ -421,7 +421,7 @@ def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypat
         async def wait(self, *_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("elasticflow.cli.submit.run", lambda call, **_: asyncio.run(call(Pool())))
+    monkeypatch.setattr("elasticflow.cli.submit.run", lambda call, _: asyncio.run(call(Pool())))
     (nowhere / "user_wait.py").write_text(JOB_FILE.format(name="Net", batch=8))
     status, shown = eflow("submit", "user_wait.py", "--deadline", "1h", "--wait")
     assert status == 130

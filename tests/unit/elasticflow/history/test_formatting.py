@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from elasticflow.cli.command_options import ClassName, SubmissionOptions
+from elasticflow.cli.job_options import ClassName, SubmissionOptions
 from elasticflow.cli.option_values import parse_gpus, parse_setting
 from elasticflow.cli.terminal_output import say_line
 from elasticflow.client.command_requests import fresh_job_id
@@ -98,7 +98,7 @@ def test_submission_options_repeat_their_command_line() -> None:
         where=("--pool", "lab"),
     )
     assert options.command() == (
-        "eflow submit 'my file.py:Net' --deadline 22s --batch 64 --class soft --set 'name=a b' --pool lab"
+        "eflow submit 'my file.py:Net' --deadline 22s --batch 64 --set 'name=a b' --class soft --pool lab"
     )
 
 

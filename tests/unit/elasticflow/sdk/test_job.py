@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from elasticflow import ElasticJob, Scalar
-from elasticflow.cli.command_options import SubmissionOptions
+from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.errors import InvalidJob
 from elasticflow.sdk.job import Condition
 from elasticflow.shared.messages import codec

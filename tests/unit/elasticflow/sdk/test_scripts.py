@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import elasticflow
-from elasticflow.cli.command_options import SubmissionOptions
+from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.errors import InputUnusable, InvalidJob
 from elasticflow.sdk.script import Script, TorchrunScript
 from elasticflow.sdk.submission import code_of, load, profilable, submission_of, with_code

@@ -1,0 +1,107 @@
+"""Tables of options: a dataclass declares each option once, and a command takes all of them as one value.
+
+A field `batch: Annotated[int | None, typer.Option("--batch"), In(("submit", "run"))] = None` is one option. An option
+that may be given several times is a tuple. A field whose type is another table stands for the options of that table.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, NamedTuple, get_args
+
+from typer.models import ArgumentInfo, OptionInfo
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """The commands that have an option, () for all; what its text means, and what sets this in a job."""
+
+    commands: tuple[str, ...] = ()
+    means: Callable[[Any], Any] = lambda value: value
+    sets: Callable[[Any, Any], object] = lambda job, value: None
+
+
+class Row(NamedTuple):
+    """One option of a table. word: as it is typed, "" of an argument."""
+
+    name: str
+    word: str
+    parameter: inspect.Parameter
+    default: Any
+    use: In
+
+    def words(self, options: Any) -> list[str]:
+        """The option with its value, as a command line has it; none if it is not given."""
+        value = getattr(options, self.name)
+        if value == self.default:
+            return []
+        if value is True:
+            return [self.word]
+        return [word for each in (value if isinstance(value, tuple) else (value,)) for word in (self.word, str(each))]
+
+
+def rows_of(table: Any) -> Iterator[Row]:
+    """The options of a table, in the order in which help lists them."""
+    for field in fields(table):
+        if is_dataclass(field.type):
+            yield from rows_of(field.type)
+        kind, *details = get_args(field.type) or (field.type,)
+        use = next((each for each in details if isinstance(each, In)), In())
+        for info in details:
+            if isinstance(info, OptionInfo | ArgumentInfo):
+                word = info.default if isinstance(info, OptionInfo) else ""  # typer keeps the first name there
+                yield Row(field.name, word, _parameter(field.name, kind, info, field.default), field.default, use)
+
+
+def _parameter(name: str, kind: Any, info: OptionInfo | ArgumentInfo, default: Any) -> inspect.Parameter:
+    """The option as a parameter that typer reads. Typer has lists where a table has tuples."""
+    if default == ():
+        kind, default = list[str] | None, None
+    if default is MISSING:
+        default = inspect.Parameter.empty
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def takes_tables(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer reads it: a parameter whose type is a table becomes the options of the table.
+
+    An argument that the command declares itself, before the table, replaces the one of that name in the table.
+    """
+    taken = inspect.signature(command).parameters
+    parameters: dict[str, inspect.Parameter] = {}
+    for name, parameter in taken.items():
+        if not is_dataclass(parameter.annotation):
+            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            continue
+        for row in rows_of(parameter.annotation):
+            if not row.use.commands or command.__name__ in row.use.commands:
+                parameters.setdefault(row.name, row.parameter)
+
+    @wraps(command)
+    def with_tables(**typed: Any) -> None:
+        command(**{name: _taken(parameter.annotation, name, typed) for name, parameter in taken.items()})
+
+    ordered = sorted(parameters.values(), key=_is_option)
+    with_tables.__signature__ = inspect.Signature(ordered)  # pyright: ignore[reportAttributeAccessIssue]
+    with_tables.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+    return with_tables
+
+
+def _is_option(parameter: inspect.Parameter) -> bool:
+    return not any(isinstance(detail, ArgumentInfo) for detail in get_args(parameter.annotation))
+
+
+def _taken(kind: Any, name: str, typed: dict[str, Any]) -> Any:
+    return filled(kind, typed) if is_dataclass(kind) else typed[name]
+
+
+def filled(table: Any, typed: dict[str, Any]) -> Any:
+    """A value of this table, with what was typed of its options."""
+    values: dict[str, Any] = {}
+    for field in fields(table):
+        if is_dataclass(field.type):
+            values[field.name] = filled(field.type, typed)
+        elif field.name in typed:
+            values[field.name] = tuple(typed[field.name] or ()) if field.default == () else typed[field.name]
+    return table(**values)
