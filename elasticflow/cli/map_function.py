@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from elasticflow.cli.command_options import Json, PoolOptions, TenantOptions, run, run_at
-from elasticflow.cli.option_table import takes_tables
+from elasticflow.cli.option_table import rows_of, takes_tables
 from elasticflow.cli.option_values import duration_of, size_of
 from elasticflow.cli.replay import start_simulator
 from elasticflow.cli.results import OutputOptions, WithIndices, result_output
@@ -170,13 +170,24 @@ def _show_sent(sent: SentLoad, *, as_json: bool) -> None:
 # `eflow suits`: the cost model of padding loads on idle windows; the simulator computes it, as the client has none.
 
 
-@takes_tables
-def suits(
-    task: Annotated[str, typer.Option("--task", metavar="TIME", help="Computation of one task: 10.9s, 2m.")],
-    overhead: Annotated[str, typer.Option("--overhead", metavar="TIME", help="The rest of each task.")] = "0s",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTimes:
+    """How long the parts of a task take."""
+
+    task: Annotated[str, typer.Option("--task", metavar="TIME", help="Computation of one task: 10.9s, 2m.")]
+    overhead: Annotated[str, typer.Option("--overhead", metavar="TIME", help="The rest of each task.")] = "0s"
     start_stop: Annotated[
         str, typer.Option("--start-stop", metavar="TIME", help="Start and end of a runner, once in each window.")
-    ] = "0s",
+    ] = "0s"
+
+    def in_seconds(self) -> dict[str, float]:
+        """By the option of the simulator."""
+        return {f"{row.word}-s": duration_of(getattr(self, row.name), row.word) or 0.0 for row in rows_of(self)}
+
+
+@takes_tables
+def suits(
+    times: TaskTimes,
     windows: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="CSV file of idle windows, gpu,start_s,end_s, instead of the pool's."),
@@ -207,20 +218,16 @@ def suits(
       eflow suits --task 1s --overhead 0.2s --windows windows.csv
       eflow suits --task 1s --overhead 0.2s --json | jq .best_task_s
     """
-    times_s = {
-        "--task-s": duration_of(task, "--task"),
-        "--overhead-s": duration_of(overhead, "--overhead"),
-        "--start-stop-s": duration_of(start_stop, "--start-stop"),
-    }
+    times_s = times.in_seconds()
     if not times_s["--task-s"]:
         raise typer.BadParameter("a task must take time", param_hint="--task")
     if windows is not None:
         config, windows_s = PoolConfig(), []  # the simulator reads the file
     else:
-        least_open_s = sum(time_s or 0.0 for time_s in times_s.values())
+        least_open_s = sum(times_s.values())
         config, windows_s = run(_config_and_windows(least_open_s), where)
     arguments = [
-        *(word for option, time_s in times_s.items() for word in (option, str(time_s or 0.0))),
+        *(word for option, time_s in times_s.items() for word in (option, str(time_s))),
         *("--price-ratio", str(config.padding_price_ratio if price_ratio is None else price_ratio)),
         *(["--windows", str(windows)] if windows is not None else []),
         *(["--json"] if as_json else []),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import Json, Pool
+from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import end_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say, say_line
 from elasticflow.client.operator_decisions import read_config
@@ -47,7 +49,10 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-def up(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What runs on this machine."""
+
     nodes: Annotated[
         int | None,
         typer.Option(
@@ -57,7 +62,7 @@ def up(
             metavar="N",
             help="Executors to start here. Default: 2, with GPUs 1.",
         ),
-    ] = None,
+    ] = None
     slots: Annotated[
         int | None,
         typer.Option(
@@ -67,18 +72,18 @@ def up(
             metavar="N",
             help="CPU slots of each node, its GPUs, or equal parts of them. Default: 4, or all GPUs.",
         ),
-    ] = None,
-    device: Annotated[
-        Device, typer.Option("--device", help="Device of the workers; cpu ignores the GPUs.")
-    ] = Device.AUTO,
+    ] = None
+    device: Annotated[Device, typer.Option("--device", help="Device of the workers; cpu ignores the GPUs.")] = (
+        Device.AUTO
+    )
     data_dir: Annotated[
         Path,
         typer.Option(_FOLDER, envvar="EF_DATA_DIR", metavar="DIR", help="Ledger, logs, checkpoints."),
-    ] = Path(DATA_DIR),
+    ] = Path(DATA_DIR)
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the pool runs; `eflow down` stops it.")
-    ] = False,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="PoolConfig as TOML or JSON.")] = None,
+    ] = False
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="PoolConfig as TOML or JSON.")] = None
     confidence: Annotated[
         float | None,
         typer.Option(
@@ -88,7 +93,7 @@ def up(
             metavar="P",
             help="Probability with which promises are kept. Default: a fixed margin.",
         ),
-    ] = None,
+    ] = None
     reserve: Annotated[
         int | None,
         typer.Option(
@@ -98,20 +103,20 @@ def up(
             metavar="K",
             help="Promises hold with up to K nodes down. Default: 0.",
         ),
-    ] = None,
+    ] = None
     replicas: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(
             "--replicas",
             metavar="SERVICE=N",
             help=f"Replicas of a service: {', '.join(REPLICABLE)}. Default: 1.",
         ),
-    ] = None,
-    pool: Pool = "",
+    ] = ()
+    pool: Pool = ""
     nats_url: Annotated[
         str,
         typer.Option("--nats-url", envvar="NATS_URL", metavar="URL", help="Use this NATS instead of starting one."),
-    ] = "",
+    ] = ""
     nats_host: Annotated[
         str,
         typer.Option(
@@ -119,7 +124,7 @@ def up(
             metavar="HOST",
             help="Address on which NATS listens; 0.0.0.0 lets other machines join.",
         ),
-    ] = "127.0.0.1",
+    ] = "127.0.0.1"
     nats_port: Annotated[
         int,
         typer.Option(
@@ -129,9 +134,32 @@ def up(
             metavar="PORT",
             help="Port on which NATS listens; 0 chooses a free one.",
         ),
-    ] = 0,
-    as_json: Json = False,
-) -> None:
+    ] = 0
+
+    def plan(self) -> UpPlan:
+        """Raises typer.BadParameter, BadSettings."""
+        return UpPlan(
+            data_dir=self.data_dir.absolute(),
+            pool=self.pool or DEFAULT_POOL,
+            num_nodes=self.nodes,
+            slots_per_node=self.slots,
+            device=self.device.value,
+            replicas=dict(map(_parse_replicas, self.replicas)),
+            config=read_config(self.config) if self.config is not None else None,
+            changes={
+                name: value
+                for name, value in (("confidence", self.confidence), ("reserve_nodes", self.reserve))
+                if value is not None
+            },
+            nats_url=self.nats_url,
+            nats_host=self.nats_host,
+            nats_port=self.nats_port,
+            stream_replicas=Settings.from_environment().replicas,
+        )
+
+
+@takes_tables
+def up(options: UpOptions, as_json: Json = False) -> None:
     """Start everything on this machine: NATS, the five services, and executors
     with CPU slots or GPUs.
 
@@ -149,25 +177,10 @@ def up(
     """
     require_one_version()
     require_extra("server", "eflow up")
-    if nodes != 0:
+    if options.nodes != 0:
         require_extra("train", "eflow up with nodes")
-    plan = UpPlan(
-        data_dir=data_dir.absolute(),
-        pool=pool or DEFAULT_POOL,
-        num_nodes=nodes,
-        slots_per_node=slots,
-        device=device.value,
-        replicas=dict(map(_parse_replicas, replicas or ())),
-        config=read_config(config) if config is not None else None,
-        changes={
-            name: value for name, value in (("confidence", confidence), ("reserve_nodes", reserve)) if value is not None
-        },
-        nats_url=nats_url,
-        nats_host=nats_host,
-        nats_port=nats_port,
-        stream_replicas=Settings.from_environment().replicas,
-    )
-    if detach:
+    plan = options.plan()
+    if options.detach:
         run = _start_detached(plan.data_dir)
         show_pool(run, as_json, detached=True)
         return
@@ -275,29 +288,32 @@ def show_pool(run: RunFile, as_json: bool, *, detached: bool) -> None:
 # --- `eflow node` --------------------------------------------------------------------------------------
 
 
-def node(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """The node that joins."""
+
     nats_url: Annotated[
         str,
         typer.Option("--nats-url", envvar="NATS_URL", show_envvar=True, metavar="URL", help="nats://TOKEN@host:port."),
-    ],
+    ]
     data_dir: Annotated[
         Path,
         typer.Option("--data-dir", envvar="EF_DATA_DIR", metavar="DIR", help="Storage that all nodes share."),
-    ],
+    ]
     node_id: Annotated[
         str, typer.Option("--node-id", envvar="EF_NODE_ID", metavar="NAME", help="Default: the name of this machine.")
-    ] = "",
-    device: Annotated[Device, typer.Option("--device", help="cpu ignores the GPUs.")] = Device.AUTO,
+    ] = ""
+    device: Annotated[Device, typer.Option("--device", help="cpu ignores the GPUs.")] = Device.AUTO
     slots: Annotated[
         int | None,
         typer.Option("--slots", envvar="EF_SLOTS", min=1, metavar="N", help="Default: all GPUs, or the cores."),
-    ] = None,
+    ] = None
     gpu_type: Annotated[
         str, typer.Option("--gpu-type", envvar="EF_GPU_TYPE", metavar="NAME", help="Default: as the driver names it.")
-    ] = "",
+    ] = ""
     rack: Annotated[
         str, typer.Option("--rack", envvar="EF_RACK", metavar="PATH", help="Place in the network: hall-1/rack-7.")
-    ] = "",
+    ] = ""
     until: Annotated[
         str,
         typer.Option(
@@ -306,9 +322,27 @@ def node(
             metavar="TIME",
             help="Its end: 12h, or 2026-05-01T18:00. Default: that of the allocation of Slurm, if this is in one.",
         ),
-    ] = "",
-    pool: Pool = "",
-) -> None:
+    ] = ""
+    pool: Pool = ""
+
+    def environment(self) -> dict[str, str]:
+        """The variables of the executor that are given. Raises typer.BadParameter."""
+        chosen = {
+            "NATS_URL": self.nats_url,
+            "EF_DATA_DIR": str(self.data_dir),
+            "EF_NODE_ID": self.node_id,
+            "EF_DEVICE": "" if self.device is Device.AUTO else self.device.value,
+            "EF_SLOTS": str(self.slots or ""),
+            "EF_GPU_TYPE": self.gpu_type,
+            "EF_RACK": self.rack,
+            "EF_NODE_UNTIL": f"{end_of(self.until, '--until', SystemClock().now_s()):.3f}" if self.until else "",
+            "EF_POOL": self.pool,
+        }
+        return {name: value for name, value in chosen.items() if value}
+
+
+@takes_tables
+def node(options: NodeOptions) -> None:
     """Join a pool with the GPUs of this machine, until Ctrl-C or SIGTERM.
 
     The node then leaves in order: its workers stop at a step boundary, and
@@ -326,18 +360,7 @@ def node(
       eflow node --device cpu --slots 4 --nats-url ... --data-dir ...
     """
     require_extra("train", "a node")
-    chosen = {
-        "NATS_URL": nats_url,
-        "EF_DATA_DIR": str(data_dir),
-        "EF_NODE_ID": node_id,
-        "EF_DEVICE": "" if device is Device.AUTO else device.value,
-        "EF_SLOTS": str(slots or ""),
-        "EF_GPU_TYPE": gpu_type,
-        "EF_RACK": rack,
-        "EF_NODE_UNTIL": f"{end_of(until, '--until', SystemClock().now_s()):.3f}" if until else "",
-        "EF_POOL": pool,
-    }
-    _become_executor({**os.environ, **{name: value for name, value in chosen.items() if value}})
+    _become_executor({**os.environ, **options.environment()})
 
 
 def _become_executor(environment: Mapping[str, str]) -> None:
