@@ -50,7 +50,7 @@ def rows_of(table: Any) -> Iterator[Row]:
         use = next((each for each in details if isinstance(each, In)), In())
         for info in details:
             if isinstance(info, OptionInfo | ArgumentInfo):
-                word = info.default if isinstance(info, OptionInfo) else ""  # typer keeps the first name there
+                word = str(info.default) if isinstance(info, OptionInfo) else ""  # typer keeps the first name there
                 yield Row(field.name, word, _parameter(field.name, kind, info, field.default), field.default, use)
 
 
