@@ -17,7 +17,7 @@ TSC := $(shell command -v tsc)
 WORKERS ?= 2
 SLOW_WORKERS ?= 4
 SEEDS ?= 1000
-SOURCES := shared services simulator elasticflow examples benchmarks tests docs/*.py setup.py
+SOURCES := shared services simulator elasticflow examples benchmarks testbed tests docs/*.py setup.py
 
 # Independent targets run in parallel: installation, compilation and pyright use one core each.
 MAKEFLAGS += --jobs=2

@@ -23,7 +23,7 @@ from benchmarks.hostile_places import Hostile, Send, channels_broken, frames_sen
 from elasticflow.client.operator_decisions import configure
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.runtime.process.clock import SystemClock
-from tests.support.real_pool import POOL, RunningPool, job, running_pool
+from testbed.real_pool import POOL, RunningPool, job, running_pool
 
 NUM_SENDERS = 32
 NUM_SAMPLES = 10  # of the memory

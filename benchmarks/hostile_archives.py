@@ -22,8 +22,8 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.state.job import Job
-from tests.support.hostile_archives import HOSTILE_ARCHIVES
-from tests.support.real_pool import POOL, RunningPool, job, running_pool
+from testbed.hostile_archives import HOSTILE_ARCHIVES
+from testbed.real_pool import POOL, RunningPool, job, running_pool
 
 STEP_S = 0.2
 ALONE, HARMLESS, HOSTILE = "alone", "beside jobs without their module", "beside jobs of hostile archives"

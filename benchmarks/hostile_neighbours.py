@@ -21,9 +21,9 @@ from elasticflow.services.executor.processes.worker_isolation import WorkerIsola
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Finished, Started
 from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
-from tests.support.hostile_attacks import MEMORY_LIMIT_BYTES, targets_of_attacks
-from tests.support.secured_pool import secured_pool
-from tests.training.conftest import Node, job_spec
+from testbed.hostile_attacks import MEMORY_LIMIT_BYTES, targets_of_attacks
+from testbed.secured_pool import secured_pool
+from testbed.worker_nodes import Node, job_spec
 
 STEP_S = 0.05
 ALONE, HARMLESS = "alone", "beside a job that only fails"

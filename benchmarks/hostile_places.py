@@ -13,8 +13,8 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.state import snapshot_encoding
-from tests.faults.test_hostile_messages import JOB, NODE, PLAN, QUOTE, SUBMIT, TELEMETRY, hostile_bytes
-from tests.support.real_pool import POOL, RunningPool, job
+from testbed.hostile_messages import JOB, NODE, PLAN, QUOTE, SUBMIT, TELEMETRY, hostile_bytes
+from testbed.real_pool import POOL, RunningPool, job
 
 RECORDED = Path(__file__).parents[1] / "tests" / "unit" / "shared" / "messages" / "recorded_messages"
 MAX_BYTES = 16_384  # larger ones are the tests' matter: here the number counts
@@ -91,7 +91,7 @@ async def send_frames(pool: RunningPool) -> None:
     """Keep jobs running whose workers send frames of their own. Until cancelled."""
     spec = job(
         JobClass.BEST_EFFORT,
-        training_function="tests.support.user_code.hostile_frames:Frames",
+        training_function="testbed.user_code.hostile_frames:Frames",
         hyperparameters={"step_s": 0.2, "frames_per_step": 18},
         max_iterations=1_000_000,
         max_gpus=1,

@@ -12,7 +12,7 @@ from benchmarks.damage.__main__ import Flip
 from benchmarks.live_power_losses import JOB, LivePool, found_job, lose_power
 from elasticflow.shared.state.promise import Promise, promise_of
 
-_SUBMIT = ("submit", "tests.support.user_code.tiny_jobs:Steps", "--deadline", "30m", "--batch", "8", "--gpus", "4")
+_SUBMIT = ("submit", "testbed.user_code.tiny_jobs:Steps", "--deadline", "30m", "--batch", "8", "--gpus", "4")
 
 
 async def damaged_checkpoint(folder: Path) -> bool:

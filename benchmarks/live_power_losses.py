@@ -26,13 +26,13 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.promise import Promise, promise_of
-from tests.support.power_losses import PHASES, is_in_phase
+from testbed.power_losses import PHASES, is_in_phase
 
 ROOT = Path(__file__).parents[1]
 WAIT_S = 300.0
 JOB = "struck"
 _SUBMISSION = (
-    *("submit", "tests.support.user_code.tiny_jobs:Steps", "--name", JOB, "--deadline", "30m"),
+    *("submit", "testbed.user_code.tiny_jobs:Steps", "--name", JOB, "--deadline", "30m"),
     *("--batch", "8", "--iterations", "300", "--set", "step_s=0.1"),
 )
 

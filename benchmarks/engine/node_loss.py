@@ -27,8 +27,8 @@ from benchmarks.engine.parts import Row, in_ms, table_of
 from benchmarks.report import today
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.process.logs import configure_logs
-from tests.support.fault_evidence import Step, steps
-from tests.support.real_pool import CONFIG, RunningPool, job, running_pool
+from testbed.fault_evidence import Step, steps
+from testbed.real_pool import CONFIG, RunningPool, job, running_pool
 
 _HEARTBEAT_TIMEOUT_S = 3.0
 _NUM_SLOTS = 4  # of two nodes

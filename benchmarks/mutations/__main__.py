@@ -15,7 +15,7 @@ from benchmarks.regressions.pages import current_commit
 from benchmarks.report import machine, today
 
 ROOT = Path(__file__).resolve().parents[2]
-MEASURED = ("elasticflow", "services", "shared", "simulator", "tests")  # the folders
+MEASURED = ("elasticflow", "services", "shared", "simulator", "testbed", "tests")  # the folders
 HEADER = "| mutation | in | a user would lose | caught by | CPU s |\n|---|---|---|---|---|"
 
 

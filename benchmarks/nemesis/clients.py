@@ -28,7 +28,7 @@ CONFIG = PoolConfig(
     stall_timeout_s=3_600.0,
 )
 SPEC = JobSpec(
-    training_function="tests.support.user_code.tiny_jobs:Steps",
+    training_function="testbed.user_code.tiny_jobs:Steps",
     model_name="steps",
     global_batch_size=8,
     max_iterations=FIRST_ITERATIONS,  # 0.6 of what the GPU does until the deadline, at half its speed

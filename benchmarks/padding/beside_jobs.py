@@ -14,8 +14,8 @@ from benchmarks.padding.loaded_pool import loaded_pool, mapped
 from benchmarks.padding.task_functions import burn_until
 from benchmarks.report import Measured, Row
 from elasticflow.shared.state.pool import PoolState
-from tests.support.fault_evidence import Step, steps
-from tests.support.real_pool import RunningPool, eventually, job
+from testbed.fault_evidence import Step, steps
+from testbed.real_pool import RunningPool, eventually, job
 
 _SETTLED_S = 0.1  # after the begin and before the end of a task
 _NUM_RESAMPLES = 2_000

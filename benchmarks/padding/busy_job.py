@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from tests.support.user_code.tiny_jobs import Steps
+from testbed.user_code.tiny_jobs import Steps
 
 
 class Busy(Steps):

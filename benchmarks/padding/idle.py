@@ -9,7 +9,7 @@ import psutil
 from benchmarks.padding.loaded_pool import loaded_pool, mapped
 from benchmarks.padding.task_functions import draw
 from benchmarks.report import Measured, Row
-from tests.support.real_pool import RunningPool
+from testbed.real_pool import RunningPool
 
 _SETTLED_S = 10.0  # later than the start of services, and than the last report of the load's progress
 

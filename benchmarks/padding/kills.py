@@ -19,8 +19,8 @@ from benchmarks.padding.task_functions import draw
 from benchmarks.report import Measured, Row
 from elasticflow.shared.messages.events import LoadFinished
 from elasticflow.simulator.replay.recorded_ledger import Entry
-from tests.support.random_kills import kill_one
-from tests.support.real_pool import POOL, RunningPool, eventually, persistently
+from testbed.random_kills import kill_one
+from testbed.real_pool import POOL, RunningPool, eventually, persistently
 
 VICTIMS = (
     "runner",

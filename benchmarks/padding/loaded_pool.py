@@ -14,7 +14,7 @@ from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.process.clock import SystemClock
-from tests.support.real_pool import POOL, RunningPool, running_pool
+from testbed.real_pool import POOL, RunningPool, running_pool
 
 CLOCK = SystemClock()
 _FUNCTIONS = "benchmarks.padding.task_functions"

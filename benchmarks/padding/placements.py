@@ -17,8 +17,8 @@ from benchmarks.report import Measured, Row
 from benchmarks.scheduling.timing import spread_ms
 from elasticflow.shared.messages.events import PlacementDecided, PlanDecided
 from elasticflow.simulator.replay.recorded_ledger import Entry
-from tests.support.fault_evidence import steps
-from tests.support.real_pool import RunningPool, eventually, job
+from testbed.fault_evidence import steps
+from testbed.real_pool import RunningPool, eventually, job
 
 _TASK_S = 0.02
 _ROUND_S = 10.0  # more than a round needs: so many tasks are fed

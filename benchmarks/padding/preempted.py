@@ -12,7 +12,7 @@ from benchmarks.padding.short_jobs import short_jobs
 from benchmarks.padding.task_functions import rest_and_report
 from benchmarks.papers.published_values import published_value
 from benchmarks.report import Measured, Row
-from tests.support.real_pool import RunningPool
+from testbed.real_pool import RunningPool
 
 _PUBLISHED_OVER_HERE = 10.0  # of all times
 TASK_S, OVERHEAD_S = (

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 
-from tests.support.real_pool import RunningPool, job
+from testbed.real_pool import RunningPool, job
 
 _ITERATIONS = 10  # of 20 ms
 

@@ -19,7 +19,7 @@ from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_sh
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry
-from tests.support.real_pool import RunningPool
+from testbed.real_pool import RunningPool
 
 _ENDED = re.compile(r"^ended at ([\d.]+)$", re.MULTILINE)
 _MANY_TASKS = 100_000

@@ -9,8 +9,8 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
-from tests.support.histories import LINEAR, History
-from tests.support.page_ledger import POOL, subject
+from testbed.histories import LINEAR, History
+from testbed.page_ledger import POOL, subject
 
 _GPUS_OF_A_NODE = 8
 _REPORTS = 30  # of a job that ends

@@ -16,8 +16,8 @@ from benchmarks.page.ledgers import append_all
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import SystemClock
-from tests.support.command_line import CommandLinePool, command_line_pool
-from tests.support.served_page import served_page
+from testbed.command_line import CommandLinePool, command_line_pool
+from testbed.served_page import served_page
 
 PATIENCE_MS = 120_000
 _POLL_S = 0.2

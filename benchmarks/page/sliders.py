@@ -9,9 +9,9 @@ from playwright.async_api import Page  # pyright: ignore[reportMissingImports]
 from benchmarks.page.served_pool import browser_page, page_of_jobs
 from benchmarks.page.times import others, p95, spread
 from benchmarks.report import Measured, Row
-from tests.support.histories import History
-from tests.support.page_ledger import write_export
-from tests.support.served_page import served_page
+from testbed.histories import History
+from testbed.page_ledger import write_export
+from testbed.served_page import served_page
 
 # One step: sets a slider, and resolves with the milliseconds until its result has changed and is painted; null if
 # nothing changes, because no message was stored between the two times.

@@ -23,8 +23,8 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.clock import SystemClock, boot_s
-from tests.support.histories import NOW_S
-from tests.support.planned_ledger import POOL, Ledger
+from testbed.histories import NOW_S
+from testbed.planned_ledger import POOL, Ledger
 
 NODE = "node-0"
 READY_TIMEOUT_S = 300.0  # the monitor may compile its loops first

@@ -12,7 +12,7 @@ from elasticflow.shared.messages.export import read_export
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.simulator.replay.recorded_ledger import read_entries
-from tests.support.real_pool import RunningPool, running_pool
+from testbed.real_pool import RunningPool, running_pool
 
 _WARM_UP_S = 10.0  # the nodes make warm workers, as in a pool that runs for long
 

@@ -63,7 +63,7 @@ class Arrival:
     def spec(self) -> JobSpec:
         """The specification for the live pool."""
         return JobSpec(
-            training_function="tests.support.user_code.tiny_jobs:Steps",
+            training_function="testbed.user_code.tiny_jobs:Steps",
             model_name=self.model_name,
             global_batch_size=BATCH_SIZE,
             hyperparameters={"step_s": 0.0, "sample_s": SAMPLE_S[self.model_name]},

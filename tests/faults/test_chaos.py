@@ -14,9 +14,9 @@ import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
-from tests.support.fault_evidence import assert_sound, iterations_trained
-from tests.support.random_kills import kill_one
-from tests.support.real_pool import RunningPool, eventually, job, persistently, running_pool
+from testbed.fault_evidence import assert_sound, iterations_trained
+from testbed.random_kills import kill_one
+from testbed.real_pool import RunningPool, eventually, job, persistently, running_pool
 from tests.support.rings import few_daily
 
 FIRST_SEED = int(os.environ.get("EF_FAULT_FIRST_SEED", "0"))

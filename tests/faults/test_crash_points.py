@@ -14,8 +14,8 @@ from elasticflow.shared.messages.events import JobAdmitted, PlanDecided
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.simulator.replay.recorded_ledger import Entry
-from tests.support.fault_evidence import assert_decided_once, assert_one_chain, decisions
-from tests.support.real_pool import POOL, RunningPool, job, running_pool
+from testbed.fault_evidence import assert_decided_once, assert_one_chain, decisions
+from testbed.real_pool import POOL, RunningPool, job, running_pool
 
 NUM_KILLS = 2 * int(os.environ.get("EF_FAULT_SEEDS", "4"))
 SEED = int(os.environ.get("EF_FAULT_FIRST_SEED", "0"))

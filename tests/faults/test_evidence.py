@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fault_evidence import iterations_trained, overlaps
+from testbed.fault_evidence import iterations_trained, overlaps
 
 
 def write_log(data_dir: Path, name: str, pid: int, *steps: tuple[int, float, float]) -> None:

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from elasticflow.shared.errors import StorageFull
-from tests.support.fault_evidence import assert_decided_once, assert_one_chain, decisions
-from tests.support.real_pool import RunningPool, job, running_pool
+from testbed.fault_evidence import assert_decided_once, assert_one_chain, decisions
+from testbed.real_pool import RunningPool, job, running_pool
 from tests.support.small_disk import small_disk
 
 DISK_KIB = 1_200 << 10  # the streams' own bounds must fit into it

@@ -35,8 +35,7 @@ from elasticflow.shared.runtime.process.isolation.machine_check import python_fo
 from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from tests.support.executor_process import executor_process
-from tests.support.hostile_attacks import (
+from testbed.hostile_attacks import (
     DAEMONS_SLEEP_S,
     MEMORY_LIMIT_BYTES,
     PRIVATE_FILE,
@@ -45,12 +44,13 @@ from tests.support.hostile_attacks import (
     outcome_of,
     targets_of_attacks,
 )
+from testbed.planned_ledger import Ledger
+from testbed.secured_pool import POOL, secured_pool
+from testbed.user_code.attacks_on_node import ATTACKS, FAR_ABOVE_THE_LIMIT
+from testbed.worker_nodes import Node, job_spec
+from tests.support.executor_process import executor_process
 from tests.support.namespaces import skip_without_namespaces
-from tests.support.planned_ledger import Ledger
-from tests.support.secured_pool import POOL, secured_pool
 from tests.support.small_disk import small_disk
-from tests.support.user_code.attacks_on_node import ATTACKS, FAR_ABOVE_THE_LIMIT
-from tests.training.conftest import Node, job_spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -58,7 +58,7 @@ SECRET = "a-token-of-the-executor"
 GROUPS = "groups"
 FILES_BYTES = 64 << 20  # that a worker may keep in memory
 FEW_MIB = 16  # of file systems that hold mount points only
-HOSTILE_JOBS = Path(__file__).parents[1] / "support" / "user_code" / "hostile_jobs.py"
+HOSTILE_JOBS = Path(__file__).parents[2] / "testbed" / "user_code" / "hostile_jobs.py"
 
 
 @pytest.fixture(scope="module")

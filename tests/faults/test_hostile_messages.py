@@ -7,14 +7,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgpack
-import numpy as np
 from nats.aio.msg import Msg
 
 from elasticflow.client.operator_decisions import configure
 from elasticflow.shared.errors import NotFound
 from elasticflow.shared.messages import codec, subjects
-from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import (
     JobFinished,
@@ -23,40 +20,17 @@ from elasticflow.shared.messages.events import (
     NodeReported,
     PlanDecided,
 )
-from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service.command_queue import ANSWER_TO
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Phase
-from tests.support.fault_evidence import assert_sound
-from tests.support.real_pool import POOL, RunningPool, job, persistently, running_pool
+from testbed.fault_evidence import assert_sound
+from testbed.hostile_messages import JOB, NODE, PLAN, QUOTE, SUBMIT, TELEMETRY, hostile_bytes
+from testbed.real_pool import POOL, RunningPool, job, persistently, running_pool
 
-SEED = 0
 TOLD = "_INBOX.told"
-SUBMIT, QUOTE, PLAN = subjects.submit("lab", POOL), subjects.quote("lab", POOL), subjects.plan(POOL)
-TELEMETRY = subjects.telemetry(POOL, "node-0")
-JOB, NODE = subjects.job(POOL, "intruder"), subjects.node(POOL, "intruder")
-ENVELOPE = {"id": "hostile", "cause_id": "", "recorded_at_s": 0.0, "version": 1}
-
-
-def hostile_bytes() -> Iterator[bytes]:
-    """Bytes that are no message of ours: chance, wrong types, wrong sizes, unknown versions."""
-    rng = np.random.default_rng(SEED)
-    yield from (rng.bytes(length) for length in (1, 2, 3, 5, 8, 13, 100, 1000, 10_000))
-    yield b""
-    yield b"\x91" * 5000  # a list in a list in a list
-    yield b"[" * 5000
-    yield b"\xdd\xff\xff\xff\xff"  # a list of four billion things
-    yield bytes(MAX_SUBMISSION_BYTES + 1)
-    yield bytes(MAX_MESSAGE_BYTES)
-    yield json.dumps({"type": "SubmitJob"}).encode()
-    for wrong in (None, 0, "SubmitJob", [], {}, {"type": 7}, {"type": "SubmitJob", "payload": []}):
-        yield packed(wrong)
-    for name in MESSAGE_TYPES:
-        yield packed(ENVELOPE | {"type": name, "version": 1000, "payload": {}})
-        yield packed(ENVELOPE | {"type": name, "payload": {"job_id": ["a"], "node_id": 1, "events": {}, "at_s": "now"}})
-    yield packed(ENVELOPE | {"type": "DropAllTables", "payload": {}})
 
 
 def misplaced() -> Iterator[tuple[str, bytes]]:
@@ -77,12 +51,6 @@ def misplaced() -> Iterator[tuple[str, bytes]]:
     yield from ((subject, finished) for subject in (SUBMIT, TELEMETRY, PLAN, JOB, NODE))
     yield from ((subject, command) for subject in (TELEMETRY, PLAN, JOB, NODE))
     yield SUBMIT, foreign
-
-
-def packed(value: object) -> bytes:
-    data = msgpack.packb(value)
-    assert isinstance(data, bytes)
-    return data
 
 
 def encoded(message: codec.Message) -> bytes:

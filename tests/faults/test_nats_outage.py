@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.fault_evidence import assert_decided_once, assert_one_chain, decisions
-from tests.support.real_pool import RunningPool, job, running_pool
+from testbed.fault_evidence import assert_decided_once, assert_one_chain, decisions
+from testbed.real_pool import RunningPool, job, running_pool
 
 NUM_KILLS = 8
 LONGEST_PAUSE_S = 0.5

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.live_power_losses import strike
-from tests.support.power_losses import PHASES
+from testbed.power_losses import PHASES
 
 
 @pytest.mark.nightly("pools of a minute or two each; tests/simulation/test_power_losses.py has five seeds each day")

@@ -23,8 +23,8 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.pipeline.invariants import broken_promises
 from elasticflow.simulator.replay.recorded_ledger import read_entries
-from tests.support.fault_evidence import assert_sound, decisions, iterations_trained
-from tests.support.real_pool import POOL, RunningPool, job, persistently
+from testbed.fault_evidence import assert_sound, decisions, iterations_trained
+from testbed.real_pool import POOL, RunningPool, job, persistently
 from tests.support.two_versions import (
     NEW,
     OLD_COMMIT,
@@ -37,7 +37,7 @@ from tests.support.two_versions import (
 
 ITERATIONS = 15
 SUBMIT_EVERY_S = 0.5
-CODE = package(f"{Path(__file__).parents[1]}/support/user_code/tiny_jobs.py:Steps")
+CODE = package(f"{Path(__file__).parents[2]}/testbed/user_code/tiny_jobs.py:Steps")
 OF_CODE = {"training_function": CODE.training_function, "code_digest": CODE.code_digest}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.engine.footprint import Footprint, footprint
 from elasticflow.shared.messages.job_spec import JobClass
-from tests.support.real_pool import RunningPool, eventually, job, persistently, running_pool
+from testbed.real_pool import RunningPool, eventually, job, persistently, running_pool
 
 NUM_EVENTS = int(os.environ.get("EF_SOAK_EVENTS", "6"))
 OUT = os.environ.get("EF_SOAK_OUT", "")

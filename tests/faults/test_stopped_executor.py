@@ -11,8 +11,8 @@ from pathlib import Path
 from elasticflow.shared.messages.events import GenerationStarted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job
-from tests.support.fault_evidence import assert_sound, iterations_trained
-from tests.support.real_pool import CONFIG, job, running_pool, slowed_down
+from testbed.fault_evidence import assert_sound, iterations_trained
+from testbed.real_pool import CONFIG, job, running_pool, slowed_down
 
 ITERATIONS = 300
 ONE_GPU = {"steps/b8": {1: 40.0}}  # no peer on another node whose end would end it

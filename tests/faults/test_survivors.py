@@ -9,8 +9,8 @@ import pytest
 
 from elasticflow.shared.messages.events import GenerationStarted, NodeLost, WorkerCrashed
 from elasticflow.shared.messages.job_spec import JobClass
-from tests.support.fault_evidence import assert_sound, iterations_trained
-from tests.support.real_pool import CONFIG, RunningPool, job, running_pool, slowed_down
+from testbed.fault_evidence import assert_sound, iterations_trained
+from testbed.real_pool import CONFIG, RunningPool, job, running_pool, slowed_down
 
 ITERATIONS = 400
 TWO_GPUS = replace(CONFIG, curves={"steps/b8": {1: 20.0, 2: 40.0}})

@@ -7,15 +7,15 @@ import pytest
 from elasticflow.shared.messages.events import MemoryExceeded, WorkerCrashed
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.state.job import Phase
-from tests.support.fault_evidence import assert_sound
-from tests.support.real_pool import job, running_pool
+from testbed.fault_evidence import assert_sound
+from testbed.real_pool import job, running_pool
 
 
 def heavy(**hyperparameters: float) -> JobSpec:
     """Its speed is not known."""
     return job(
         JobClass.BEST_EFFORT,
-        training_function="tests.support.user_code.tiny_jobs:Heavy",
+        training_function="testbed.user_code.tiny_jobs:Heavy",
         model_name="",
         max_iterations=40,
         hyperparameters={"step_s": 0.005, **hyperparameters},

@@ -18,7 +18,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service.command_queue import ANSWER_TO, MAX_LOGGED_LENGTH, CommandQueue
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from tests.support.histories import spec, submit
+from testbed.histories import spec, submit
 from tests.support.service_contexts import service_context
 from tests.support.shared_pool import PLAN, POOL, next_of
 

@@ -11,15 +11,15 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
+from testbed.real_pool import CONFIG, RunningPool, job, running_pool
 from tests.support.executor_process import ROOT
-from tests.support.real_pool import CONFIG, RunningPool, job, running_pool
 
 LARGE_BYTES = 5_000_000  # of several pieces
 MAX_BYTES = 6_000_000
 
 
 def writing_job(**changes: object) -> JobSpec:
-    function = "tests.support.user_code.artifact_jobs:Writes"
+    function = "testbed.user_code.artifact_jobs:Writes"
     settings = {"step_s": 0.01, "large_bytes": LARGE_BYTES}
     spec = job(JobClass.BEST_EFFORT, training_function=function, hyperparameters=settings, max_iterations=60)
     return replace(spec, **changes)

@@ -22,9 +22,9 @@ import pytest_asyncio
 
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.state.job import Phase
-from tests.support.real_pool import CONFIG, POOL, RunningPool, job, running_pool
+from testbed.real_pool import CONFIG, POOL, RunningPool, job, running_pool
+from testbed.terminal_user import User
 from tests.support.small_disk import small_disk
-from tests.support.terminal_user import User
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -244,7 +244,7 @@ async def test_a_training_function_that_never_returns(user: User) -> None:
 
 async def test_the_last_lines_of_a_worker_that_died_are_reported(pool: RunningPool) -> None:
     """To users without the nodes' storage."""
-    function = "tests.support.user_code.dying_jobs:Dies"
+    function = "testbed.user_code.dying_jobs:Dies"
     await pool.acknowledged(job(JobClass.BEST_EFFORT, training_function=function), "dying")
     ended = (await pool.ended(["dying"])).ended_jobs["dying"]
     assert ended.phase is Phase.FAILED

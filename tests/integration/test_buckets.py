@@ -18,9 +18,9 @@ from elasticflow.errors import ArtifactNotReadable
 from elasticflow.sdk.fetching import fetch_with
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
+from testbed.real_pool import POOL, RunningPool, job, running_pool
 from tests.support.executor_process import ROOT
 from tests.support.object_stores import BUCKET, ObjectStore, object_store
-from tests.support.real_pool import POOL, RunningPool, job, running_pool
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of these libraries
 NOW_S = 4e9  # later than any test
@@ -38,7 +38,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 async def trained(pool: RunningPool, job_id: str, **changes: object) -> str:
     """The job's history, once its artifacts are stored or known not to be."""
     settings = {"step_s": 0.01, "large_bytes": 20_000_000}  # these libraries upload it in parts
-    function = "tests.support.user_code.artifact_jobs:Writes"
+    function = "testbed.user_code.artifact_jobs:Writes"
     spec = job(JobClass.BEST_EFFORT, training_function=function, hyperparameters=settings, max_iterations=20)
     await pool.acknowledged(replace(spec, **changes), job_id)
     await pool.when(

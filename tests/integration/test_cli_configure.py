@@ -11,7 +11,7 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
-from tests.support.command_line import POOL, CommandLinePool
+from testbed.command_line import POOL, CommandLinePool
 
 
 async def configurations(cli: CommandLinePool) -> int:

@@ -16,7 +16,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import StoredFile, UnstoredFile
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from tests.support.command_line import POOL, CommandLinePool, command_line_pool
+from testbed.command_line import POOL, CommandLinePool, command_line_pool
 
 NODE = "node-0"
 WEIGHTS = {"w": torch.arange(6.0).reshape(2, 3), "tied": torch.ones(2)}

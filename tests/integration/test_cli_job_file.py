@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticflow.cli import completion
-from tests.support.command_line import WAIT_S, CommandLinePool
+from testbed.command_line import WAIT_S, CommandLinePool
 
 JOB_FILE = """
 target = "line.py"

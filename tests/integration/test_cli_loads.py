@@ -11,7 +11,7 @@ from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from tests.support.command_line import POOL, CommandLinePool, command_line_pool
+from testbed.command_line import POOL, CommandLinePool, command_line_pool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

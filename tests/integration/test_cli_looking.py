@@ -9,7 +9,7 @@ import pytest
 
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages import events
-from tests.support.command_line import POOL, WAIT_S, CommandLinePool
+from testbed.command_line import POOL, WAIT_S, CommandLinePool
 
 
 async def test_jobs_and_nodes_show_the_state_of_the_ledger(cli: CommandLinePool) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from elasticflow.client.load_results import FIRST_TASKS
 from elasticflow.shared.state.load import LoadPhase
-from tests.support.real_pool import POOL, RunningPool
+from testbed.real_pool import POOL, RunningPool
+from testbed.terminal_user import ROOT, Ran
 from tests.support.shared_pool import stored_results
-from tests.support.terminal_user import ROOT, Ran
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

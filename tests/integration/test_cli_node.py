@@ -11,7 +11,7 @@ from pathlib import Path
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from tests.support.planned_ledger import POOL, Ledger
+from testbed.planned_ledger import POOL, Ledger
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import elasticflow
 from elasticflow.shared.messages import events
-from tests.support.command_line import JOB_FILE, WAIT_S, CommandLinePool
-from tests.support.histories import LINEAR
+from testbed.command_line import JOB_FILE, WAIT_S, CommandLinePool
+from testbed.histories import LINEAR
 
 
 async def test_gpu_limits_from_the_command_to_their_end(cli: CommandLinePool) -> None:

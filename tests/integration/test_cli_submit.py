@@ -11,7 +11,7 @@ import pytest
 import elasticflow
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from tests.support.command_line import WAIT_S, CommandLinePool
+from testbed.command_line import WAIT_S, CommandLinePool
 
 # --- submit, quote, cancel ------------------------------------------------------------------------------
 

@@ -19,12 +19,12 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from testbed.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE
+from testbed.planned_ledger import POOL, Ledger
 from tests.support.executor_process import executor_process
-from tests.support.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE
-from tests.support.planned_ledger import POOL, Ledger
 
 ROOT = Path(__file__).parents[2]
-TRAINING_FUNCTIONS = ROOT / "tests" / "support" / "user_code" / "training_functions.py"
+TRAINING_FUNCTIONS = ROOT / "testbed" / "user_code" / "training_functions.py"
 
 
 @pytest.fixture

@@ -43,9 +43,9 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark
 from elasticflow.shared.runtime.service.run_service import Process
-from tests.support.histories import NOW_S
-from tests.support.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE, packed
-from tests.support.planned_ledger import PATIENCE_S, POOL, Ledger
+from testbed.histories import NOW_S
+from testbed.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE, packed
+from testbed.planned_ledger import PATIENCE_S, POOL, Ledger
 
 TIMELINE = ResizeTimeline(prepare_s=0.5, stop_s=0.01, first_step_s=0.1, bytes_moved=1000)
 

@@ -4,7 +4,7 @@ import pytest
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
-from tests.support.real_pool import RunningPool
+from testbed.real_pool import RunningPool
 
 EPOCHS = 100
 JOBS = ("as-it-is", "elastic")

@@ -10,10 +10,10 @@ from elasticflow.services.executor.processes.job_logs import MAX_LOG_BYTES
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.process.files import BLOCK_BYTES
 from elasticflow.shared.state.job import Phase
+from testbed.real_pool import POOL, RunningPool, eventually, job
 from tests.support.holes import skip_without_holes
-from tests.support.real_pool import POOL, RunningPool, eventually, job
 
-FLOODS = "tests.support.user_code.talking_jobs:Floods"
+FLOODS = "testbed.user_code.talking_jobs:Floods"
 NUM_ITERATIONS = 30  # of 100,000 lines of 100 bytes each
 MAX_GROWTH_BYTES = 150 << 20  # of any process; half of what the job writes
 

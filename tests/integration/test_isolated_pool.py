@@ -7,10 +7,10 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.process.files import readable_by_others
 from elasticflow.shared.state.job import Phase
+from testbed.fault_evidence import assert_sound
+from testbed.real_pool import job, running_pool
 from tests.support.executor_process import ROOT
-from tests.support.fault_evidence import assert_sound
 from tests.support.namespaces import skip_without_namespaces
-from tests.support.real_pool import job, running_pool
 
 
 async def test_jobs_of_an_isolated_pool_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

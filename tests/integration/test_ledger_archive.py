@@ -40,10 +40,10 @@ from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state import snapshot_encoding
-from tests.support import secured_pool
-from tests.support.command_line import CommandLinePool
+from testbed import secured_pool
+from testbed.command_line import CommandLinePool
+from testbed.planned_ledger import PATIENCE_S
 from tests.support.error_codes import coded
-from tests.support.planned_ledger import PATIENCE_S
 from tests.support.service_contexts import service_context
 
 POOL = "default"

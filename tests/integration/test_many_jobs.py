@@ -9,8 +9,8 @@ import psutil
 
 from elasticflow.shared.messages import events
 from elasticflow.web.page_values import MAX_JOBS
-from tests.support.command_line import CommandLinePool
-from tests.support.served_page import PageClient, in_thread, served_page
+from testbed.command_line import CommandLinePool
+from testbed.served_page import PageClient, in_thread, served_page
 from tests.support.worker_events import admitted
 
 NUM_JOBS, AT_ONCE = 10_000, 500

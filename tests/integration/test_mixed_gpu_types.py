@@ -12,8 +12,8 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
+from testbed.real_pool import POOL, RunningPool, running_pool
 from tests.support.executor_process import executor_process
-from tests.support.real_pool import POOL, RunningPool, running_pool
 
 CONFIG = PoolConfig(stop_free=True, resize_cost_s_by_num_gpus={1: 0.2})
 FAST, SLOW = "cpu-0.4", "cpu-0.15"
@@ -22,7 +22,7 @@ LAST = 100  # iterations
 
 def spec(max_iterations: int, **changes: object) -> JobSpec:
     return JobSpec(
-        training_function="tests.support.user_code.training_functions:Waiting",
+        training_function="testbed.user_code.training_functions:Waiting",
         model_name="waiting",
         global_batch_size=32,
         max_iterations=max_iterations,

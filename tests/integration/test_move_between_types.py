@@ -15,8 +15,8 @@ from elasticflow.shared.messages.events import CheckpointWritten, GenerationStar
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Phase
+from testbed.real_pool import POOL, RunningPool, running_pool
 from tests.support.executor_process import executor_process
-from tests.support.real_pool import POOL, RunningPool, running_pool
 
 LAST = 40  # iterations
 SLOW, FAST = "cpu-0.5", "cpu-0.6"
@@ -24,7 +24,7 @@ CONFIG = PoolConfig(  # by these curves, which no machine has, only one type kee
     stop_free=True, resize_cost_s=1.0, curves={"points/b32": {1: 0.2}, f"points/b32@{FAST}": {1: 20.0}}
 )
 SPEC = JobSpec(
-    training_function="tests.support.user_code.training_functions:Points",
+    training_function="testbed.user_code.training_functions:Points",
     model_name="points",
     global_batch_size=32,
     hyperparameters={"step_s": 0.04},  # of each of eight virtual nodes

@@ -16,7 +16,7 @@ from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.nats.jetstream_api import leader_info
-from tests.support.real_pool import persistently
+from testbed.real_pool import persistently
 from tests.support.shared_pool import add_result, stored_results
 
 POOL = "p"

@@ -12,8 +12,8 @@ from elasticflow.shared.messages.events import JobAdmitted, NodeDrainStarted, No
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
+from testbed.real_pool import CONFIG, POOL, job, running_pool, slowed_down
 from tests.support.executor_process import executor_process
-from tests.support.real_pool import CONFIG, POOL, job, running_pool, slowed_down
 
 LEAVE_S = 20.0  # no worker starts for the drain: those that train stay
 ENDS_IN_S = 35.0

@@ -18,9 +18,9 @@ import pytest_asyncio
 import elasticflow
 from elasticflow import LoadNotOpened, LoadWasCancelled, PackagingFailed, PaddingExecutor, TaskError
 from elasticflow.shared.state.load import LoadPhase
-from tests.support.real_pool import PATIENCE_S, POOL, RunningPool, eventually
-from tests.support.user_code import task_functions
-from tests.support.user_code.task_functions import double, misbehave, wait_for
+from testbed.real_pool import PATIENCE_S, POOL, RunningPool, eventually
+from testbed.user_code import task_functions
+from testbed.user_code.task_functions import double, misbehave, wait_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 T = TypeVar("T")

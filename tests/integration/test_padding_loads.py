@@ -19,9 +19,9 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.load import LoadPhase
-from tests.support.real_pool import POOL, RunningPool, eventually, job
+from testbed.real_pool import POOL, RunningPool, eventually, job
+from testbed.user_code import dies_at_import, task_functions
 from tests.support.shared_pool import stored_results
-from tests.support.user_code import dies_at_import, task_functions
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -231,7 +231,7 @@ async def test_a_large_result_needs_the_data_folder(pool: RunningPool) -> None:
 
 async def test_a_script_that_ends_early_cancels_its_load(pool: RunningPool) -> None:
     script = (
-        "import elasticflow\nfrom tests.support.user_code.task_functions import double\n"
+        "import elasticflow\nfrom testbed.user_code.task_functions import double\n"
         f"results = elasticflow.map(double, range(100_000), nats_url={pool.url!r}, pool={POOL!r}, tenant='lab', "
         "load_id='left', task_s=0.01)\nprint(next(results), next(results))\n"
     )

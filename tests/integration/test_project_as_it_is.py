@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from testbed.fault_evidence import assert_sound
+from testbed.real_pool import POOL, RunningPool, running_pool
 from tests.support.executor_process import ROOT
-from tests.support.fault_evidence import assert_sound
 from tests.support.namespaces import skip_without_namespaces
-from tests.support.real_pool import POOL, RunningPool, running_pool
 from tests.support.rings import few_daily
 from tests.support.wheels import make_wheel
 

@@ -19,8 +19,8 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
-from tests.support.real_pool import PATIENCE_S, eventually
-from tests.support.secured_pool import POOL, SecuredPool, secured_pool
+from testbed.real_pool import PATIENCE_S, eventually
+from testbed.secured_pool import POOL, SecuredPool, secured_pool
 
 LEDGER, CODE, NODES = streams.ledger_stream(POOL), streams.code_bucket(POOL), streams.node_bucket(POOL)
 ARTIFACTS, LOGS = streams.artifact_bucket(POOL), streams.log_bucket(POOL)

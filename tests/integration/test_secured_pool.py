@@ -20,9 +20,9 @@ from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.run_module import module_command
 from elasticflow.shared.state.job import Phase
+from testbed.real_pool import CONFIG, PATIENCE_S, job
+from testbed.secured_pool import POOL, SecuredPool, secured_pool
 from tests.support.executor_process import ROOT
-from tests.support.real_pool import CONFIG, PATIENCE_S, job
-from tests.support.secured_pool import POOL, SecuredPool, secured_pool
 
 SERVICES = ("admission", "allocator", "placement", "monitor")
 

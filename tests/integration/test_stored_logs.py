@@ -10,11 +10,11 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState
+from testbed.real_pool import POOL, RunningPool, job, slowed_down
 from tests.support.executor_process import ROOT
-from tests.support.real_pool import POOL, RunningPool, job, slowed_down
 
 WAIT_S = 240.0
-TALKS = "tests.support.user_code.talking_jobs:Talks"
+TALKS = "testbed.user_code.talking_jobs:Talks"
 
 
 async def follower(pool: RunningPool, folder: Path, job_id: str) -> asyncio.subprocess.Process:

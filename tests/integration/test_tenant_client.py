@@ -16,8 +16,8 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
+from testbed.secured_pool import POOL, SecuredPool, secured_pool
 from tests.integration.test_answer_subjects import QUOTED, WarningsLog, running
-from tests.support.secured_pool import POOL, SecuredPool, secured_pool
 
 CODE, ARTIFACTS, LOGS = streams.code_bucket(POOL), streams.artifact_bucket(POOL), streams.log_bucket(POOL)
 NUM_MESSAGES = 2 * MAX_BATCH + 3

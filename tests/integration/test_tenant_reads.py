@@ -13,9 +13,9 @@ from elasticflow.history.pool_views import load_views
 from elasticflow.services.monitor.tenant_views import NewHistories, ViewWriter
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.state.pool import PoolState
+from testbed.histories import NOW_S
+from testbed.secured_pool import POOL, secured_pool
 from tests.support.error_codes import coded
-from tests.support.histories import NOW_S
-from tests.support.secured_pool import POOL, secured_pool
 from tests.unit.services.monitor.test_tenant_views import FOLD, HandClock, fold, opened
 from tests.unit.shared.state.test_tenant_view import shared_pool
 

@@ -11,7 +11,7 @@ from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.shared.state.tenant_view import AsOf, StoredView, TenantPart, decode_small, tenant_parts
-from tests.support.command_line import POOL, WAIT_S, CommandLinePool
+from testbed.command_line import POOL, WAIT_S, CommandLinePool
 
 BUCKET = streams.view_bucket(POOL)
 TENANTS = ("acme", "globex")

@@ -11,9 +11,9 @@ from elasticflow.shared.errors import BadSettings, Unavailable
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
+from testbed.deployed_server import deployed
+from testbed.real_pool import persistently
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.deployed_server import deployed
-from tests.support.real_pool import persistently
 from tests.support.shared_pool import POOL
 
 WAIT_S = 240.0

@@ -24,9 +24,9 @@ from elasticflow.sdk.submission import submission_of
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.state.load import LoadPhase
 from elasticflow.shared.state.pool import PoolState
-from tests.support.real_pool import POOL, RunningPool, children, eventually, job
+from testbed.real_pool import POOL, RunningPool, children, eventually, job
+from testbed.user_code.training_functions import ChangesBuffersLateOnce, Points, Sparse, Stateful
 from tests.support.task_runners import USER_CODE
-from tests.support.user_code.training_functions import ChangesBuffersLateOnce, Points, Sparse, Stateful
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

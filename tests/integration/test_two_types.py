@@ -9,9 +9,9 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.pool import num_gpus_by_type
 from elasticflow.simulator.replay.recorded_ledger import Entry
-from tests.support.command_line import CommandLinePool
+from testbed.command_line import CommandLinePool
+from testbed.real_pool import POOL, RunningPool, job, running_pool
 from tests.support.executor_process import executor_process
-from tests.support.real_pool import POOL, RunningPool, job, running_pool
 
 CONFIG = PoolConfig(resize_cost_s=1.0, throughput_margin=0.5)
 PROFILE = "profiled"

@@ -15,9 +15,9 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from testbed.histories import NOW_S
+from testbed.planned_ledger import POOL, Ledger
 from tests.integration.test_executor_process import TRAINING_FUNCTIONS, executor, until_moving
-from tests.support.histories import NOW_S
-from tests.support.planned_ledger import POOL, Ledger
 
 LAST = 60  # iterations
 ON = ("node-0:0", "node-1:0")  # a whole core, and a quarter of one

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from elasticflow.client.pool_endpoint import read_run_file
+from testbed.real_pool import children, eventually
 from tests.support.installation import ROOT, build, copy_of_checkout, install
-from tests.support.real_pool import children, eventually
 from tests.support.rings import few_daily
 
 WAIT_S = 400.0  # a new installation compiles the scheduler

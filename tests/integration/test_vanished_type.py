@@ -10,8 +10,8 @@ from elasticflow.shared.messages.events import GpuTypeChanged, JobAdmitted, JobA
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, spec_of
+from testbed.real_pool import POOL, RATES, RunningPool, job, running_pool
 from tests.support.executor_process import executor_process
-from tests.support.real_pool import POOL, RATES, RunningPool, job, running_pool
 
 SLOW = "cpu-0.25"
 SLOWER = {num_gpus: rate / 4 for num_gpus, rate in RATES.items()}

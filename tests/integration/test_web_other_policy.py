@@ -18,9 +18,9 @@ from elasticflow.web import other_policy
 from elasticflow.web.policy_names import POLICIES
 from elasticflow.web.read_routes import Page
 from elasticflow.web.sources import RecordedSource
-from tests.support.command_line import CommandLinePool
-from tests.support.page_ledger import exported, of_newer_eflow, page_history, recorded, write_export
-from tests.support.served_page import PATIENCE_S, PageClient, served_page
+from testbed.command_line import CommandLinePool
+from testbed.page_ledger import exported, of_newer_eflow, page_history, recorded, write_export
+from testbed.served_page import PATIENCE_S, PageClient, served_page
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from tests.support.command_line import CommandLinePool
-from tests.support.histories import NOW_S, History
-from tests.support.page_ledger import exported, of_newer_eflow, page_history, write_export
-from tests.support.served_page import PageClient, in_thread, served_page
+from testbed.command_line import CommandLinePool
+from testbed.histories import NOW_S, History
+from testbed.page_ledger import exported, of_newer_eflow, page_history, write_export
+from testbed.served_page import PageClient, in_thread, served_page
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from tests.support.command_line import CommandLinePool
-from tests.support.served_page import PageClient, served_page
+from testbed.command_line import CommandLinePool
+from testbed.served_page import PageClient, served_page
 
 
 async def test_a_quote_has_gpus_a_cost_and_a_command_that_takes_its_reservation(cli: CommandLinePool) -> None:

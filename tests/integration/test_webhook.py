@@ -13,7 +13,7 @@ from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.run_service import Process
-from tests.support.command_line import POOL, WAIT_S, CommandLinePool
+from testbed.command_line import POOL, WAIT_S, CommandLinePool
 from tests.unit.services.monitor.test_webhook import receiving
 
 

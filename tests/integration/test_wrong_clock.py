@@ -24,8 +24,8 @@ from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import spec, submit
-from tests.support.real_pool import eventually, persistently
+from testbed.histories import spec, submit
+from testbed.real_pool import eventually, persistently
 from tests.support.service_contexts import service_context
 from tests.support.shared_pool import POOL, read_all
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.page_ledger import page_history, write_export
-from tests.support.served_page import served_page
+from testbed.page_ledger import page_history, write_export
+from testbed.served_page import served_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright: `make page`")
 VIEWPORT = {"width": 1280, "height": 900}

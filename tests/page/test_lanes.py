@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from testbed.histories import NOW_S
+from testbed.page_ledger import page_history, write_export
+from testbed.served_page import served_page
 from tests.page.conftest import Viewer, opened
-from tests.support.histories import NOW_S
-from tests.support.page_ledger import page_history, write_export
-from tests.support.served_page import served_page
 
 AXIS_PX, LANE_PX = 26, 48  # as in lanes.js
 

@@ -11,10 +11,10 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
+from testbed.histories import NOW_S
+from testbed.page_ledger import POOL, page_history, records
+from testbed.served_page import served_page
 from tests.page.conftest import Viewer, opened
-from tests.support.histories import NOW_S
-from tests.support.page_ledger import POOL, page_history, records
-from tests.support.served_page import served_page
 
 
 @pytest.fixture

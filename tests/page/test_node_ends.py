@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from testbed.page_ledger import page_history, with_node_ends, write_export
+from testbed.served_page import served_page
 from tests.page.conftest import Viewer, opened
-from tests.support.page_ledger import page_history, with_node_ends, write_export
-from tests.support.served_page import served_page
 
 
 @pytest.fixture

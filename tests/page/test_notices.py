@@ -6,9 +6,9 @@ from typing import Any
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.web.page_values import MAX_JOBS
+from testbed.page_ledger import NOW_S, exported, of_newer_eflow, page_history
+from testbed.served_page import served_page
 from tests.page.conftest import opened
-from tests.support.page_ledger import NOW_S, exported, of_newer_eflow, page_history
-from tests.support.served_page import served_page
 from tests.support.worker_events import admitted
 
 

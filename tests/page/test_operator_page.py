@@ -9,11 +9,11 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.state.job import Phase
+from testbed.page_ledger import HOSTILE
+from testbed.served_page import served_page
 from tests.page.axe import SETTLE_MS, findings_in_both_themes
 from tests.page.conftest import Viewer, opened
-from tests.support.page_ledger import HOSTILE
 from tests.support.pool_in_thread import TENANT, PoolInThread, pool_in_thread
-from tests.support.served_page import served_page
 
 ESCAPES = "\x1b[31mred\x1b[0m \x1b]0;broken in\x07"
 LINES = ["loss 0.5", HOSTILE, ESCAPES, "loss 0.25"]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from testbed.page_ledger import HOSTILE
 from tests.page.axe import SETTLE_MS, findings_in_both_themes
 from tests.page.conftest import Viewer
-from tests.support.page_ledger import HOSTILE
 
 PAGES = ("", "job/kept", "job/rejected", "job/crashed", "nodes", "quote", "replay", "events", "tenants", "job/unknown")
 

@@ -6,10 +6,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from testbed.histories import NOW_S
 from tests.page.axe import findings
 from tests.page.conftest import Viewer
 from tests.page.waiting import until
-from tests.support.histories import NOW_S
 
 END_S = NOW_S + 58.0  # of the recorded ledger
 WATCH_BARS = """

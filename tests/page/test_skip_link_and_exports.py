@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from testbed.page_ledger import exported, page_history, with_node_ends
 from tests.page.conftest import Viewer, playwright
 from tests.page.waiting import until
-from tests.support.page_ledger import exported, page_history, with_node_ends
 
 
 def test_the_skip_link_moves_the_focus_and_stays_on_the_page(viewer: Viewer) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import GpuHourBudget, TenantQuota
+from testbed.histories import History
+from testbed.page_ledger import NOW_S, page_history, write_export
+from testbed.served_page import served_page
 from tests.page.axe import findings
 from tests.page.conftest import opened
-from tests.support.histories import History
-from tests.support.page_ledger import NOW_S, page_history, write_export
-from tests.support.served_page import served_page
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, profi
 from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.snapshot_encoding import dump, load
-from tests.support.histories import LINEAR, NOW_S, History, spec
+from testbed.histories import LINEAR, NOW_S, History, spec
 
 BOUNDS = st.tuples(st.integers(1, 9), st.none() | st.integers(1, 9))
 RANGES = BOUNDS.map(lambda ends: spec(min_gpus=ends[0], max_gpus=ends[1]))

@@ -10,7 +10,7 @@ from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
 from elasticflow.simulator.replay.recorded_ledger import checked_chain
-from tests.support.simulated_runs import short_storm
+from testbed.simulated_runs import short_storm
 
 
 @cache

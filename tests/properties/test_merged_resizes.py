@@ -21,8 +21,8 @@ from elasticflow.simulator.pipeline.cluster import NO_FAULTS, POOL, Arrival, Sce
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.timing.training_time import TrainingTime
+from testbed.histories import LINEAR, best_effort
 from tests.support.example_specs import examples
-from tests.support.histories import LINEAR, best_effort
 
 JOBS: tuple[str, ...] = ("a", "b")
 ARRIVAL_S, ADMITTED_S = 5.0, 15.0  # when all nodes are there; when both jobs are admitted

@@ -25,8 +25,8 @@ from elasticflow.shared.messages.limits import (
     Name,
 )
 from elasticflow.shared.runtime.process.terminal import safe_for_terminal
+from testbed.histories import spec
 from tests.support.example_specs import examples
-from tests.support.histories import spec
 from tests.support.message_strategies import messages, messages_of
 
 IDS = st.text(st.characters(codec="utf-8"), max_size=100)

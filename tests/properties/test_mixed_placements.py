@@ -14,7 +14,7 @@ from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.gpu_types import placed_mix
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.pipeline.invariants import state_violations
-from tests.support.histories import NOW_S, History, spec
+from testbed.histories import NOW_S, History, spec
 from tests.support.worker_events import crashed, joined
 
 JOB_IDS = tuple("abcdef")

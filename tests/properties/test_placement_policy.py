@@ -10,7 +10,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import NOW_S, History, pool, spec
+from testbed.histories import NOW_S, History, pool, spec
 from tests.support.placement_strategies import gpu_counts
 
 JOB_IDS = tuple(f"job-{number}" for number in range(7))

@@ -22,7 +22,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState, spec_of
-from tests.support.histories import spec
+from testbed.histories import spec
 from tests.support.history_strategies import histories
 
 CURVES = {"linear/b64": {1: 1.0, 2: 2.0, 4: 3.0}}

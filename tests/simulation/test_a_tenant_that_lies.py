@@ -9,8 +9,8 @@ from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
+from testbed.scenarios import CURVES, random_scenario, services
 from tests.support.rings import few_daily
-from tests.support.scenarios import CURVES, random_scenario, services
 
 LIAR, HONEST = "mallory", "lab"
 # On each of these a promise of the honest tenant was broken.

@@ -20,9 +20,9 @@ from elasticflow.simulator.pipeline.cluster import NO_FAULTS, Faults, VirtualClu
 from elasticflow.simulator.replay.comparison import Comparison, compare
 from elasticflow.simulator.replay.counterfactual import run_on
 from elasticflow.simulator.replay.recorded_ledger import Entry, folded
+from testbed.scenarios import random_scenario, services
 from tests.support.baselines_in_ticks import IN_TICKS
 from tests.support.rings import few_daily
-from tests.support.scenarios import random_scenario, services
 
 FAILING = Faults(node_crash_every_s=40.0, max_outage_s=20.0, until_s=100.0)
 DONE_S = 3_600.0

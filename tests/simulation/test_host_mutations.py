@@ -10,7 +10,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.service.decider import DecideResult
 from elasticflow.shared.runtime.service.host import Host
-from tests.support.simulated_runs import problems, short_storm
+from testbed.simulated_runs import problems, short_storm
 
 SEEDS = range(540, 580)  # the rarest defect shows in one of twelve
 

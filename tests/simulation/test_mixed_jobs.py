@@ -11,8 +11,8 @@ from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, NO_FAULTS, Faults, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.replay.retaken_decisions import verify
+from testbed.scenarios import random_scenario, services
 from tests.support.rings import few_daily
-from tests.support.scenarios import random_scenario, services
 
 TYPE_BY_NODE = {"a": "V100", "b": "P100", "c": "V100", "d": "P100"}
 LOST_NODES = Faults(node_crash_every_s=40.0, worker_crash_every_s=30.0, until_s=300.0)

@@ -7,8 +7,8 @@ import pytest
 
 from elasticflow.shared.messages.events import PlanDecided, SnapshotSaved
 from elasticflow.simulator.pipeline.cluster import Scenario, VirtualCluster
+from testbed.scenarios import random_scenario, services
 from tests.support.rings import few_daily
-from tests.support.scenarios import random_scenario, services
 
 OWNED = "elasticflow.shared.runtime.service.command_queue.owned"
 

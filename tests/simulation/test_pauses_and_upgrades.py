@@ -14,8 +14,8 @@ from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.pipeline.cluster import Faults
 from elasticflow.simulator.pipeline.nodes import VirtualNode
 from elasticflow.simulator.pipeline.simulated_process import is_of_planner, is_of_upgraded
-from tests.support.scenarios import random_scenario
-from tests.support.simulated_runs import SHORT_STORM, UPGRADE, problems, run_to_rest, short_storm
+from testbed.scenarios import random_scenario
+from testbed.simulated_runs import SHORT_STORM, UPGRADE, problems, run_to_rest, short_storm
 
 UPGRADE_SEEDS = range(505, 509)
 LONG_JOB_SEEDS = range(500, 504)

@@ -15,9 +15,9 @@ from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.pipeline.cluster import VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.nodes import VirtualNode
+from testbed.scenarios import random_scenario
+from testbed.simulated_runs import not_at_rest, run_to_rest
 from tests.support.rings import few_daily
-from tests.support.scenarios import random_scenario
-from tests.support.simulated_runs import not_at_rest, run_to_rest
 
 POISON = "job-02"
 OUTAGE_S = 12.0  # longer than the monitor waits for a heartbeat

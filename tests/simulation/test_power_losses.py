@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.support.power_losses import PHASES, PowerLosses, broken, run
+from testbed.power_losses import PHASES, PowerLosses, broken, run
 from tests.support.rings import few_daily
 
 SEEDS = range(int(os.environ.get("EF_POWER_LOSS_SEEDS", "200")))

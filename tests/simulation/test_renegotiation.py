@@ -29,8 +29,8 @@ from elasticflow.simulator.pipeline.cluster import (
 )
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.replay.retaken_decisions import verify
+from testbed.scenarios import random_scenario, services
 from tests.support.rings import few_daily
-from tests.support.scenarios import random_scenario, services
 
 LONGEST_S = 3_600.0
 FAR_S = START_S + 3_000.0

@@ -14,9 +14,9 @@ from elasticflow.simulator.pipeline.cluster import Arrival, Faults, Scenario, Vi
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
+from testbed.scenarios import services
 from tests.simulation.test_profiles_by_type import CURVE, SPEC
 from tests.support.rings import few_daily
-from tests.support.scenarios import services
 
 CURVES = dict.fromkeys(("new/b256", "new/b256@V100", "new/b256@P100"), CURVE)  # any type may join first
 NUM_JOBS = 8

@@ -17,7 +17,7 @@ from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs
-from tests.support.histories import NOW_S, pool, spec, submit
+from testbed.histories import NOW_S, pool, spec, submit
 
 WARM_UP_AND_DECIDE = (
     "from tests.simulation.test_warm_up import assert_nothing_is_compiled; assert_nothing_is_compiled()"

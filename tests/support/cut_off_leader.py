@@ -19,7 +19,7 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
-from tests.support.planned_ledger import POOL
+from testbed.planned_ledger import POOL
 
 TIMEOUT_S = 120.0
 NUM_MISSED = 5  # messages that the others store meanwhile

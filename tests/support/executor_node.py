@@ -30,7 +30,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 from elasticflow.shared.messages.worker_protocol.to_worker import StopAtBoundary
 from elasticflow.shared.runtime.service.ledger_encoding import split
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import NOW_S, gpus, spec
+from testbed.histories import NOW_S, gpus, spec
 
 TIMELINE = ResizeTimeline(prepare_s=1.0, stop_s=0.01, first_step_s=0.1, bytes_moved=1000)
 OTHER_NODE = events.NodeJoined(node_id="node-1", incarnation="x", num_gpus=4, device="cpu", at_s=NOW_S)

@@ -13,7 +13,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import best_effort, spec
+from testbed.histories import best_effort, spec
 from tests.support.message_strategies import messages_of
 
 JOBS, NODES, INCARNATIONS, PROFILES = ("a", "b"), ("n", "m"), ("1", "2", "3"), ("linear/b64", "other")

@@ -19,7 +19,7 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from elasticflow.simulator.replay.recorded_ledger import Entry, read_entries
-from tests.support.histories import NOW_S, submit
+from testbed.histories import NOW_S, submit
 from tests.support.service_contexts import service_context
 
 POOL = "p"

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.shared.runtime.process.clock import SystemClock
-from tests.support.command_line import POOL, CommandLinePool, command_line_pool
-from tests.support.histories import spec
+from testbed.command_line import POOL, CommandLinePool, command_line_pool
+from testbed.histories import spec
 
 TENANT = "lab"
 _PATIENCE_S = 60.0

@@ -9,7 +9,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 from elasticflow.shared.messages.events import GenerationStarted, NodeLost, PlanDecided, WorkerCrashed
-from tests.support.simulated_runs import problems, short_storm
+from testbed.simulated_runs import problems, short_storm
 
 COUNTED = {WorkerCrashed: "worker crashed", NodeLost: "node lost", PlanDecided: "decision"}
 CHUNK = 20  # seeds that a process takes at once

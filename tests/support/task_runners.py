@@ -1,4 +1,4 @@
-"""Runners of padding loads for tests; their functions are in `tests/support/user_code/task_functions.py`."""
+"""Runners of padding loads for tests; their functions are in `testbed/user_code/task_functions.py`."""
 
 import asyncio
 import pickle
@@ -11,7 +11,7 @@ from elasticflow.services.executor.processes.launcher import Launcher
 from elasticflow.services.executor.processes.task_runner import BundleOutcomes, TaskRunner
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone
 
-USER_CODE = str(Path(__file__).parent / "user_code")
+USER_CODE = str(Path(__file__).parents[2] / "testbed/user_code")
 WAIT_S = 240.0  # far above the usual time
 
 

@@ -1,4 +1,4 @@
-"""The patterns of tests/support/user_code/patterns.py, and the reference page that shows them.
+"""The patterns of testbed/user_code/patterns.py, and the reference page that shows them.
 
 `python -m tests.support.training_patterns` writes the page. Importing this imports no torch.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs/reference/training-patterns.md"
-_SOURCE = Path(__file__).parent / "user_code/patterns.py"
+_SOURCE = Path(__file__).parents[2] / "testbed/user_code/patterns.py"
 
 REFUSED = {
     "NoSync": "call backward() several times before optimizer.step(); their gradients add up",

@@ -6,7 +6,7 @@ from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ReserveQuote
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
-from tests.support.histories import LINEAR, NOW_S, History, spec
+from testbed.histories import LINEAR, NOW_S, History, spec
 from tests.support.worker_events import joined
 
 SLOWER = {num_gpus: rate / 2 for num_gpus, rate in LINEAR.items()}

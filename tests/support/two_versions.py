@@ -18,8 +18,8 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.http_server import page_is_ok
+from testbed.real_pool import CONFIG, POOL, RunningPool
 from tests.support.installation import ROOT, SOURCES, install, python
-from tests.support.real_pool import CONFIG, POOL, RunningPool
 
 # The version to upgrade from and to go back to: the commit of the last release. RELEASING.md says when it moves.
 OLD_COMMIT = "812643a28a81d5b7148ccbd0c0c80ab2e2b26cac"

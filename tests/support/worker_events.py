@@ -6,7 +6,7 @@ from typing import Any
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.state.job import Job
-from tests.support.histories import NOW_S, History, gpus, pool, spec
+from testbed.histories import NOW_S, History, gpus, pool, spec
 
 
 def admitted(job_id: str = "a", **changes: Any) -> events.JobAdmitted:

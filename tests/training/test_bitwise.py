@@ -17,9 +17,9 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 from examples.digits import Digits
 from examples.text import Text
 from examples.wine import Wine
+from testbed.user_code.training_functions import NUM_SAMPLES, Stateful
 from tests.support.rings import few_daily
 from tests.support.trained_jobs import UNEVEN, Trained, checkpoint_of, end_of, stateful, train
-from tests.support.user_code.training_functions import NUM_SAMPLES, Stateful
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

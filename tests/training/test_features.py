@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.messages.worker_protocol.from_worker import Interrupted, Progressed
+from testbed.user_code.features import write_shards
 from tests.support.trained_jobs import all_switched, end_of, switch, train
-from tests.support.user_code.features import write_shards
 from tests.training import conftest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed
+from testbed.user_code import library_scripts
+from testbed.user_code.library_scripts import BATCH_SIZE, LAST, NUM_SAMPLES
+from testbed.worker_nodes import Node
 from tests.support.rings import few_daily
 from tests.support.trained_jobs import LAST_GENERATION, checkpoint_of, end_of, script, train, train_disturbed
-from tests.support.user_code import library_scripts
-from tests.support.user_code.library_scripts import BATCH_SIZE, LAST, NUM_SAMPLES
-from tests.training.conftest import Node
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -206,7 +206,7 @@ async def test_no_worker_and_no_process_of_one_outlives_a_killed_executor(tmp_pa
             "-c",
             EXECUTOR,
             str(tmp_path),
-            str(Path(__file__).parents[1] / "support" / "user_code"),
+            str(Path(__file__).parents[2] / "testbed" / "user_code"),
         ),
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
@@ -259,7 +259,7 @@ async def test_start_ends_leftover_processes_and_close_leaves_none(tmp_path, spe
             rank=0,
             spec=spec_of("Points", **LONG),
             checkpoint_dir=str(tmp_path),
-            code_path=str(Path(__file__).parents[1] / "support" / "user_code"),
+            code_path=str(Path(__file__).parents[2] / "testbed" / "user_code"),
         )
     )
     async with asyncio.timeout(60):

@@ -47,7 +47,7 @@ class Warm:
                 rank=0,
                 spec=spec,
                 checkpoint_dir=str(self.folder / job_id),
-                code_path=str(Path(__file__).parents[1] / "support" / "user_code"),
+                code_path=str(Path(__file__).parents[2] / "testbed" / "user_code"),
                 gpu_index=gpu_index,
             )
         )

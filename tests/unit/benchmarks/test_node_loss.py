@@ -1,7 +1,7 @@
 """The benchmark of lost nodes judges when the survivors' first step begins and when it ends."""
 
 from benchmarks.engine.node_loss import first_without, judged
-from tests.support.fault_evidence import Step
+from testbed.fault_evidence import Step
 
 SURVIVORS, LOST = (1, 2), 3
 

@@ -1,7 +1,7 @@
 """The ledger on which the page is measured."""
 
 from benchmarks.page.ledgers import large_history
-from tests.support.page_ledger import records
+from testbed.page_ledger import records
 
 NOW_S = 1_800_000_000.0
 

@@ -29,6 +29,7 @@ CODE_FOLDERS = (
     "services",
     "simulator",
     "elasticflow",
+    "testbed",
     "tests",
     "examples",
     "benchmarks",

@@ -20,7 +20,7 @@ from examples.demo.report import (
     rows,
 )
 from examples.pi import estimate, points_in_circle
-from tests.support.histories import NOW_S, pool, spec
+from testbed.histories import NOW_S, pool, spec
 from tests.support.worker_events import admitted, finished, placed, profile_requested
 
 OPENED = events.LoadOpened(

@@ -9,7 +9,7 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass
-from tests.support.histories import LINEAR, NOW_S, History, pool, submit
+from testbed.histories import LINEAR, NOW_S, History, pool, submit
 from tests.support.worker_events import throughput
 
 

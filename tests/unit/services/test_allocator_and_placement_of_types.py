@@ -11,7 +11,7 @@ from elasticflow.services.allocator.policy import wake_at_s
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SubmitJob
-from tests.support.histories import NOW_S, History, best_effort, submit
+from testbed.histories import NOW_S, History, best_effort, submit
 from tests.support.two_types import due_in, two_types, type_of
 from tests.support.worker_events import crashed, lost, progressed, throughput
 

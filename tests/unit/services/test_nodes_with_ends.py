@@ -9,7 +9,7 @@ from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, submit
 
 LEAVE_S = 30.0
 

@@ -18,7 +18,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import profile_known
 from elasticflow.shared.state.gpu_types import failure_on_type, possible_types
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import spec_of
-from tests.support.histories import NOW_S, History, spec, submit
+from testbed.histories import NOW_S, History, spec, submit
 from tests.support.two_types import due_in, two_types, type_of
 from tests.support.worker_events import job, lost, throughput
 

@@ -12,7 +12,7 @@ from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.limits import next_name
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.times import clock_time
-from tests.support.histories import NOW_S, spec
+from testbed.histories import NOW_S, spec
 from tests.support.worker_events import admitted, rejected
 
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
-from tests.support.page_ledger import page_history, write_export
+from testbed.page_ledger import page_history, write_export
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from elasticflow.cli import ui
 from elasticflow.cli.ui import exposure_warning
 from elasticflow.web import server
-from tests.support.page_ledger import page_history, write_export
+from testbed.page_ledger import page_history, write_export
 
 EVERYWHERE = "0.0.0.0"
 

@@ -12,7 +12,7 @@ from elasticflow.cli.option_values import end_of
 from elasticflow.history.job_history import cause_in_words
 from elasticflow.history.pool_views import node_views
 from elasticflow.shared.messages import events
-from tests.support.histories import NOW_S, pool
+from testbed.histories import NOW_S, pool
 
 
 def table(history_nodes: events.NodeEndAnnounced | None) -> str:

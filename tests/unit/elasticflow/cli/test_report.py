@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from elasticflow.cli.app import app
 from elasticflow.cli.report import prices_of
-from tests.support.histories import NOW_S
-from tests.support.page_ledger import page_history, write_export
+from testbed.histories import NOW_S
+from testbed.page_ledger import page_history, write_export
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.job import Job, Phase
-from tests.support.histories import NOW_S, spec
+from testbed.histories import NOW_S, spec
 
 
 def member(number: int) -> Member:

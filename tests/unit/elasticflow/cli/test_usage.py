@@ -26,7 +26,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.terminal import console
-from tests.support.histories import NOW_S
+from testbed.histories import NOW_S
 from tests.support.worker_events import admitted
 
 COMMANDS = (

@@ -7,7 +7,7 @@ import pytest
 
 from elasticflow.client.doctor import data_folder_problems
 from elasticflow.services.executor.node_identity import FILE_NAME, data_folder_name
-from tests.support.histories import History
+from testbed.histories import History
 from tests.support.worker_events import joined
 
 

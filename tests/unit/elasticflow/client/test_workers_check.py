@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from elasticflow.client.doctor import workers_problems
 from elasticflow.shared.messages.events import NodeLost
-from tests.support.histories import NOW_S, History
+from testbed.histories import NOW_S, History
 from tests.support.worker_events import joined
 
 ONE, TWO = "0" * 16, "1" * 16

@@ -10,7 +10,7 @@ from elasticflow.client.command_requests import fresh_job_id
 from elasticflow.history.formatting import schedule_in_words
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.times import duration_in_words, moment_in_words, parse_deadline, seconds_of
-from tests.support.histories import spec
+from testbed.histories import spec
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.web.page_values import job_detail
 from elasticflow.web.pool_history import PoolHistory
-from tests.support.histories import NOW_S, History, best_effort, gpus, pool, spec
+from testbed.histories import NOW_S, History, best_effort, gpus, pool, spec
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, job, joined, placed
 

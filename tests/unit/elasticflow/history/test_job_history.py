@@ -13,7 +13,7 @@ from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
-from tests.support.histories import LINEAR, NOW_S, gpus, spec
+from testbed.histories import LINEAR, NOW_S, gpus, spec
 
 
 @dataclass

@@ -13,7 +13,7 @@ from elasticflow.history.pool_views import load_views, node_views
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.process.terminal import console
-from tests.support.histories import NOW_S, History, pool
+from testbed.histories import NOW_S, History, pool
 from tests.support.worker_events import admitted, placed
 
 PROTEINS = LoadSpec(task_function="proteins:fold", task_s=10.9, overhead_s=2.8, start_stop_s=7.0)

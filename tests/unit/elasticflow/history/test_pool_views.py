@@ -16,7 +16,7 @@ from elasticflow.history.pool_views import job_view, job_views, node_views, pres
 from elasticflow.history.tables import fewer_names
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.process.terminal import console
-from tests.support.histories import NOW_S, History, gpus, pool, spec
+from testbed.histories import NOW_S, History, gpus, pool, spec
 
 
 def admitted(history: History, job_id: str, at_s: float = NOW_S) -> History:

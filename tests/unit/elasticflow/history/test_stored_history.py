@@ -21,7 +21,7 @@ from elasticflow.history.stored_history import (
 )
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.codec import Undecodable
-from tests.support.histories import NOW_S
+from testbed.histories import NOW_S
 
 
 def packed(value: object) -> bytes:

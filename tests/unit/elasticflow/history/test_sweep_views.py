@@ -8,7 +8,7 @@ from elasticflow.history.job_table import ranked_sweep
 from elasticflow.history.pool_views import JobView, job_view
 from elasticflow.shared.messages.job_spec import MetricCondition
 from elasticflow.shared.state.job import Job, Phase
-from tests.support.histories import NOW_S, spec
+from testbed.histories import NOW_S, spec
 
 GOAL = MetricCondition(metric="accuracy", comparison=">=", value=0.9)
 

@@ -14,7 +14,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import job_step_times
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import MAX_CORRECTION
-from tests.support.histories import NOW_S, History, spec
+from testbed.histories import NOW_S, History, spec
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, joined
 

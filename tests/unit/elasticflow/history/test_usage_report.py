@@ -11,8 +11,8 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import AmendJob, CancelJob
-from tests.support.histories import NOW_S, History, pool, submit
-from tests.support.page_ledger import page_history, recorded
+from testbed.histories import NOW_S, History, pool, submit
+from testbed.page_ledger import page_history, recorded
 
 
 def usage(

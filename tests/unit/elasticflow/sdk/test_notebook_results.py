@@ -9,7 +9,7 @@ from elasticflow.history.pool_views import job_views
 from elasticflow.sdk.synchronous import JobViews, Quote
 from elasticflow.shared.messages.events import DeadlineQuoted, JobCancelled, JobFailed, JobRejected
 from elasticflow.shared.messages.limits import local_time
-from tests.support.histories import NOW_S
+from testbed.histories import NOW_S
 from tests.support.worker_events import admitted, progressed, running
 
 VIEWS = JobViews(job_views(running().then(progressed(1, 20)).state, NOW_S + 6.0), NOW_S + 6.0)

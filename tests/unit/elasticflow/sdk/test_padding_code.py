@@ -17,7 +17,7 @@ from elasticflow import PackagingFailed
 from elasticflow.sdk.padding_code import PickledCalls, call, call_each, load_name, named_code
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES
-from tests.support.user_code import task_functions
+from testbed.user_code import task_functions
 
 OWN = """
 from beside import Point

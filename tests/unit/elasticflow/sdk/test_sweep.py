@@ -10,7 +10,7 @@ from elasticflow.errors import InvalidJob
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.script import Script
 from elasticflow.shared.messages.job_spec import Scalar
-from tests.support.histories import NOW_S, spec
+from testbed.histories import NOW_S, spec
 
 
 class Net(ElasticJob):

@@ -6,8 +6,8 @@ from benchmarks.page.ledgers import large_history
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web import pool_history
 from elasticflow.web.pool_history import CHECKPOINT_EVERY, MAX_CHECKPOINTS, KeptStates, PoolHistory
-from tests.support.histories import NOW_S
-from tests.support.page_ledger import recorded
+from testbed.histories import NOW_S
+from testbed.page_ledger import recorded
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from elasticflow.web.event_streams import encoded
 from elasticflow.web.page_values import expected_at, finish_at, margin_at, past_update, sentence_at
 from elasticflow.web.pool_history import PoolHistory
 from elasticflow.web.server import STATIC
-from tests.support.histories import NOW_S
-from tests.support.page_ledger import page_history, recorded
+from testbed.histories import NOW_S
+from testbed.page_ledger import page_history, recorded
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs node")

@@ -23,8 +23,8 @@ from elasticflow.web.page_values import (
     tenant_rows,
 )
 from elasticflow.web.pool_history import FeedEntry, PoolHistory
-from tests.support.histories import NOW_S, gpus, pool
-from tests.support.page_ledger import HOSTILE, page_history, recorded
+from testbed.histories import NOW_S, gpus, pool
+from testbed.page_ledger import HOSTILE, page_history, recorded
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted
 

@@ -11,8 +11,8 @@ from elasticflow.web import pool_history, sources
 from elasticflow.web import pool_history as reports_module
 from elasticflow.web.pool_history import PoolHistory, Report, Reports
 from elasticflow.web.sources import RecordedSource
-from tests.support.histories import NOW_S, History
-from tests.support.page_ledger import page_history, recorded
+from testbed.histories import NOW_S, History
+from testbed.page_ledger import page_history, recorded
 
 LEDGER = page_history()
 JOBS = ("kept", "rejected", "crashed", "running", "risky")

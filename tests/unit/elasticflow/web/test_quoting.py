@@ -6,7 +6,7 @@ import pytest
 
 from elasticflow.shared.messages.events import DeadlineQuoted
 from elasticflow.web.command_routes import quote_values, submission_words
-from tests.support.histories import NOW_S, spec
+from testbed.histories import NOW_S, spec
 from tests.support.two_types import two_types
 
 QUOTED = DeadlineQuoted(

@@ -9,8 +9,8 @@ import pytest
 from elasticflow.web.page_values import past_update, sentence_at
 from elasticflow.web.pool_history import PoolHistory
 from elasticflow.web.saved_page import MAX_LANES, saved_page
-from tests.support.histories import NOW_S, History
-from tests.support.page_ledger import HOSTILE, page_history, recorded
+from testbed.histories import NOW_S, History
+from testbed.page_ledger import HOSTILE, page_history, recorded
 
 
 class Elements(HTMLParser):

@@ -3,7 +3,7 @@
 import weakref
 
 from elasticflow.web.sources import RecordedSource
-from tests.support.page_ledger import page_history, recorded
+from testbed.page_ledger import page_history, recorded
 
 
 async def test_an_export_that_is_shown_no_more_is_given_up() -> None:

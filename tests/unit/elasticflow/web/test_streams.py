@@ -8,8 +8,8 @@ import pytest
 from elasticflow.web import event_streams
 from elasticflow.web.event_streams import PoolStream
 from elasticflow.web.sources import RecordedSource
-from tests.support.histories import NOW_S
-from tests.support.page_ledger import page_history, recorded
+from testbed.histories import NOW_S
+from testbed.page_ledger import page_history, recorded
 
 LAST = 67  # messages of the ledger
 

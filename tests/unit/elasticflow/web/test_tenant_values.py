@@ -10,8 +10,8 @@ from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.pool_history import PoolHistory
 from elasticflow.web.read_routes import tenant_values
-from tests.support.histories import NOW_S, gpus
-from tests.support.page_ledger import page_history, recorded
+from testbed.histories import NOW_S, gpus
+from testbed.page_ledger import page_history, recorded
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted
 

@@ -15,7 +15,7 @@ from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase
-from tests.support.histories import NOW_S, History, best_effort, pool, spec, submit
+from testbed.histories import NOW_S, History, best_effort, pool, spec, submit
 from tests.unit.services.admission.test_reserve import hold
 
 

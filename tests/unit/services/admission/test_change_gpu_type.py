@@ -21,7 +21,7 @@ from elasticflow.simulator.verification.certificates import (
     Level,
     PromiseCertificate,
 )
-from tests.support.histories import LINEAR, NOW_S, History, best_effort, submit
+from testbed.histories import LINEAR, NOW_S, History, best_effort, submit
 from tests.support.two_types import SLOWER, answer, due_in, two_types, type_of
 from tests.support.worker_events import joined, lost
 

@@ -9,8 +9,8 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import RequestCheckpoint
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
 from elasticflow.shared.messages.worker_protocol.to_worker import WriteCheckpoint
+from testbed.histories import NOW_S, History, pool
 from tests.support.executor_node import ExecutorNode
-from tests.support.histories import NOW_S, History, pool
 from tests.support.worker_events import (
     admitted,
     finished,

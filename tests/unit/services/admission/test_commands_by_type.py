@@ -17,7 +17,7 @@ from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.state.gpu_types import part_of_type
 from elasticflow.shared.state.job import Phase
-from tests.support.histories import NOW_S, History, spec, submit
+from testbed.histories import NOW_S, History, spec, submit
 from tests.support.two_types import answer, due_in, reserve, two_types, type_of
 from tests.support.worker_events import lost
 

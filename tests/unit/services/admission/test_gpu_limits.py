@@ -18,7 +18,7 @@ from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from elasticflow.shared.state.snapshot_encoding import dump, load
-from tests.support.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, submit
 
 
 def command(job_id: str = "a", tenant: str = "lab", **changes: Any) -> SetGpuLimits:

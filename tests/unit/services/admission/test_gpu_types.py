@@ -17,7 +17,7 @@ from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from elasticflow.shared.state.pool import Demand
-from tests.support.histories import NOW_S, History, best_effort, pool, spec, submit
+from testbed.histories import NOW_S, History, best_effort, pool, spec, submit
 from tests.support.two_types import BOTH, answer, due_in, reserve, two_types, type_of
 from tests.support.worker_events import joined
 

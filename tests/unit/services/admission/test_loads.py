@@ -10,7 +10,7 @@ from elasticflow.services.admission.policy import POLICY, replies
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelLoad, Command, OpenLoad, SealLoad
 from elasticflow.shared.messages.load_spec import LoadSpec
-from tests.support.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, submit
 from tests.support.worker_events import admitted, finished, joined, placed
 
 PROTEINS = LoadSpec(task_function="jobs.fold:fold", task_s=10.9, overhead_s=2.8, start_stop_s=7.0)

@@ -18,7 +18,7 @@ from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.admission.admission_search import FillingTrials
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase
-from tests.support.histories import LINEAR, NOW_S, History, pool, spec, submit
+from testbed.histories import LINEAR, NOW_S, History, pool, spec, submit
 
 
 def only(said: tuple[object, ...]) -> object:

@@ -14,7 +14,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob, ProfileJob, QuoteDeadline, owned
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from elasticflow.shared.state.job import Phase
-from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
+from testbed.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
 from tests.support.worker_events import throughput
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from elasticflow.services.admission.policy import POLICY, replies
 from elasticflow.shared.messages.commands import AmendJob, CancelJob, Command, SetGpuLimits
 from elasticflow.shared.messages.events import GpuLimitsSet, JobAdmitted, JobAmended, JobCancelled
-from tests.support.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, submit
 
 DUE_S = NOW_S + 400.0
 

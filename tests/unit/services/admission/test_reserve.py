@@ -10,7 +10,7 @@ from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.fold.ledger_fold import evolve
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
-from tests.support.histories import NOW_S, History, pool, spec, submit
+from testbed.histories import NOW_S, History, pool, spec, submit
 
 
 def hold(job_id: str, reserve_s: float = 60.0, tenant: str = "lab", **changes: object) -> ReserveQuote:

@@ -17,7 +17,7 @@ from elasticflow.shared.scheduling.admission.admission_pricing import FEWEST_SUB
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.pool import Demand
-from tests.support.histories import LINEAR, NOW_S, History, pool, submit
+from testbed.histories import LINEAR, NOW_S, History, pool, submit
 
 CONCAVE = {1: 1.0, 2: 1.6, 4: 2.4, 8: 3.0}
 NUM_GPUS = 8

@@ -6,7 +6,7 @@ from elasticflow.services.admission.session import SessionsByType
 from elasticflow.services.admission.submit import submit as submitted
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.gpu_types import part_of_type
-from tests.support.histories import NOW_S, pool, submit
+from testbed.histories import NOW_S, pool, submit
 from tests.support.two_types import due_in, two_types
 
 

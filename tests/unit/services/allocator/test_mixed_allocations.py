@@ -11,7 +11,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SetGpuLimits, SubmitJob
 from elasticflow.shared.scheduling.jobs.scheduler_view import held_num_gpus
-from tests.support.histories import NOW_S, History, best_effort, spec
+from testbed.histories import NOW_S, History, best_effort, spec
 from tests.support.two_types import due_in, reserve, two_types, with_step_times
 from tests.support.worker_events import joined
 

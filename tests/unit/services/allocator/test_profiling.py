@@ -11,7 +11,7 @@ from elasticflow.services.allocator.policy import wake_at_s
 from elasticflow.services.allocator.profiling import UNDISTURBED_S
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
-from tests.support.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, submit
 
 COST_S = 2.0
 SLOW_S = NOW_S + COST_S + UNDISTURBED_S

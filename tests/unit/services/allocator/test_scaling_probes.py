@@ -15,7 +15,7 @@ from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import QuoteReservation, spec_of
-from tests.support.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, submit
 
 COST_S = 2.0
 PROFILE = "new/b64"

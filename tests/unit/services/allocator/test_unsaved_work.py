@@ -9,7 +9,7 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass
-from tests.support.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, submit
 
 SCRIPT = f"train:{TORCHRUN}"
 WITHOUT_PROMISE: dict[str, Any] = {"job_class": JobClass.BEST_EFFORT, "deadline_s": None}

@@ -19,8 +19,8 @@ from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from testbed.histories import NOW_S, pool, spec
 from tests.support.deep_folders import make_deep
-from tests.support.histories import NOW_S, pool, spec
 from tests.support.virtual_clock import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("deleted_however_deep")

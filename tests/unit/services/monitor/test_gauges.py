@@ -8,7 +8,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.state.promise import promised_finish_s
-from tests.support.histories import NOW_S, pool, submit
+from testbed.histories import NOW_S, pool, submit
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, placed
 

@@ -4,7 +4,7 @@ from elasticflow.services.monitor.model import ResultsCounted
 from elasticflow.services.monitor.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec, Ranges
-from tests.support.histories import NOW_S, pool
+from testbed.histories import NOW_S, pool
 
 OPENED = events.LoadOpened(
     load_id="a", tenant="lab", spec=LoadSpec(task_function="jobs.fold:fold", task_s=1.0), at_s=NOW_S

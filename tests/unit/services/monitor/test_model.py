@@ -3,7 +3,7 @@
 from elasticflow.services.monitor.model import HeartbeatStored, evolve, observe, start
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.nodes import KEEP_LEFT_S
-from tests.support.histories import NOW_S, pool
+from testbed.histories import NOW_S, pool
 
 
 def test_heartbeats_of_removed_nodes_are_forgotten_and_those_of_unknown_nodes_kept() -> None:

@@ -2,7 +2,7 @@
 
 from elasticflow.services.monitor.webhook import Notice, notices
 from elasticflow.shared.messages import events
-from tests.support.histories import NOW_S, History, pool, spec
+from testbed.histories import NOW_S, History, pool, spec
 
 
 def admitted(history: History, job_id: str = "j1", **changes: object) -> History:

@@ -13,7 +13,7 @@ from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from tests.support.histories import NOW_S, History, pool, spec
+from testbed.histories import NOW_S, History, pool, spec
 
 POOL = "p"
 CODE, SNAPSHOTS = streams.code_bucket(POOL), streams.snapshot_bucket(POOL)

@@ -12,9 +12,9 @@ from elasticflow.services.monitor.policy import POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import AmendJob
 from elasticflow.shared.messages.events import NodeReported, PlacedJob, WorkerReport
-from tests.support import histories
+from testbed import histories
+from testbed.histories import NOW_S, History, gpus, spec
 from tests.support.executor_node import TIMELINE
-from tests.support.histories import NOW_S, History, gpus, spec
 from tests.support.worker_events import joined
 
 TIMEOUT_S = 3.0

@@ -5,7 +5,7 @@ import pytest
 from elasticflow.services.monitor.model import start
 from elasticflow.services.monitor.policy import decide
 from elasticflow.shared.messages import events
-from tests.support.histories import NOW_S, History, spec
+from testbed.histories import NOW_S, History, spec
 from tests.support.two_types import due_in, two_types
 from tests.support.worker_events import admitted, joined
 

@@ -28,7 +28,7 @@ from elasticflow.shared.state.tenant_view import (
     decode_small,
     tenant_parts,
 )
-from tests.support.histories import NOW_S, History
+from testbed.histories import NOW_S, History
 from tests.unit.shared.state.test_tenant_view import shared_pool
 
 POOL = "p"

@@ -7,7 +7,7 @@ import pytest
 
 from elasticflow.services.placement.policy import POLICY
 from elasticflow.shared.messages.events import AllocationDecided, PlacedJob, PlanDecided
-from tests.support.histories import NOW_S, History, gpus
+from testbed.histories import NOW_S, History, gpus
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, crashed, job, joined, lost, placed
 

@@ -3,7 +3,7 @@
 from elasticflow.services.placement.due_jobs import new_generation
 from elasticflow.services.placement.policy import POLICY
 from elasticflow.shared.messages.events import AllocationDecided, PlacedJob
-from tests.support.histories import NOW_S, gpus, pool
+from testbed.histories import NOW_S, gpus, pool
 from tests.support.worker_events import admitted, crashed, job, placed
 
 UNEVEN = placed(1, "node-0:0", "node-0:1", "node-0:2", virtual_nodes_by_rank=(5, 2, 1))

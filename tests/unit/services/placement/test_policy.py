@@ -7,7 +7,7 @@ import pytest
 from elasticflow.services.placement.policy import MAX_SWITCH_S, POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
-from tests.support.histories import NOW_S, History, best_effort, pool, spec
+from testbed.histories import NOW_S, History, best_effort, pool, spec
 
 PLAN = (NOW_S, NOW_S + 90.0)
 

@@ -11,8 +11,8 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol.from_worker import Lagged
 from elasticflow.shared.state.pool import SlowGpu, slow_gpus_at
+from testbed.histories import NOW_S, History, best_effort, gpus, pool, spec
 from tests.support.executor_node import ExecutorNode
-from tests.support.histories import NOW_S, History, best_effort, gpus, pool, spec
 from tests.unit.services.placement.test_policy import admitted, allocated
 
 SETTLED_AT_S = NOW_S + SETTLED_S

@@ -2,7 +2,7 @@
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import summary
-from tests.support.histories import NOW_S
+from testbed.histories import NOW_S
 
 
 def test_of_many_schedules_a_few_are_shown_and_the_rest_is_counted() -> None:

@@ -19,7 +19,7 @@ from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
 from elasticflow.shared.state.job import Phase
-from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
+from testbed.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
 from tests.support.worker_events import lost, throughput
 
 

@@ -16,7 +16,7 @@ from elasticflow.shared.messages.job_environment import (
     local_path,
 )
 from elasticflow.shared.messages.job_spec import JobSpec
-from tests.support.histories import spec
+from testbed.histories import spec
 
 DATA = {"train": "s3://bucket/train", "test": "file:///mnt/test%20set"}
 

@@ -8,7 +8,7 @@ import pytest
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided, PlanDecided
-from tests.support.histories import NOW_S, gpus
+from testbed.histories import NOW_S, gpus
 
 
 def encoded(**changes: Any) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.share_schedule import ShareSegment, segments
-from tests.support.histories import NOW_S
+from testbed.histories import NOW_S
 
 
 def planned(schedule: object) -> bytes:

@@ -10,8 +10,8 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.scheduler_view import confidence_factor, known_curve
 from elasticflow.shared.state.job import NO_SPEEDS, SETTLED_S, Job, SpeedStatistics
-from tests.support import histories
-from tests.support.histories import NOW_S, History, gpus, spec
+from testbed import histories
+from testbed.histories import NOW_S, History, gpus, spec
 
 SURE = PoolConfig(confidence=0.99, speed_spread=0.1)
 Z99 = 2.3263

@@ -4,7 +4,7 @@ import pytest
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.scheduling.allocation.allocation import IdleCause, idle_gpus
-from tests.support.histories import NOW_S, History, pool, spec
+from testbed.histories import NOW_S, History, pool, spec
 from tests.support.worker_events import admitted, placed, profile_requested
 
 FLAT = {"linear/b64": {1: 1.0, 2: 2.0, 4: 2.0, 8: 1.9}}

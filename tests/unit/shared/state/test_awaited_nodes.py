@@ -5,7 +5,7 @@ from dataclasses import replace
 from elasticflow.services.placement.policy import decide, wake_at_s
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.nodes import awaited_nodes
-from tests.support.histories import NOW_S, History
+from testbed.histories import NOW_S, History
 from tests.support.worker_events import job
 from tests.unit.shared.state.fold.test_lost_starts import joins, silent, starting
 

@@ -6,7 +6,7 @@ from elasticflow.shared.messages.events import AllocationDecided, JobRejected
 from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
 from elasticflow.shared.state.gpu_types import parts, possible_types, spec_on
 from elasticflow.shared.state.pool import Demand, PoolState, spec_of
-from tests.support.histories import NOW_S, History, pool, spec
+from testbed.histories import NOW_S, History, pool, spec
 from tests.support.worker_events import admitted, job, joined, lost, placed
 
 

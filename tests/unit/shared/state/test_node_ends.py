@@ -15,7 +15,7 @@ from elasticflow.shared.state.nodes import (
     nodes_to_drain,
     promisable_of,
 )
-from tests.support.histories import NOW_S, History, pool
+from testbed.histories import NOW_S, History, pool
 
 LEAVE_S = 30.0
 

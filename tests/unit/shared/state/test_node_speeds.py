@@ -6,7 +6,7 @@ from elasticflow.cli.listings import slower_lines
 from elasticflow.history.pool_views import node_views
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.nodes import slower_nodes
-from tests.support.histories import NOW_S, History
+from testbed.histories import NOW_S, History
 from tests.support.worker_events import admitted, joined, placed
 
 Speeds = dict[str, list[float]]  # by node, of one job after another on one GPU

@@ -7,7 +7,7 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.promise import Promise, promise_of, settled_at_s
-from tests.support.histories import NOW_S, best_effort, spec
+from testbed.histories import NOW_S, best_effort, spec
 
 DEADLINE_S = NOW_S + 100.0
 PROMISED = Job(

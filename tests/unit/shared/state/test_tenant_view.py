@@ -27,7 +27,7 @@ from elasticflow.shared.state.tenant_view import (
     tenant_parts,
     without_other_jobs,
 )
-from tests.support.histories import LINEAR, NOW_S, History, gpus, pool, spec
+from testbed.histories import LINEAR, NOW_S, History, gpus, pool, spec
 
 OF_OTHERS = (b"globex", b"secret-project")
 

@@ -14,7 +14,7 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Shares, UserRequest, Wait
 from elasticflow.simulator.baselines.policy_adapter import JobAccounting, Tenure, baseline_policies
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
-from tests.support.histories import LINEAR, NOW_S, pool, submit
+from testbed.histories import LINEAR, NOW_S, pool, submit
 
 
 @dataclass(frozen=True)

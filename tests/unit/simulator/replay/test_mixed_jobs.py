@@ -16,7 +16,7 @@ from elasticflow.simulator.replay.counterfactual import placed_rate, run_on
 from elasticflow.simulator.replay.recorded_ledger import Entry
 from elasticflow.simulator.replay.retaken_decisions import other_decisions
 from elasticflow.simulator.replay.state_tables import as_object
-from tests.support.histories import NOW_S, History, best_effort
+from testbed.histories import NOW_S, History, best_effort
 from tests.support.two_types import two_types, with_step_times
 
 STARTED_S = NOW_S + 1.0

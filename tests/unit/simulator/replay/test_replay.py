@@ -29,8 +29,8 @@ from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, exogenous_events, folded, read_entries, up_to
 from elasticflow.simulator.replay.retaken_decisions import differences, verify
 from elasticflow.simulator.replay.state_tables import as_object, tables
-from tests.support.histories import NOW_S, submit
-from tests.support.simulated_runs import short_storm
+from testbed.histories import NOW_S, submit
+from testbed.simulated_runs import short_storm
 
 POOL = "default"
 

@@ -4,7 +4,7 @@ from rich.console import RenderableType
 
 from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.simulator.replay.state_tables import as_object, tables
-from tests.support.histories import NOW_S, pool, submit
+from testbed.histories import NOW_S, pool, submit
 from tests.support.two_types import answer, due_in, two_types
 
 

@@ -13,7 +13,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.verification.trace_verification import VerificationByType
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload, typed_pool
-from tests.support.histories import LINEAR, NOW_S, History, submit
+from testbed.histories import LINEAR, NOW_S, History, submit
 from tests.support.two_types import SLOWER, due_in, two_types
 from tests.support.worker_events import joined, lost
 

@@ -10,8 +10,8 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.to_worker import WriteCheckpoint
 from elasticflow.shared.state.job import JobArtifacts
+from testbed.histories import NOW_S
 from tests.support.executor_node import ExecutorNode
-from tests.support.histories import NOW_S
 
 MODEL = events.StoredFile(path="i00000000000007.pt", num_bytes=10, digest="a" * 64)
 FINISHED = from_worker.Finished(iteration=7, condition="metric")

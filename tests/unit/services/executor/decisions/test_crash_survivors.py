@@ -26,8 +26,8 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     PrepareSwitch,
 )
 from elasticflow.shared.state.job import StoppingWorkers
+from testbed.histories import NOW_S, gpus
 from tests.support.executor_node import OTHER_NODE, TIMELINE, ExecutorNode, kills, kinds, sent, stops
-from tests.support.histories import NOW_S, gpus
 
 TIMES = FailureTimeouts()
 JOINED = Started(iteration=7, resize=TIMELINE)

@@ -20,8 +20,8 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
 )
 from elasticflow.shared.state.job import Phase
+from testbed.histories import NOW_S
 from tests.support.executor_node import OTHER_NODE, ExecutorNode, kills, kinds, stops
-from tests.support.histories import NOW_S
 
 TIMES = FailureTimeouts()
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from elasticflow.services.executor.decisions.local_events_and_actions import BeginShutDown, ShutDown
 from elasticflow.services.executor.decisions.policy import executor_policy
 from elasticflow.shared.messages import events
+from testbed.histories import NOW_S
 from tests.support.executor_node import ExecutorNode, kinds, node_specification, stops
-from tests.support.histories import NOW_S
 
 GRACE_S = 10.0
 

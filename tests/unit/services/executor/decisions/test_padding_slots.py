@@ -15,8 +15,8 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
+from testbed.histories import NOW_S
 from tests.support.executor_node import ExecutorNode
-from tests.support.histories import NOW_S
 
 OPENED = events.LoadOpened(
     load_id="proteins", tenant="lab", spec=LoadSpec(task_function="jobs.fold:fold", task_s=1.0), at_s=NOW_S

@@ -16,8 +16,8 @@ from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive, CheckpointWritten, Progressed, Warned
 from elasticflow.shared.state.job import Job
+from testbed.histories import NOW_S
 from tests.support.executor_node import OTHER_NODE, ExecutorNode, kills, kinds, lost, stops
-from tests.support.histories import NOW_S
 
 
 def job_of(node: ExecutorNode) -> Job:

@@ -17,8 +17,8 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import JoinRendezvous, StopAtBoundary
 from elasticflow.shared.state.job import StoppingWorkers
+from testbed.histories import NOW_S
 from tests.support.executor_node import OTHER_NODE, ExecutorNode, kills, kinds, sent, stops
-from tests.support.histories import NOW_S
 
 # --- starting -------------------------------------------------------------------------------------------
 

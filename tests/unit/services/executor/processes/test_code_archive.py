@@ -7,7 +7,7 @@ import pytest
 
 from elasticflow.services.executor.processes import code_archive
 from elasticflow.services.executor.processes.code_archive import CodeUnusable
-from tests.support.hostile_archives import BOMB_BYTES, HOSTILE_ARCHIVES
+from testbed.hostile_archives import BOMB_BYTES, HOSTILE_ARCHIVES
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE_ARCHIVES if "bomb" in name or "entries" in name])

@@ -19,7 +19,7 @@ from elasticflow.services.executor.processes.launcher import (
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
-from tests.support.histories import spec
+from testbed.histories import spec
 
 
 def test_a_burst_is_allowed_and_a_flood_is_not() -> None:

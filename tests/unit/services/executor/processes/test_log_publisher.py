@@ -27,7 +27,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.files import BLOCK_BYTES
 from elasticflow.shared.state.job import Job
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from tests.support.histories import NOW_S, gpus, pool, spec
+from testbed.histories import NOW_S, gpus, pool, spec
 from tests.support.holes import skip_without_holes
 
 POOL, NODE = "p", "node-0"

@@ -28,7 +28,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
 )
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from tests.support.histories import spec
+from testbed.histories import spec
 
 SECRETS = GenerationSecrets(b"of the pool")
 

@@ -19,7 +19,7 @@ from elasticflow.shared.runtime.process.isolation.cgroups import (
     enter_group,
     open_cgroups,
 )
-from tests.support.real_pool import eventually
+from testbed.real_pool import eventually
 
 FORKS_AWAY = """
 import os, sys, time

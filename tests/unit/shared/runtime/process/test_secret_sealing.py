@@ -12,7 +12,7 @@ from elasticflow.shared.messages.codec import decode, encode, validate
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys, SecretsUnusable, kept_key, seal
-from tests.support.histories import spec
+from testbed.histories import spec
 
 VALUE = "a-very-secret-value"
 

@@ -33,6 +33,11 @@ def test_every_variable_that_the_product_reads_is_known() -> None:
 
 
 def test_no_variable_of_a_test_or_benchmark_is_mistaken() -> None:
-    files = [f for name in ("tests", "benchmarks", "deploy") for f in (_ROOT / name).rglob("*.[pys]*") if f.is_file()]
+    files = [
+        f
+        for name in ("testbed", "tests", "benchmarks", "deploy")
+        for f in (_ROOT / name).rglob("*.[pys]*")
+        if f.is_file()
+    ]
     named = {name for file in files if file.suffix != ".pyc" for name in _NAME.findall(file.read_text())}
     check_names(dict.fromkeys(named - {"EF_TENNANT", "EF_LOGLEVEL", "EF_DATA_FOLDER", "EF_WORKER"}, ""))

@@ -15,7 +15,7 @@ from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.replay.recorded_ledger import read_entries
-from tests.support.histories import NOW_S, spec
+from testbed.histories import NOW_S, spec
 from tests.support.one_pool import POOL, FaultyBus, OnePool, Store
 
 NUM_DELIVERIES = 10

@@ -17,7 +17,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, ANSWER_TO, HOLD_S, CommandBudgets, CommandQueue
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import submit
+from testbed.histories import submit
 from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
 

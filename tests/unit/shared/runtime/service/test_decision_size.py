@@ -22,7 +22,7 @@ from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import read_entries
 from elasticflow.simulator.replay.retaken_decisions import verify
-from tests.support.histories import NOW_S, spec, submit
+from testbed.histories import NOW_S, spec, submit
 from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
 

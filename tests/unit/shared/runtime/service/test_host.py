@@ -30,7 +30,7 @@ from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
-from tests.support.histories import NOW_S, spec
+from testbed.histories import NOW_S, spec
 from tests.support.one_pool import PLAN, POOL, Fault, FaultyBus, OnePool, Store
 
 LONG_S = 120.0  # more than all timeouts, retries and leases of a test

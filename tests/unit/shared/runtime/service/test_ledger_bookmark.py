@@ -11,7 +11,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.folder_tree import OWNERS, jobs_with_files
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark, older_ledger, unknown_jobs_problem
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import History
+from testbed.histories import History
 from tests.support.worker_events import admitted
 
 POOL = "p"

@@ -26,7 +26,7 @@ from elasticflow.shared.state.fold import plan as plan_module
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
 from elasticflow.simulator.replay.retaken_decisions import verify
-from tests.support.histories import LINEAR, NOW_S, spec, submit
+from testbed.histories import LINEAR, NOW_S, spec, submit
 from tests.support.one_pool import POOL, OnePool
 
 SHORT_S = 1.0  # less than the wait for an acknowledgement

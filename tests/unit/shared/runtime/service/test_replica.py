@@ -9,7 +9,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.with_retry import RETRY_TIMEOUT_S
 from elasticflow.shared.state.policy import planner
 from elasticflow.simulator.engine.virtual_time import VirtualClock
-from tests.support.histories import NOW_S
+from testbed.histories import NOW_S
 from tests.support.one_pool import FaultyBus, OnePool
 
 OUTAGE_S = 4 * RETRY_TIMEOUT_S

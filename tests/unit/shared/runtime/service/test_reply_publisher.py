@@ -7,7 +7,7 @@ from typing import Any
 from elasticflow.services.admission.policy import POLICY
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.runtime.service.ledger_appender import ReplyPublisher
-from tests.support.histories import NOW_S, History, spec, submit
+from testbed.histories import NOW_S, History, spec, submit
 
 
 async def test_a_reply_names_no_job_of_another_tenant() -> None:

@@ -10,7 +10,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import NOW_S
+from testbed.histories import NOW_S
 from tests.support.one_pool import RecordingLog
 
 POOL = "p"

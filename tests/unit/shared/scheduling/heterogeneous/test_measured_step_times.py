@@ -6,7 +6,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import JobStepTimes, job_step_times
 from elasticflow.shared.scheduling.heterogeneous.step_times import StepTime
-from tests.support.histories import LINEAR, NOW_S, History, spec
+from testbed.histories import LINEAR, NOW_S, History, spec
 from tests.support.two_types import two_types
 
 ON_V100 = SingleGpuStepTimes(

@@ -8,7 +8,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import GpuHourBudget, TenantQuota
 from elasticflow.shared.state.job import Phase, StoppingWorkers
 from elasticflow.shared.state.pool import Usage, gpu_hours_by_type
-from tests.support.histories import NOW_S, pool, spec
+from testbed.histories import NOW_S, pool, spec
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, job, placed, profile_requested, rejected, stopped
 

@@ -3,7 +3,7 @@
 from math import inf
 
 from elasticflow.shared.state.pool import MAX_IDLE_WINDOWS, IdleWindows
-from tests.support.histories import NOW_S, History, pool
+from testbed.histories import NOW_S, History, pool
 from tests.support.worker_events import admitted, finished, joined, lost, placed, progressed, running
 
 

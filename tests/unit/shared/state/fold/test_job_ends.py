@@ -9,7 +9,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.state.fold.jobs import FORGET_AT_ONCE, MAX_ENDED_JOBS, MAX_EXPLANATION, MAX_TRACEBACK
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase
-from tests.support.histories import NOW_S, pool, spec
+from testbed.histories import NOW_S, pool, spec
 from tests.support.worker_events import (
     admitted,
     crashed,

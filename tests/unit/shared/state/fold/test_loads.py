@@ -8,7 +8,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.state.fold import loads as fold
 from elasticflow.shared.state.load import Load, LoadPhase
-from tests.support.histories import NOW_S, History, pool
+from testbed.histories import NOW_S, History, pool
 
 SPEC = LoadSpec(task_function="jobs.fold:fold", task_s=1.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from elasticflow.shared.messages import events
-from tests.support.histories import NOW_S, History, gpus
+from testbed.histories import NOW_S, History, gpus
 from tests.support.worker_events import admitted, crashed, job, lost, placed, running, stopped
 
 SECOND = ("node-0:0", "node-1:0")

@@ -3,8 +3,8 @@
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Interrupted
 from elasticflow.shared.state.job import PreviousGeneration
+from testbed.histories import NOW_S, History, gpus, pool
 from tests.support.executor_node import ExecutorNode, kills, kinds, stops
-from tests.support.histories import NOW_S, History, gpus, pool
 from tests.support.worker_events import admitted, crashed, job, placed, profile_requested, progressed
 
 

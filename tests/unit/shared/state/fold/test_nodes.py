@@ -9,7 +9,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.fold.nodes import KEEP_LEFT_S, KEEP_LOST_S
 from elasticflow.shared.state.pool import num_gpus_by_type
-from tests.support.histories import LINEAR, NOW_S, History, pool
+from testbed.histories import LINEAR, NOW_S, History, pool
 from tests.support.worker_events import admitted, finished, job, joined, lost, placed, progressed, running
 
 

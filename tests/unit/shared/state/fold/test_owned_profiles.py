@@ -10,7 +10,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import owned
 from elasticflow.shared.state.fold.profiles import readable_curves, with_own_curves, with_profile
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
+from testbed.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
 from tests.support.two_types import two_types
 from tests.support.worker_events import job, throughput
 

@@ -7,8 +7,8 @@ import pytest
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.state.job import Phase, PreviousGeneration
+from testbed.histories import NOW_S, History, gpus, pool
 from tests.support.executor_node import TIMELINE
-from tests.support.histories import NOW_S, History, gpus, pool
 from tests.support.worker_events import (
     admitted,
     crashed,

@@ -1,7 +1,7 @@
 """Given this history of generations and their workers, then this state."""
 
 from elasticflow.shared.messages import events
-from tests.support.histories import NOW_S, pool
+from testbed.histories import NOW_S, pool
 from tests.support.worker_events import admitted, crashed, job, placed, progressed, running, stopped
 
 # --- placement and the fence ----------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from elasticflow.services.executor.worker.engine.trainer import ShardedCheckpoin
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
-from tests.training.conftest import job_spec
+from testbed.worker_nodes import job_spec
 
 CPU = torch.device("cpu")
 WAIT_S = 30.0

@@ -17,7 +17,7 @@ from elasticflow.services.executor.worker.process.users_code import (
 )
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
-from tests.support.histories import spec
+from testbed.histories import spec
 
 
 @pytest.fixture(autouse=True)

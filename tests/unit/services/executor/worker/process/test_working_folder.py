@@ -9,7 +9,7 @@ import pytest
 
 from elasticflow.services.executor.worker.process.working_folder import in_job_folder
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
-from tests.support.histories import spec
+from testbed.histories import spec
 
 DIGEST = "0" * 64
 

@@ -9,8 +9,8 @@ import pytest
 
 from elasticflow.sdk.script import running_worker
 from elasticflow.services.executor.worker.scripts.script_environment import run_script
+from testbed.histories import spec
 from tests.support.executor_process import ROOT
-from tests.support.histories import spec
 
 SCRIPT = """
 import statistics, sys

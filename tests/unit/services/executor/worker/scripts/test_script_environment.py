@@ -11,7 +11,7 @@ from elasticflow.services.executor.worker.scripts import torchrun_script
 from elasticflow.services.executor.worker.scripts.script_environment import GpuSlot, torchrun_environment
 from elasticflow.services.executor.worker.scripts.torchrun_script import iterations_per_step
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
-from tests.support.histories import pool, spec
+from testbed.histories import pool, spec
 from tests.support.worker_events import admitted, placed
 
 

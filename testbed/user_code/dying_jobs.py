@@ -2,7 +2,7 @@
 
 import os
 
-from tests.support.user_code.tiny_jobs import Steps
+from testbed.user_code.tiny_jobs import Steps
 
 
 class Dies(Steps):

@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from elasticflow.local.supervisor import free_port
 from elasticflow.shared.runtime.bus.nats.embedded_server import find_server
-from tests.support.real_pool import eventually
+from testbed.real_pool import eventually
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[1] / "deploy"
 
 
 @contextlib.asynccontextmanager

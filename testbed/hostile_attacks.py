@@ -12,7 +12,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Finished,
     Started,
 )
-from tests.training.conftest import Generation, Node, job_spec
+from testbed.worker_nodes import Generation, Node, job_spec
 
 MEMORY_LIMIT_BYTES = 512 << 20  # of an attacker
 NEIGHBOUR = {"max_iterations": 200, "global_batch_size": 16}

@@ -1,6 +1,6 @@
 """Pools that lose power in a phase of a job, by seed: no promise is broken, because time would still keep each.
 
-`python -m tests.support.power_losses 200` runs the first 200 seeds and prints a table.
+`python -m testbed.power_losses 200` runs the first 200 seeds and prints a table.
 """
 
 import sys
@@ -17,8 +17,8 @@ from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
-from tests.support.scenarios import CURVES, services
-from tests.support.simulated_runs import problems, settle
+from testbed.scenarios import CURVES, services
+from testbed.simulated_runs import problems, settle
 
 NODES = ("a", "b")
 DEADLINE_S = 600.0  # alone, a job takes less than a minute

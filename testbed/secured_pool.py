@@ -13,7 +13,7 @@ from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
-from tests.support.deployed_server import serving
+from testbed.deployed_server import serving
 
 POOL = "pool-a"
 

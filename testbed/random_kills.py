@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import psutil
 
-from tests.support.real_pool import RunningPool, eventually
+from testbed.real_pool import RunningPool, eventually
 
 PROCESSES = {  # those that the supervisor does not know by name
     "fork server": RunningPool.fork_servers,

@@ -50,7 +50,7 @@ T = TypeVar("T")
 def job(job_class: JobClass = JobClass.SLO, **changes: object) -> JobSpec:
     """`tiny_jobs.Steps` with a known curve. An SLO job has a very late deadline."""
     spec = JobSpec(
-        training_function="tests.support.user_code.tiny_jobs:Steps",
+        training_function="testbed.user_code.tiny_jobs:Steps",
         model_name="steps",
         global_batch_size=8,
         hyperparameters={"step_s": 0.02},

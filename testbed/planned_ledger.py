@@ -9,7 +9,7 @@ from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.service.ledger_encoding import ledger_message, subject_of
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from tests.support.histories import NOW_S, gpus, spec
+from testbed.histories import NOW_S, gpus, spec
 
 POOL = "pool-a"
 PATIENCE_S = 60.0  # much longer than any event takes

@@ -24,8 +24,8 @@ from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
 from elasticflow.shared.runtime.service.run_service import Process
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from tests.support.histories import LINEAR, gpus
-from tests.support.terminal_user import Ran
+from testbed.histories import LINEAR, gpus
+from testbed.terminal_user import Ran
 
 POOL = "default"
 WAIT_S = 240.0
@@ -56,7 +56,7 @@ class CommandLinePool:
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
-        root = str(Path(__file__).parents[2])
+        root = str(Path(__file__).parents[1])
         return kept | {"NATS_URL": self.url, "PYTHONPATH": root, "EF_DATA_DIR": str(self.folder)} | more
 
     async def start(self, *arguments: str, **environment: str) -> asyncio.subprocess.Process:

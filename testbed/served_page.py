@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 def served_page(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[str]:
     """The link that `eflow ui` prints. The process ends with the body."""
     command = [sys.executable, "-m", "elasticflow", "ui", *arguments]
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[1])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     process = subprocess.Popen(
         command,

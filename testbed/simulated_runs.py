@@ -19,7 +19,7 @@ from elasticflow.simulator.pipeline.invariants import (
 )
 from elasticflow.simulator.replay.recorded_ledger import checked_chain, folded
 from elasticflow.simulator.replay.retaken_decisions import verify
-from tests.support.scenarios import random_scenario, services
+from testbed.scenarios import random_scenario, services
 
 REACTION_S = 2 * DEFAULT_TIMEOUT_S + 2.0  # even if two appends in a row are lost
 LONGEST_S = 3_600.0  # virtual; a pool that is not at rest by then never will be

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from elasticflow import Scalar
-from tests.support.user_code.tiny_jobs import Steps
+from testbed.user_code.tiny_jobs import Steps
 
 
 class Writes(Steps):

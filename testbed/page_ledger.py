@@ -14,7 +14,7 @@ from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.runtime.service.ledger_encoding import read_message, subject_of
-from tests.support.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, submit
 
 POOL = "default"
 HOSTILE = "<img src=x onerror=\"document.title='broken in'\"></script><script>alert(1)</script>"

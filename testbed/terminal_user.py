@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from elasticflow.cli.app import app
 from elasticflow.history.pool_views import node_views
 from elasticflow.shared.state.job import Job, Phase
-from tests.support.real_pool import POOL, RunningPool, eventually
+from testbed.real_pool import POOL, RunningPool, eventually
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 WAIT_S = 240.0
 
 
