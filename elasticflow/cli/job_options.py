@@ -216,14 +216,14 @@ class SubmissionOptions:
             "--mixed",
             help="Idle GPUs of other types may join a bitwise job too; other bits. --gpus limits each type.",
         ),
-        In(_SUBMIT, sets=_attribute("mixed_gpu_types")),
+        In(_QUOTE, sets=_attribute("mixed_gpu_types")),
     ] = False
     shard_optimizer: Annotated[
         bool,
         typer.Option(
             "--shard-optimizer", help="Let each GPU hold a part of the optimizer's state only (ZeRO, stage 1)."
         ),
-        In(_SUBMIT, sets=_attribute("shard_optimizer")),
+        In(_QUOTE, sets=_attribute("shard_optimizer")),
     ] = False
     job_class: Annotated[
         ClassName | None,
