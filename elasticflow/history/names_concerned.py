@@ -5,7 +5,7 @@ from typing import Any
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import summary
-from elasticflow.shared.messages.events import EpochBegan, Event, LoadEvent, PlanDecided, SnapshotSaved
+from elasticflow.shared.messages.events import EpochBegan, Event, LoadEvent, NodeLost, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
@@ -71,9 +71,7 @@ def event_rows(stored: LedgerRecord, message: LedgerMessage, job_id: str = "") -
     parts: tuple[Event, ...] = ()
     if not isinstance(message, Unreadable):
         parts = message.events if isinstance(message, PlanDecided) else (message,)
-    source = message.service if isinstance(message, PlanDecided) else stored.subject.rsplit(".", 2)[-2]
-    source = "operator" if isinstance(message, EpochBegan) else source
-    source = "monitor" if isinstance(message, SnapshotSaved) else source
+    source = _writer(stored.subject, message)
     if isinstance(message, Unreadable) and not job_id:
         yield {"sequence": stored.sequence, "at_s": stored.stored_at_s, "from": source, "type": "unreadable"}
     for event in parts:
@@ -86,6 +84,20 @@ def event_rows(stored: LedgerRecord, message: LedgerMessage, job_id: str = "") -
                 **({"based_on": message.based_on} if isinstance(message, PlanDecided) else {}),
                 "fields": summary(event),
             }
+
+
+def _writer(subject: str, message: LedgerMessage) -> str:
+    """The service that wrote the message; the node, if that is its executor."""
+    if isinstance(message, PlanDecided):
+        return message.service
+    if isinstance(message, EpochBegan):
+        return "operator"
+    kind, *names = subject.split(".")[3:]  # behind ef.ledger.POOL
+    if kind == "job" and len(names) > 1:  # ef.ledger.POOL.job.JOB.NODE
+        return names[1]
+    if kind == "node" and not (isinstance(message, NodeLost) and message.reason == "silent"):
+        return names[0]
+    return kind if isinstance(message, Unreadable) else "monitor"
 
 
 def concerns(event: Event, job_id: str) -> bool:

@@ -20,6 +20,7 @@ export function TenantsPage({ store }) {
     return () => clearTimeout(timer);
   }, [store.pool.sequence]);
   const rows = told?.rows;
+  const hasQuotas = rows?.some((/** @type {any} */ row) => row.max_gpu_hours_per_day || row.budgets.length);
   return html`
     <h1>Tenants</h1>
     <section class="panel" aria-label="Tenants">
@@ -37,7 +38,7 @@ export function TenantsPage({ store }) {
               <th scope="col" class="number">of at most</th>
               <th scope="col" class="number">Promised GPU-hours, 24 h</th>
               <th scope="col" class="number">of at most</th>
-              <th scope="col">Quota</th>
+              ${hasQuotas && html`<th scope="col">Quota</th>`}
               <th scope="col" class="number">Used GPU-hours</th>
               ${told?.has_costs && html`<th scope="col" class="number">Cost</th>`}
             </tr>
@@ -53,10 +54,13 @@ export function TenantsPage({ store }) {
                   <td class="number">${row.max_jobs_per_day ?? "no limit"}</td>
                   <td class="number">${shortNumber(row.promised_gpu_hours)}${byType(row.promised_gpu_hours_by_type)}</td>
                   <td class="number">${row.max_gpu_hours_per_day ?? "no limit"}</td>
-                  <td>
-                    ${row.max_gpu_hours_per_day && html`<progress max=${row.max_gpu_hours_per_day} value=${row.promised_gpu_hours} aria-label=${`Quota of ${row.tenant}`}></progress>`}
-                    ${row.budgets.map(budgetInWords)}
-                  </td>
+                  ${
+                    hasQuotas &&
+                    html`<td>
+                      ${row.max_gpu_hours_per_day && html`<progress max=${row.max_gpu_hours_per_day} value=${row.promised_gpu_hours} aria-label=${`Quota of ${row.tenant}`}></progress>`}
+                      ${row.budgets.map(budgetInWords)}
+                    </td>`
+                  }
                   <td class="number">${shortNumber(row.gpu_hours)}${byType(row.gpu_hours_by_type)}</td>
                   ${told.has_costs && html`<td class="number">${dollars(row.cost)}</td>`}
                 </tr>`,
