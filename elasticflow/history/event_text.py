@@ -25,12 +25,12 @@ from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.state.finish_time import promised_finish_s
 from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration
 from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.nodes import nodes_with_other_files
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.promise import promised_finish_s
 from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 _MOST_OF_AN_ERROR = 300  # characters; the traceback below has them all

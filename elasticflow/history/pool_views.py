@@ -8,12 +8,13 @@ from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import MetricCondition, Scalar
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.state.finish_time import expected_finish_s, is_silent, margin_s, speed_now
 from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.nodes import slower_nodes
 from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
-from elasticflow.shared.state.promise import expected_finish_s, is_silent, margin_s, promise_of, speed_now
+from elasticflow.shared.state.promise import promise_of
 
 # --- Padding loads of a folded pool as rows of plain values, for tables and JSON -----------------------
 

@@ -17,10 +17,10 @@ from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.persistent_map import Map
+from elasticflow.shared.state.finish_time import margin_s
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.promise import margin_s
 
 # --- States of a ledger's past from which later ones are folded, in little memory ----------------------
 

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from elasticflow.history.pool_views import padding_gpus
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.state.finish_time import promised_finish_s
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import LoadPhase
-from elasticflow.shared.state.promise import promised_finish_s
 from examples.demo.cast import REJECTED_ON_PURPOSE
 from examples.demo.padding import LOAD_ID, NUM_TASKS
 from examples.demo.performance import Performance

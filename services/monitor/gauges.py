@@ -4,8 +4,9 @@ from collections import Counter
 
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.scheduling.allocation.allocation import IdleCause, idle_gpus
+from elasticflow.shared.state.finish_time import margin_s, speed_now
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type, slow_gpus_at
-from elasticflow.shared.state.promise import Promise, margin_s, promise_of, speed_now
+from elasticflow.shared.state.promise import Promise, promise_of
 
 MAX_JOBS = 500  # with time series of their own, so that Prometheus keeps a limited number
 IDLE_WINDOW_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_600.0, 14_400.0, 86_400.0)

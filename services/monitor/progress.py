@@ -5,10 +5,10 @@ from statistics import fmean
 
 from elasticflow.services.monitor.model import MonitorState, Progress
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured
+from elasticflow.shared.state.finish_time import LONGEST_REPORT_S, REPORT_EVERY_S, REPORTED_PART
 from elasticflow.shared.state.job import SETTLED_S, Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
-from elasticflow.shared.state.promise import LONGEST_REPORT_S, REPORT_EVERY_S, REPORTED_PART
 
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve

@@ -18,7 +18,7 @@ from elasticflow.shared.errors import ElasticFlowError, NotFound
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process
-from elasticflow.shared.state import promise
+from elasticflow.shared.state import finish_time
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.promise import Promise, promise_of
@@ -69,7 +69,7 @@ def _of_a_job(job: Job, now_s: float) -> Iterator[Notice]:
 
 
 def _notice(job: Job, what: Happened, at_s: float, now_s: float) -> Notice:
-    margin_s = promise.margin_s(job, now_s)
+    margin_s = finish_time.margin_s(job, now_s)
     return Notice(
         id=f"{job.job_id}/{what}/{at_s:.3f}",
         job_id=job.job_id,

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from elasticflow.history.pool_views import job_view
 from elasticflow.history.usage_report import UsageFold, total_of
+from elasticflow.shared.state.finish_time import expected_finish_s, margin_s, speed_now
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.shared.state.promise import LIVE, Promise, expected_finish_s, margin_s, promise_of, speed_now
+from elasticflow.shared.state.promise import LIVE, Promise, promise_of
 from elasticflow.web.page_values import expectations, expected_at, finish_at, margin_at
 from tests.support.history_strategies import histories
 

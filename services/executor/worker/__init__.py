@@ -53,7 +53,9 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
     engine/       a step
         restored_state.py       the state with which all workers start, from a checkpoint
         trainer.py              steps, evaluations, and the way from generation to generation
-        training_step.py        one step: compute, agree; which worker is slow, and whether the memory grows
+        training_step.py        one step: compute, agree
+        straggler_detection.py  which worker is persistently slower than its peers (pure)
+        memory_growth.py        a leak, told from a batch that is too large
         step_metrics.py         what train() returned, agreed on one step late
         step_agreement.py       what all workers agree on in each step; whether their states differ
         job_state.py            the model, data and optimizer; what a checkpoint or a state transfer carries

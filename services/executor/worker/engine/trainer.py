@@ -13,8 +13,9 @@ from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, se
 from elasticflow.services.executor.worker.engine.redistribution import PartLost, redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
+from elasticflow.services.executor.worker.engine.straggler_detection import StragglerDetector
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
-from elasticflow.services.executor.worker.engine.training_step import StragglerDetector, TrainingSteps
+from elasticflow.services.executor.worker.engine.training_step import TrainingSteps
 from elasticflow.services.executor.worker.group.groups import release_later
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousResult, RendezvousSpecification

@@ -5,16 +5,11 @@ batch, and agrees with the others. Its device may still compute when a step ends
 between steps is in trainer.py, and the loop over steps in training_loop.py.
 """
 
-import os
-import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,6 +21,7 @@ from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, 
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
+from elasticflow.services.executor.worker.engine.memory_growth import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.engine.plain_state import MOST_ITEMS
 from elasticflow.services.executor.worker.engine.step_agreement import (
     Agreement,
@@ -35,6 +31,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import (
     require_same_state,
 )
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
+from elasticflow.services.executor.worker.engine.straggler_detection import StragglerDetector
 from elasticflow.services.executor.worker.engine.training_function import in_users_code, virtual_nodes_of
 from elasticflow.services.executor.worker.engine.undeclared_state import UndeclaredState
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
@@ -43,82 +40,6 @@ from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThro
 from elasticflow.services.executor.worker.process.device import Stopwatch, finish_work, is_out_of_memory
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
-
-# --- memory growth -------------------------------------------------------------------------------------
-# Tells a leak from a batch that is too large: the memory between steps grew, step by step, until it was full.
-
-_SETTLING_STEPS = 2  # in which optimizers make their state, and libraries their workspaces
-_MOST_SAMPLES = 64
-_FEWEST_SAMPLES = 5
-_FEWEST_OF_EVEN_GROWTH = 3
-_LEAST_PART = 0.2  # of the memory in the end; and of the growth, in each half of the steps
-_LEAST_OF_MEAN = 0.5  # of the growth from one sample to the next, where the steps are few
-
-
-class _Sample(NamedTuple):
-    iteration: int
-    num_bytes: int
-
-
-class MemoryGrowth:
-    """used_bytes: of this process now, which keeps nothing of a step but what users' code holds."""
-
-    def __init__(self, used_bytes: Callable[[], int]) -> None:
-        self._used_bytes = used_bytes
-        self._settling: list[_Sample] = []
-        self._samples: list[_Sample] = []
-        self._num_steps, self._every = 0, 1  # steps between two samples
-
-    @property
-    def num_steps(self) -> int:
-        """The steps that have fitted into the memory of this process."""
-        return self._num_steps
-
-    def step_ended(self, iteration: int) -> None:
-        """iteration: steps done."""
-        self._num_steps += 1
-        if self._num_steps <= _SETTLING_STEPS:
-            self._settling.append(_Sample(iteration, self._used_bytes()))
-        if self._num_steps <= _SETTLING_STEPS or self._num_steps % self._every:
-            return
-        if len(self._samples) == _MOST_SAMPLES:
-            self._samples, self._every = self._samples[::2], 2 * self._every
-        self._samples.append(_Sample(iteration, self._used_bytes()))
-
-    def in_words(self) -> str:
-        """Say from when to when the memory grew; "" if it did not, or not in each half of the steps. Where the steps
-        are few, it has to grow by about as much in each of them."""
-        samples = self._samples if len(self._samples) >= _FEWEST_SAMPLES else self._settling + self._samples
-        if len(samples) < _FEWEST_OF_EVEN_GROWTH:
-            return ""
-        first, last = samples[0], samples[-1]
-        grown = last.num_bytes - first.num_bytes
-        if grown < _LEAST_PART * last.num_bytes or not _grew_throughout([sample.num_bytes for sample in samples]):
-            return ""
-        steps = last.iteration - first.iteration
-        return (
-            f"the memory grew step by step, from {first.num_bytes / 1e6:,.0f} MB after iteration {first.iteration} to "
-            f"{last.num_bytes / 1e6:,.0f} MB after iteration {last.iteration}, {grown / steps / 1e6:,.1f} MB a step"
-        )
-
-
-def _grew_throughout(num_bytes: list[int]) -> bool:
-    first, half, last = num_bytes[0], num_bytes[len(num_bytes) // 2], num_bytes[-1]
-    if len(num_bytes) >= _FEWEST_SAMPLES + _SETTLING_STEPS:
-        return min(half - first, last - half) >= _LEAST_PART * (last - first)
-    least = min(after - before for before, after in pairwise(num_bytes))
-    return least >= _LEAST_OF_MEAN * (last - first) / (len(num_bytes) - 1)
-
-
-def memory_growth_on(device: torch.device) -> MemoryGrowth:
-    if device.type == "cuda":
-        return MemoryGrowth(partial(torch.cuda.memory_allocated, device))
-    return MemoryGrowth(_private_bytes if sys.platform == "linux" else lambda: 0)
-
-
-def _private_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-
 
 # --- model structure -----------------------------------------------------------------------------------
 # The parameters and buffers of a job's model: those that train() adds, replaces or removes would be missing
@@ -199,76 +120,6 @@ class StepEngine(Protocol):
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
     def changed_buffers(self) -> list[list[float]]: ...
     def combine_buffers(self, changed: Sequence[int]) -> None: ...
-
-
-# --- Detects a worker that is persistently slower than its peers ---------------------------------------
-# Compared are the times before each worker's first wait for its peers, for equally many samples, on GPUs of one type.
-# A slowdown of all workers does not count, nor one that moves from worker to worker, as on a busy machine.
-
-FACTOR = 1.5  # times the median of the peers, and
-DEVIATIONS = 5.0  # standard deviations above it, estimated by the median deviation
-STEPS, MIN_DURATION_S = 10, 10.0  # in a row, and for at least this long
-REPORT_INTERVAL_S = 60.0
-_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """slowdown: its time divided by the median of its peers'."""
-
-    rank: int
-    slowdown: float
-
-
-@dataclass(slots=True)
-class _SlowSteps:
-    """Consecutive slow steps of one worker."""
-
-    since_s: float
-    slowdowns: list[float] = field(default_factory=list[float])
-
-
-class StragglerDetector:
-    """The straggler detector of one generation. gpu_types_by_rank: empty if all workers have GPUs of one type.
-
-    A worker is a straggler if its time exceeds 1.5 times its peers' median and the median plus five deviations, in ten
-    steps in a row.
-    """
-
-    def __init__(self, gpu_types_by_rank: Sequence[str] = ()) -> None:
-        self._gpu_types_by_rank = gpu_types_by_rank
-        self._slow_steps: dict[int, _SlowSteps] = {}
-        self._reported_at_s: dict[int, float] = {}
-
-    def detect(self, compute_s: Sequence[float], now_s: float) -> Straggler | None:
-        """Return the straggler after a step, or None. compute_s: by rank."""
-        for rank, mine_s in enumerate(compute_s):
-            slowdown = _slowdown(mine_s, self._of_peers(rank, compute_s))
-            if slowdown is None:
-                self._slow_steps.pop(rank, None)
-                continue
-            slow = self._slow_steps.setdefault(rank, _SlowSteps(now_s))
-            slow.slowdowns = [*slow.slowdowns[1 - STEPS :], slowdown]
-            is_persistent = len(slow.slowdowns) == STEPS and now_s - slow.since_s >= MIN_DURATION_S
-            if is_persistent and now_s - self._reported_at_s.get(rank, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
-                self._reported_at_s[rank] = now_s
-                return Straggler(rank, statistics.median(slow.slowdowns))
-        return None
-
-    def _of_peers(self, rank: int, compute_s: Sequence[float]) -> list[float]:
-        """The times of the other workers on GPUs of the same type."""
-        types = self._gpu_types_by_rank or ("",) * len(compute_s)
-        return [peer_s for peer, peer_s in enumerate(compute_s) if peer != rank and types[peer] == types[rank]]
-
-
-def _slowdown(mine_s: float, others_s: Sequence[float]) -> float | None:
-    """The ratio of a worker's time to the others' median, or None if the time is within the expected variation."""
-    if not others_s or (median_s := statistics.median(others_s)) <= 0:
-        return None
-    deviation_s = _SIGMA * statistics.median(abs(other_s - median_s) for other_s in others_s)
-    if mine_s < max(FACTOR * median_s, median_s + DEVIATIONS * deviation_s):
-        return None
-    return mine_s / median_s
 
 
 # --- training step -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticflow.client.loads import _MAX_READ_TASKS, MAX_BUNDLE_BYTES, MAX_BUNDLE_TASKS, TaskFeed
+from elasticflow.client.task_feed import _MAX_READ_TASKS, MAX_BUNDLE_BYTES, MAX_BUNDLE_TASKS, TaskFeed
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.padding_tasks import TaskBundle
 

@@ -7,7 +7,7 @@ from elasticflow.services.monitor.gauges import PoolGauges
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.runtime.process.metrics import Metrics
-from elasticflow.shared.state.promise import promised_finish_s
+from elasticflow.shared.state.finish_time import promised_finish_s
 from testbed.histories import NOW_S, pool, submit
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, placed

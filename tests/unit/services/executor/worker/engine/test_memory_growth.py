@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.engine.training_step import MemoryGrowth, memory_growth_on
+from elasticflow.services.executor.worker.engine.memory_growth import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.engine.user_code_checks import memory_exceeded, refuse_leak
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded

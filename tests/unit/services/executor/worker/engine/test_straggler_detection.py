@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elasticflow.services.executor.worker.engine.training_step import (
+from elasticflow.services.executor.worker.engine.straggler_detection import (
     MIN_DURATION_S,
     REPORT_INTERVAL_S,
     STEPS,
