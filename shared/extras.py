@@ -37,8 +37,8 @@ class MissingExtra(Stop):
     library: str
 
     MESSAGE: ClassVar[str] = (
-        "{what} needs the extra `{extra}` ({library} is not installed): pip install '.[{extra}]' in the checkout, or "
-        "the wheel with it"
+        "{what} needs the extra `{extra}` ({library} is not installed): pip install --editable '.[{extra}]' in the "
+        "checkout, or the wheel with it"
     )
 
 

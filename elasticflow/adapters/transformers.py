@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, refuse, replace_accumulation
-from elasticflow.sdk.script import running_worker
+from elasticflow.sdk.script import SCRIPT_PROCESS_VARIABLE, running_worker
 from elasticflow.shared.training_interface import OnStep
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Whether a warning of TrainingArguments holds in a job, whose workers have a process group of their own."""
+    return SCRIPT_PROCESS_VARIABLE not in os.environ or "torch.distributed.launch" not in record.getMessage()
+
+
+logging.getLogger("transformers.training_args").addFilter(_is_of_use)  # scripts make these before their trainer
 
 
 def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | None = None) -> Any:
@@ -30,12 +39,22 @@ def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | N
     trainer.args.save_strategy = "no"
     trainer.args.per_device_train_batch_size = trainer._train_batch_size = worker.global_batch_size
     replace_accumulation(trainer.args, "gradient_accumulation_steps", worker.global_batch_size)
+    _print_lines(trainer)
     trainer.elastic_worker = worker
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (_ElasticLoop, kind), {})
     attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, is_looped_by_library=True)
     trainer.callback_handler.callbacks.insert(0, _callback_of(trainer, attach))
     return trainer
+
+
+def _print_lines(trainer: Any) -> None:
+    """Print what the trainer logs, a line each: in a log file a progress bar shares its line with what follows."""
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+    trainer.args.disable_tqdm = True
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(PrinterCallback)
 
 
 def _refuse_unsupported(trainer: Any) -> None:

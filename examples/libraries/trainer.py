@@ -21,7 +21,8 @@ def main() -> None:
     held_out, train_set = windows()[:64], windows()[64:]
     sizes = {"vocab_size": 256, "n_positions": CONTEXT, "n_embd": 32, "n_layer": 1, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
-    args = TrainingArguments(output_dir="trained", max_steps=100, per_device_train_batch_size=32, learning_rate=0.01)
+    settings = {"max_steps": 100, "per_device_train_batch_size": 32, "learning_rate": 0.01, "logging_steps": 10}
+    args = TrainingArguments(output_dir="trained", **settings)
     trainer = Trainer(model=model, args=args, train_dataset=train_set)
     trainer = elastic_trainer(trainer)
     trainer.train()

@@ -114,7 +114,7 @@ async def test_safetensors_need_their_extra_and_hold_shared_weights(cli: Command
     fetched = await cli.eflow("fetch", "j1", "--as", "safetensors", "--to", "here")
     if importlib.util.find_spec("safetensors") is None:
         assert fetched.status == 2
-        assert "pip install '.[safetensors]'" in fetched.err
+        assert "pip install --editable '.[safetensors]'" in fetched.err
         return
     from safetensors.torch import load_file  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 

@@ -77,8 +77,8 @@ def test_a_missing_extra_is_named_and_the_exit_code_is_2(hidden, module, argumen
     run = f"import runpy; sys.argv = ['x', *{arguments!r}]; runpy.run_module({module!r}, None, '__main__', True)"
     ran = python("-c", f"{hide}import elasticflow\n{run}", cwd=tmp_path)
     assert ran.returncode == 2
-    said = f"{what} needs the extra `{extra}` ({hidden} is not installed): pip install '.[{extra}]' in the checkout"
-    assert said in ran.stderr
+    assert f"{what} needs the extra `{extra}` ({hidden} is not installed): " in ran.stderr
+    assert f"pip install --editable '.[{extra}]' in the checkout" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

@@ -19,7 +19,7 @@ def test_a_missing_joblib_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
     with pytest.raises(
         elasticflow.MissingExtra,
-        match=r"needs the extra `joblib` \(joblib is not installed\): pip install '\.\[joblib\]'",
+        match=r"needs the extra `joblib` \(joblib is not installed\): pip install --editable '\.\[joblib\]'",
     ):
         elasticflow.register_joblib()
 
