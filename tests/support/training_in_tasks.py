@@ -60,11 +60,13 @@ class Training:
 
 
 @contextlib.asynccontextmanager
-async def training(spec: Any, checkpoint_dir: Path, **more: Any) -> AsyncIterator[Training]:
+async def training(
+    spec: Any, checkpoint_dir: Path, *, micro_batch_size: int = 0, **more: Any
+) -> AsyncIterator[Training]:
     """A manager that is ready for runners."""
     assignment = Assignment(
         job_id="training",
-        plan=GenerationPlan(generation=1, world_size=1),
+        plan=GenerationPlan(generation=1, world_size=1, micro_batch_size=micro_batch_size),
         rank=0,
         spec=spec,
         checkpoint_dir=str(checkpoint_dir),

@@ -13,7 +13,6 @@ from tests.training import conftest
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LAST = 40  # iterations
-COMPILER_WAIT_S = 240.0  # for its first step
 
 
 def job(spec_of, name: str, **settings: str):
@@ -50,9 +49,7 @@ async def test_resizes_do_not_change_the_bits(node, spec_of, tmp_path, slow_down
 
 
 @pytest.mark.skipif(conftest.IS_ASYNCHRONOUS, reason="compiled kernels read memory past the simulated stream")
-async def test_resizes_do_not_change_the_bits_of_a_compiled_model(node, spec_of, tmp_path, slow_down, monkeypatch):
-    """The compiler takes a minute on a busy machine."""
-    monkeypatch.setattr(conftest, "WAIT_S", COMPILER_WAIT_S)
+async def test_resizes_do_not_change_the_bits_of_a_compiled_model(node, spec_of, tmp_path, slow_down):
     alone, resized = await train_both(node, spec_of, tmp_path, slow_down, "Compiled")
     assert resized == alone
 
