@@ -37,7 +37,7 @@ def bomb(compression: int) -> bytes:
 
 
 def many_entries() -> bytes:
-    """As many directory entries as fit, all of one stored file; the end record admits to one of them."""
+    """Make as many directory entries as fit, all of one stored file; the end record admits to one of them."""
     data = packed(lambda to: to.writestr("a", ""))
     start, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
     count = (MAX_ARCHIVE_BYTES - len(data)) // (end - start)

@@ -21,7 +21,7 @@ PRIVATE_FILE = Path("/tmp/attack")  # each worker has a /tmp of its own
 
 
 def targets_of_attacks(node: Node, job_id: str, *, pid: int, nats_address: str, secret: str) -> dict[str, str]:
-    """By name of the attack: all but those that fill a real disk. pid: of a process of the executor's user."""
+    """The targets by attack, without those that fill a real disk. pid: of a process of the executor's user."""
     token_file, logs = node.folder / "run.json", node.launcher.log_file(job_id, 1, 0).parent
     written = (Path(__file__).parent / "x", node.folder / "x", "/usr/x", "/etc/x", PRIVATE_FILE)
     aimed = {
@@ -89,7 +89,7 @@ class Neighbour:
         assert {exit_.code for exit_ in (await self.workers.ended()).values()} == {ExitCode.DONE}
 
     async def assert_equal_to_one_alone(self) -> None:
-        """To the bit."""
+        """Compare to the bit with a run alone."""
         alone = self._node.new_job_id()
         workers = await self._node.launch(job_spec("Points", **NEIGHBOUR), job_id=alone, num_workers=2)
         await workers.first(Finished)

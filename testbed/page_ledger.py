@@ -81,7 +81,7 @@ def exported(history: History, *newer: LedgerRecord) -> bytes:
 
 
 def of_newer_eflow(history: History) -> tuple[LedgerRecord, LedgerRecord]:
-    """After a history: an event of an unknown type, and a known one of a version that does not exist yet."""
+    """Append to a history an event of an unknown type, and a known one of a version that does not exist yet."""
     last = list(records(history))[-1]
     told = ({"type": "JobDreamed", "version": 1}, {"type": "JobAtRisk", "version": 99})
     first, second = (

@@ -41,7 +41,7 @@ class Generation:
         self._new_event.set()
 
     def pass_on_rendezvous(self) -> None:
-        """To all workers so far: rank 0 may listen before the last one is launched."""
+        """Send the address to all workers so far: rank 0 may listen before the last one is launched."""
         for listening in self.all_of(RendezvousListening):
             others = [worker for rank, worker in self.workers.items() if rank > 0]
             for worker in (*others, *self.leaving):

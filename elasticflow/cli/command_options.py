@@ -49,7 +49,7 @@ Tenant = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions:
-    """Which pool."""
+    """The options that name a pool."""
 
     nats_url: Annotated[
         str,
@@ -73,14 +73,14 @@ class PoolOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantOptions(PoolOptions):
-    """Which pool, and as which of its tenants."""
+    """The options that name a pool and one of its tenants."""
 
     tenant: Tenant = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOptions:
-    """Which ledger: that of a pool, or an exported one."""
+    """The options that name a ledger: that of a pool, or an exported one."""
 
     file: Annotated[
         Path | None,

