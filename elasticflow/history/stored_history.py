@@ -177,28 +177,40 @@ _DECISIONS = {
 def folded(history: Iterable[HistoryEntry]) -> Iterator[HistoryEntry]:
     """What is neither a step of a profiling run nor another report is kept: crashes, warnings, decisions.
 
-    The workers of the last profiling run may end after the decision: no other generation starts before.
+    Only a decision ends the run. Its last workers may end after the decision: no other generation starts before.
     """
-    is_profiling, is_ending, steps = False, False, list[HistoryEntry]()
+    is_profiling, is_ending, run = False, False, list[HistoryEntry]()
     for entry in history:
-        if is_profiling and entry.type in _STEPS:
-            steps.append(entry)
+        if is_profiling and entry.type not in _DECISIONS:
+            run.append(entry)
             continue
-        if is_ending and entry.type == events.WorkersStopped.__name__:
+        if is_profiling:
+            yield from _in_a_line(run)
+            is_ending, run = len(_steps(run)) >= _ENOUGH, []
+        elif is_ending and entry.type == events.WorkersStopped.__name__:
             continue
-        is_ending = (is_ending or len(steps) >= _ENOUGH) and entry.type != events.GenerationStarted.__name__
-        yield from _in_a_line(steps)
-        steps = []
+        is_profiling = entry.type == events.ProfileRequested.__name__
+        is_ending = is_ending and not is_profiling and entry.type != events.GenerationStarted.__name__
         yield entry
-        is_profiling = entry.type == events.ProfileRequested.__name__ or (is_profiling and entry.type not in _DECISIONS)
-    yield from _in_a_line(steps)
+    yield from _in_a_line(run)
 
 
-def _in_a_line(steps: list[HistoryEntry]) -> Iterator[HistoryEntry]:
+def _steps(run: list[HistoryEntry]) -> list[HistoryEntry]:
+    return [entry for entry in run if entry.type in _STEPS]
+
+
+def _in_a_line(run: list[HistoryEntry]) -> Iterator[HistoryEntry]:
+    """The run with one line in place of its last step, and without the other steps."""
+    steps = _steps(run)
     if len(steps) < _ENOUGH:
-        yield from steps
+        yield from run
         return
     num_runs = sum(step.type == events.PlacementDecided.__name__ for step in steps)
     took = duration_in_words(steps[-1].at_s - steps[0].at_s)
     generations = f"{num_runs} generation{'s' if num_runs != 1 else ''}"
-    yield replace(steps[-1], text=f"its profiling run took {took} and {generations} (--all shows each step)", lines=())
+    for entry in run:
+        if entry is steps[-1]:
+            text = f"its profiling run took {took} and {generations} (--all shows each step)"
+            yield replace(entry, text=text, lines=())
+        elif entry.type not in _STEPS:
+            yield entry

@@ -1,5 +1,7 @@
 """The generations of a profiling run are one line of a history."""
 
+import pytest
+
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.stored_history import folded
 
@@ -20,10 +22,24 @@ def test_a_profiling_run_is_a_line_with_its_duration() -> None:
     assert shown == ["ProfileRequested", run, "ProfileCompleted", "JobAdmitted"]
 
 
-def test_what_went_wrong_in_a_profiling_run_is_kept() -> None:
-    history = entries("ProfileRequested", *STEP, "WorkerCrashed", *STEP, "JobFailed")
-    kinds = [entry.type for entry in folded(history)]
-    assert kinds == ["ProfileRequested", "WorkersStopped", "WorkerCrashed", "WorkersStopped", "JobFailed"]
+@pytest.mark.parametrize("said", ["WorkerCrashed", "JobWarned", "MemoryExceeded", "ProfilingFailed"])
+def test_what_is_said_in_a_profiling_run_is_kept_and_does_not_divide_it(said: str) -> None:
+    for num_steps in (1, 5, 9):
+        steps = (*STEP, *STEP)
+        shown = [*folded(entries("ProfileRequested", *steps[:num_steps], said, *steps[num_steps:], "JobFailed"))]
+        assert [entry.type for entry in shown] == ["ProfileRequested", said, "WorkersStopped", "JobFailed"]
+        assert "took 10.0s and 2 generations" in shown[2].text
+
+
+def test_a_short_profiling_run_stays_in_its_order() -> None:
+    history = entries("ProfileRequested", *STEP[:2], "JobWarned", "GenerationStarted", "JobFailed")
+    assert tuple(folded(history)) == history
+
+
+def test_a_second_profiling_run_is_a_line_of_its_own() -> None:
+    run = ("ProfileRequested", *STEP, "JobRejected")
+    kinds = [entry.type for entry in folded(entries(*run, *run))]
+    assert kinds == 2 * ["ProfileRequested", "WorkersStopped", "JobRejected"]
 
 
 def test_steps_after_the_decision_are_kept() -> None:
