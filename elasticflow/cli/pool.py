@@ -295,7 +295,7 @@ def _answer(answer: Answer, direction: Literal["in", "out"], as_json: bool) -> N
             say_line(f"  promised  {schedule_in_words(answer.minimum_satisfactory_share)}")
         say_line(f"  clear it  eflow scale-{direction} {answer.job_id} --release")
     elif isinstance(answer, GpuLimitsCleared):
-        say_line(f"released  {answer.job_id}: {answer.reason}", "green")
+        say_line(f"released  {answer.job_id}: its GPU limits are cleared", "green")
     else:
         say_line(f"not scaled: {answer.job_id}: {answer.explanation}", "yellow")
         if answer.num_gpus is not None:

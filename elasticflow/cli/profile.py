@@ -14,10 +14,11 @@ from elasticflow.cli.terminal_output import note, print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
 from elasticflow.errors import NotThere, UnknownJob
-from elasticflow.history.formatting import gpus_by_type_in_words, gpus_counted, undecided_in_words
+from elasticflow.history.formatting import gpus_by_type_in_words, undecided_in_words
 from elasticflow.history.profile_views import ProfileView, SplitView, TypesView, profile_view, types_view
 from elasticflow.history.tables import table
 from elasticflow.sdk.submission import Submission, load, profilable
+from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobSpec

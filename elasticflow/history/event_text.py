@@ -4,7 +4,6 @@ from elasticflow.history.formatting import (
     artifacts_in_words,
     bytes_in_words,
     deadline_in_words,
-    gpus_counted,
     left_files_in_words,
     limits_in_words,
     margin_in_words,
@@ -19,7 +18,7 @@ from elasticflow.history.formatting import (
     undecided_in_words,
 )
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.event_summary import gpus_in_words
+from elasticflow.shared.messages.event_summary import gpus_counted, gpus_in_words
 from elasticflow.shared.messages.events import Event, LoadEvent
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.load_spec import LoadSpec

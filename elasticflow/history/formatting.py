@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -25,7 +26,7 @@ def profiled_spec_in_words(spec: JobSpec) -> str:
 
 
 def _iterations_in_words(spec: JobSpec) -> str:
-    only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range} GPUs only"
+    only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range.in_words} only"
     return f"iterations of {spec.global_batch_size} samples{only_on}"
 
 
@@ -105,10 +106,6 @@ def bytes_in_words(count: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} GB"
-
-
-def gpus_counted(count: int, gpu_type: str = "") -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}" + (f" of type {gpu_type}" if gpu_type else "")
 
 
 def gpus_by_type_in_words(num_gpus_by_type: Mapping[str, int]) -> str:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from elasticflow.history.event_text import event_text, load_text, placed_in_words
 from elasticflow.history.formatting import (
     end_in_words,
-    gpus_counted,
     limits_in_words,
     schedule_in_words,
     speeds_in_words,
@@ -19,6 +18,7 @@ from elasticflow.history.names_concerned import is_profile_of, names_concerned
 from elasticflow.history.pool_views import gpu_type_of
 from elasticflow.history.profile_views import predicted_steps
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
 from elasticflow.shared.state.fold import ledger_fold

@@ -13,7 +13,7 @@ from elasticflow.services.admission.rejection import RUNS_NOWHERE, no_such_job
 from elasticflow.services.admission.replan import Found, Replanning, own
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import SetGpuLimits
-from elasticflow.shared.messages.event_summary import in_the_past
+from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
 from elasticflow.shared.messages.gpu_limits import GpuLimits, range_problem
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
@@ -42,7 +42,7 @@ def set_gpu_limits(session: AdmissionSession, command: SetGpuLimits) -> Admissio
         rejected = GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=why or "", at_s=now_s)
         return session.with_event(rejected)
     if _clears(command):
-        cleared = GpuLimitsCleared(job_id=command.job_id, reason="its operator has cleared them", at_s=now_s)
+        cleared = GpuLimitsCleared(job_id=command.job_id, reason="its operator has released it", at_s=now_s)
         return session.with_event(cleared).replanned()
     if limits == known:
         return session
@@ -98,15 +98,15 @@ class _Request:
         own_sizes = submitted_range(self.job)
         gpu_range = own_sizes.intersection(limits.gpu_range)
         if gpu_range.is_empty:
-            return f"it runs on {own_sizes} GPUs only, as its user says"
+            return f"it runs on {own_sizes.in_words} only, as its user says"
         spec = with_gpu_range(self.job, gpu_range)
         curve = known_curve(with_profile(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
         if curve is None:
-            return f"it was not measured to run on {gpu_range} GPUs; the pool has {self.session.state.num_gpus}"
+            return f"it was not measured to run on {gpu_range.in_words}; the pool has {self.session.state.num_gpus}"
         if self.job.promised:
             return self._replanned(limits, curve)
         if limits.min_gpus is not None and curve.levels[0] > self._free_now():
-            return f"promises leave {self._free_now()} GPUs now"
+            return f"promises leave {gpus_counted(self._free_now())} now"
         return self._granted(limits)
 
     def rejected(self, limits: GpuLimits, why: str) -> GpuLimitsRejected:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from elasticflow.shared.messages.event_summary import in_the_past, memory_in_words
+from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past, memory_in_words
 from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -86,7 +86,8 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
     if not most:
         return "the pool has no GPUs now"
     least, most = spec.gpu_range.least, min(most, spec.gpu_range.most or most)
-    return f"at this batch size it does not run on {least} to {most} GPUs"
+    sizes = gpus_counted(most) if least == most else f"{least} to {most} GPUs"
+    return f"at this batch size it does not run on {sizes}"
 
 
 def why_no_type(state: PoolState, spec: JobSpec) -> str:
@@ -101,7 +102,7 @@ def why_no_type(state: PoolState, spec: JobSpec) -> str:
     lacks_memory = not accepted_types(state, spec) and accepted_types(state, replace(spec, gpu_memory_bytes=0))
     field = "gpu_memory_bytes" if lacks_memory else "gpu_type" if spec.gpu_type else "min_gpus"
     least = spec.gpu_range.least
-    needed = f"at least {least} GPU{'s' if least > 1 else ''} of {wanted}{memory}"
+    needed = f"at least {gpus_counted(least)} of {wanted}{memory}"
     return f"{field}: it needs {needed}, and the pool has {_gpus_there(state, with_memory=bool(memory))}"
 
 
@@ -140,13 +141,12 @@ def why_late(state: PoolState, job: SchedulableJob, offered: str, ending: Sequen
     could be."""
     window_s = promised_deadline_s(state, PlannedTime(job.deadline_s)) - now_s
     most = job.curve.max_useful_gpus
-    gpus = "1 GPU" if most == 1 else f"{most} GPUs"
     fastest = job.curve.throughput(most)
     iterations = round(job.remaining_iterations)
     alone_s = iterations / fastest + job.resize_cost.seconds(most)
     unfit = f"in {window_s:.0f} s do not fit" if window_s >= 1.0 else "do not fit, for no time is left"
     return (
-        f"{iterations} iterations {unfit}: alone on {gpus} they take "
+        f"{iterations} iterations {unfit}: alone on {gpus_counted(most)} they take "
         f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {offered}"
         f"{_ends_in_words(ending, now_s)}"
     )
@@ -180,4 +180,4 @@ def offered_in_words(state: PoolState, earliest_s: PlannedTime | None, now_s: fl
 def no_deadline(state: PoolState) -> str:
     """Why no deadline at all can be promised."""
     kept = "" if promisable_gpus(state)[0] else ", which are all kept in reserve (reserve_nodes)"
-    return f"no deadline is possible on {state.num_gpus} GPUs{kept}"
+    return f"no deadline is possible on {gpus_counted(state.num_gpus)}{kept}"

@@ -34,6 +34,11 @@ def summary(message: Any) -> dict[str, Any]:
     return shown
 
 
+def gpus_counted(count: int, gpu_type: str = "") -> str:
+    """The number of GPUs, as "1 GPU" or "4 GPUs of type V100"."""
+    return f"{count} GPU{'' if count == 1 else 's'}" + (f" of type {gpu_type}" if gpu_type else "")
+
+
 def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
     """GPUs by node, in rank order: "a:0,1 b:2"."""
     by_node: dict[str, list[int]] = {}
@@ -49,10 +54,7 @@ def memory_in_words(num_bytes: int) -> str:
 
 
 def _steps(schedule: ShareSchedule) -> list[str]:
-    return [
-        f"{s.num_gpus} GPU{'' if s.num_gpus == 1 else 's'} for {s.end_s - s.start_s:.1f} s"
-        for s in islice(segments(schedule), _MANY)
-    ]
+    return [f"{gpus_counted(s.num_gpus)} for {s.end_s - s.start_s:.1f} s" for s in islice(segments(schedule), _MANY)]
 
 
 def _few(shown: dict[str, Any], items: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,11 @@ class GpuRange(NamedTuple):
             return str(self.least)
         return f"{self.least if self.least > 1 else ''}..{'' if self.most is None else self.most}"
 
+    @property
+    def in_words(self) -> str:
+        """The range as "1 GPU" or "2..8 GPUs"."""
+        return f"{self} GPU{'' if self.most == 1 else 's'}"
+
 
 ANY_NUMBER = GpuRange()
 

@@ -12,6 +12,7 @@ from elasticflow.services.executor.decisions.state import (
     is_awaited,
     is_quarantined,
 )
+from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.events import JobFailed, JobFinished, MemoryExceeded, ProfilingFailed, WorkerCrashed
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
@@ -202,7 +203,7 @@ def _outcome(
         return _failed(state, job, outcome, now_s, worker)
     if (at_s := overdue_at_s(state, job, worker)) is not None and at_s <= now_s:
         limit_s = _profiling_limit_s(state, job)
-        error = f"its profiling run on {len(job.gpus)} GPUs did not end within {limit_s:.0f} s"
+        error = f"its profiling run on {gpus_counted(len(job.gpus))} did not end within {limit_s:.0f} s"
         return _failed(state, job, from_worker.Failed(error=error), now_s, worker)
     return None
 

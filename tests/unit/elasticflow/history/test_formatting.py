@@ -7,7 +7,7 @@ from elasticflow.cli.job_options import ClassName, SubmissionOptions
 from elasticflow.cli.option_values import parse_gpus, parse_setting
 from elasticflow.cli.terminal_output import say_line
 from elasticflow.client.command_requests import fresh_job_id
-from elasticflow.history.formatting import schedule_in_words
+from elasticflow.history.formatting import profiled_spec_in_words, schedule_in_words
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.times import duration_in_words, moment_in_words, parse_deadline, seconds_of
 from testbed.histories import spec
@@ -126,6 +126,20 @@ def test_a_job_without_a_name_is_called_after_its_class_or_its_script(function: 
 def test_a_schedule_in_words() -> None:
     schedule = (0.0, 40.0, 1, 40.0, 120.0, 4)
     assert schedule_in_words(schedule) == "1 GPU for 40.0s, then 4 GPUs for 1m 20s"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"min_gpus": 1, "max_gpus": 1}, " on 1 GPU only"),
+        ({"min_gpus": 4, "max_gpus": 4}, " on 4 GPUs only"),
+        ({"min_gpus": 2}, " on 2.. GPUs only"),
+        ({"max_gpus": 8}, " on ..8 GPUs only"),
+    ],
+)
+def test_a_range_of_gpus_is_a_part_of_the_work(changes: dict[str, int], words: str) -> None:
+    assert profiled_spec_in_words(spec(**changes)) == f"examples.digits:Digits, iterations of 64 samples{words}"
 
 
 def test_a_plain_line_comes_out_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

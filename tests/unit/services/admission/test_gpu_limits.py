@@ -205,6 +205,7 @@ def test_the_gpu_limits_of_an_ended_job_are_forgotten() -> None:
         ),
         (command(min_gpus=16), "was not measured to run on 16.. GPUs; the pool has 8; 8 would be possible"),
         (command(min_gpus=8), "it runs on 2..4 GPUs only, as its user says; 4 would be possible"),
+        (command("one", min_gpus=2), "it runs on 1 GPU only, as its user says; 1 would be possible"),
         (command(max_gpus=1), "it runs on 2..4 GPUs only, as its user says; 2 would be possible"),
     ],
 )
@@ -212,6 +213,7 @@ def test_invalid_gpu_limits_are_rejected_with_an_explanation(asked: SetGpuLimits
     own: dict[str, Any] = {"min_gpus": 2, "max_gpus": 4} if asked.min_gpus == 8 or asked.max_gpus == 1 else {}
     history = pool(8)
     history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 400.0, **own))
+    history.decided(ADMISSION, submit("one", deadline_s=NOW_S + 400.0, max_gpus=1))
     explanation = rejected(history, asked).explanation
     assert words in explanation
 
