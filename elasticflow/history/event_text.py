@@ -24,7 +24,7 @@ from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.state.finish_time import promised_finish_s
+from elasticflow.shared.state.finish_time import promised_finish_s, speed_now
 from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration
 from elasticflow.shared.state.load import Load
@@ -99,7 +99,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.MemoryExceeded():
             return _memory_exceeded(event, new)
         case events.JobAtRisk():
-            return _at_risk(event, new)
+            return _at_risk(event, new, state)
         case events.ProfilingFailed():
             gpu_type = type_name(state, event.gpu_type)
             return f"its profiling run on {gpu_type} failed, so it is decided on the other GPU types: {event.error}"
@@ -263,13 +263,14 @@ def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
     )
 
 
-def _at_risk(event: events.JobAtRisk, new: Job) -> str:
+def _at_risk(event: events.JobAtRisk, new: Job, state: PoolState) -> str:
     if event.projected_finish_s is None:
-        return (
-            f"at risk: {'it makes no progress' if new.gpus else 'the pool has no GPUs on which it would end in time'}"
-        )
+        is_stalled = bool(new.gpus) and speed_now(new, event.at_s) is None
+        why = "it makes no progress" if is_stalled else "the pool has no GPUs on which it would end in time"
+        return f"at risk: {why}"
     late = duration_in_words(event.projected_finish_s - event.deadline_s)
-    risk = f"at risk: at its measured speed it would end {late} after its deadline"
+    speed = f"its measured speed less {margin_in_words(state.config)}"
+    risk = f"at risk: planned at {speed} it would end {late} after its deadline"
     if event.earliest_deadline_s is None:
         return risk
     by = moment_in_words(event.earliest_deadline_s, event.at_s)

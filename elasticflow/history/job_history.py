@@ -3,7 +3,7 @@
 The ledger is folded message by message. The states before and after a decision show what it changed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,6 +99,12 @@ _PROFILING_RUN = "enough GPUs are free for its profiling run"
 _PLANNED = "the planned shares change at this time"
 _MOST_AWAITED = 8  # nodes that a sentence names
 _ANOTHER_JOB = "a job of another tenant"
+_ENDS_A_RISK: Mapping[type[Event], str] = {
+    events.PlacementDecided: "the monitor judges its new generation anew",
+    events.JobAmended: "the amended promise has a plan",
+    events.GpuLimitsCleared: "the monitor judges it anew without its GPU limits",
+    events.GpuTypeChanged: "it has a plan on the other GPU type",
+}
 _REPORTS = (events.JobProgressed.__name__, events.ThroughputMeasured.__name__, events.LoadProgressed.__name__)
 
 Entry = tuple[int, float, LedgerMessage]  # sequence, stored at, message
@@ -178,7 +184,8 @@ class EventsInWords:
         said: list[Sentence] = []
         for event in message.events if isinstance(message, PlanDecided) else (message,):
             for name in self._names(event, before):
-                if text := self._sentence(event, name, before, based_on):
+                texts = (self._sentence(event, name, before, based_on), self._end_of_risk(event, name, before))
+                for text in filter(None, texts):
                     kind, lines = type(event).__name__, _last_lines(event)
                     traceback = _traceback(event)
                     entry = HistoryEntry(
@@ -241,6 +248,14 @@ class EventsInWords:
                 return event_text(event, old, new, self.state)
             case _:
                 return ""
+
+    def _end_of_risk(self, event: Event, name: str, before: PoolState) -> str:
+        """That the promise is no longer at risk since this event, and why; "" otherwise."""
+        old, new = before.job(name), self.state.job(name)
+        if old is None or new is None or not old.at_risk or new.at_risk or not new.live:
+            return ""
+        why = _ENDS_A_RISK.get(type(event))
+        return f"no longer at risk: {why}" if why else ""
 
     def _tenant(self, event: Event, name: str, before: PoolState) -> str:
         """The tenant of the job or load; of a load that was never opened, the one that requested it."""

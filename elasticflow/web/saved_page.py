@@ -30,6 +30,8 @@ PROMISES = {  # as in words.js: symbol, word, tone
     "none": ("·", "no promise", "none"),
 }
 
+AT_RISK = "No plan keeps the promise with the pool's margin. At its speed now the job may end in time."
+
 
 def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, Any] | None) -> str:
     """jobs: rows of `past_update`, in the order of the lanes. compared: another policy, as an outline."""
@@ -89,7 +91,8 @@ def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, An
     )
     legend = (
         '<ul class="legend"><li><i class="solid"></i>GPUs held</li><li><i class="dashed"></i>GPUs promised</li>'
-        f'{under}<li><i class="deadline"></i>deadline</li><li>● promised ▲ at risk ✕ broken or failed ✓ kept</li></ul>'
+        f'{under}<li><i class="deadline"></i>deadline</li>'
+        f'<li>● promised <span title="{AT_RISK}">▲ at risk</span> ✕ broken or failed ✓ kept</li></ul>'
     )
     return f'<ol class="saved-lanes">{rows}</ol><p class="scale">{scale}</p>{left_out}{legend}'
 

@@ -124,7 +124,7 @@ def _stalled_for_s(state: MonitorState, job: Job, now_s: float) -> float:
 
 
 def at_risk(pool: PoolState, now_s: float, cache: PlanningCache | None) -> list[JobAtRisk]:
-    """Promised jobs for which no schedule meets the deadline at the speed that is known now."""
+    """Promised jobs for which no schedule meets the deadline at the speed known now, less the pool's margin."""
     planned = planned_pool(pool, now_s, cache)
     risks: list[JobAtRisk] = []
     for row in planned.plan.late:

@@ -90,7 +90,9 @@ def _text(job: Job, what: Happened, margin_s: float | None) -> str:
     if margin_s is not None:
         side = f"{abs(margin_s):.0f} s {'before' if margin_s >= 0 else 'after'} its deadline"
     if what == "at risk":
-        return f"{job.job_id} is at risk of missing its deadline" + (f": it would finish {side}" if side else "")
+        but = ", but no plan with the pool's margin keeps it" if (margin_s or 0.0) >= 0 else ""
+        would = f": at its speed now it would finish {side}{but}" if side else ""
+        return f"{job.job_id} is at risk of missing its deadline{would}"
     reason = f": {job.explanation}" if job.explanation else ""
     return f"{job.job_id} {what}{f', {side}' if side and what == 'finished' else ''}{reason}"
 

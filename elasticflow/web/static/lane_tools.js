@@ -79,6 +79,9 @@ export function LaneZoom({ span, isFitted, onSpan }) {
   `;
 }
 
+const AT_RISK =
+  "No plan keeps the promise with the pool's margin. At its speed now the job may end in time.";
+
 /** policy: that is laid over the lanes. @param {{policy?: string}} props */
 export function LaneLegend({ policy }) {
   return html`
@@ -87,7 +90,7 @@ export function LaneLegend({ policy }) {
       <li><i class="dashed"></i>GPUs promised</li>
       ${policy && html`<li><i class="dashed other"></i>GPUs under ${policy}, modelled</li>`}
       <li><i class="deadline"></i>deadline; the line to it is the margin</li>
-      <li>● promised ▲ at risk ✕ broken or failed ✓ kept</li>
+      <li>● promised <span title=${AT_RISK}>▲ at risk</span> ✕ broken or failed ✓ kept</li>
     </ul>
   `;
 }

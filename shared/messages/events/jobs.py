@@ -330,8 +330,9 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobAtRisk:
-    """The job would miss its deadline at its measured speed. From the monitor.
+    """No plan meets its deadline at the measured speed less the margin of the pool. From the monitor.
 
+    projected_finish_s: the end of the earliest such plan. At its speed now, which needs no margin, it may end in time.
     earliest_deadline_s: that admission would promise to an `AmendJob` at at_s, together with those of all other late
     jobs; None if there is none.
     """
@@ -339,7 +340,7 @@ class JobAtRisk:
     VERSION: ClassVar[int] = 1
     job_id: Token
     generation: Generation
-    projected_finish_s: TimeS | None  # None: it makes no progress
+    projected_finish_s: TimeS | None  # None: it makes no progress, or no plan ends it
     deadline_s: TimeS
     earliest_deadline_s: TimeS | None = None
     at_s: TimeS

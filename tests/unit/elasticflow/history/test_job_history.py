@@ -249,9 +249,63 @@ def test_a_risk_names_the_deadline_that_admission_would_promise() -> None:
         return pool().admitted("j1").placed("j1", 1, "node-0:0").appended(risk).of("j1")[-1]
 
     late = text(NOW_S + 129.5, NOW_S + 130.0)
-    assert "it would end 29.5s after its deadline; admission would promise an amendment to " in late
+    assert late.startswith("at risk: planned at its measured speed less a margin of 10% it would end 29.5s after its ")
+    assert "deadline; admission would promise an amendment to " in late
     assert late.endswith("(in 2m 00s)")
     assert text(None, None) == "at risk: it makes no progress"
+
+
+def test_a_job_that_trains_is_not_said_to_make_no_progress() -> None:
+    ledger = (
+        pool()
+        .admitted("j1")
+        .placed("j1", 1, "node-0:0")
+        .appended(
+            events.GenerationStarted(job_id="j1", generation=1, num_gpus=1, iteration=0, at_s=NOW_S),
+            events.JobProgressed(job_id="j1", generation=1, iteration=9, iterations_per_s=1.0, at_s=NOW_S + 9.0),
+            events.JobAtRisk(
+                job_id="j1", generation=1, projected_finish_s=None, deadline_s=NOW_S + 100.0, at_s=NOW_S + 10.0
+            ),
+        )
+    )
+    assert ledger.of("j1")[-1] == "at risk: the pool has no GPUs on which it would end in time"
+
+
+@pytest.mark.parametrize("event", ["placement", "amendment", "limits"])
+def test_the_end_of_a_risk_is_a_line_with_its_cause(event: str) -> None:
+    ledger = pool().admitted("j1").admitted("j2").placed("j1", 1, "node-0:0").placed("j2", 1, "node-0:1")
+    limited = events.GpuLimitsSet(
+        job_id="j1",
+        min_gpus=None,
+        max_gpus=4,
+        until_s=None,
+        minimum_satisfactory_share=(),
+        gpu_seconds=0.0,
+        at_s=NOW_S + 5.0,
+    )
+    risk = events.JobAtRisk(
+        job_id="j1", generation=1, projected_finish_s=None, deadline_s=NOW_S + 100.0, at_s=NOW_S + 10.0
+    )
+    ledger.appended(limited, risk)
+    if event == "placement":
+        ledger.placed("j1", 2, "node-0:0", "node-0:1")
+        why = "the monitor judges its new generation anew"
+    elif event == "amendment":
+        amended = events.JobAmended(
+            job_id="j1",
+            deadline_s=NOW_S + 300.0,
+            max_iterations=100,
+            minimum_satisfactory_share=(NOW_S, NOW_S + 60.0, 1.0),
+            gpu_seconds=60.0,
+            at_s=NOW_S + 20.0,
+        )
+        ledger.decided("admission", amended)
+        why = "the amended promise has a plan"
+    else:
+        ledger.decided("admission", events.GpuLimitsCleared(job_id="j1", reason="expired", at_s=NOW_S + 20.0))
+        why = "the monitor judges it anew without its GPU limits"
+    assert ledger.of("j1")[-1] == f"no longer at risk: {why}"
+    assert not [text for text in ledger.of("j2") if "no longer" in text]
 
 
 def test_the_end_names_its_margin() -> None:

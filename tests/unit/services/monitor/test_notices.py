@@ -1,8 +1,11 @@
 """What the webhook tells of jobs: ends, risks and broken promises, each once for its time."""
 
+import pytest
+
 from elasticflow.services.monitor.webhook import Notice, notices
 from elasticflow.shared.messages import events
 from testbed.histories import NOW_S, History, pool, spec
+from tests.support.worker_events import placed
 
 
 def admitted(history: History, job_id: str = "j1", **changes: object) -> History:
@@ -60,6 +63,25 @@ def test_a_risk_is_told() -> None:
         )
     )
     assert told(history) == [("at risk", "j1 is at risk of missing its deadline")]
+
+
+@pytest.mark.parametrize(
+    ("iterations_per_s", "would"),
+    [
+        (2.0, "30 s before its deadline, but no plan with the pool's margin keeps it"),
+        (1.0, "20 s after its deadline"),
+    ],
+)
+def test_a_risk_beside_a_positive_margin_says_why(iterations_per_s: float, would: str) -> None:
+    history = admitted(pool(4)).then(placed(1, "node-0:0", job_id="j1")).started("j1")
+    progressed = events.JobProgressed(
+        job_id="j1", generation=1, iteration=0, iterations_per_s=iterations_per_s, at_s=NOW_S + 20.0
+    )
+    risk = events.JobAtRisk(
+        job_id="j1", generation=1, projected_finish_s=None, deadline_s=NOW_S + 100.0, at_s=NOW_S + 20.0
+    )
+    text = "j1 is at risk of missing its deadline: at its speed now it would finish "
+    assert told(history.then(progressed, risk), now_s=NOW_S + 21.0) == [("at risk", text + would)]
 
 
 def test_a_promise_is_broken_when_its_deadline_passes() -> None:
