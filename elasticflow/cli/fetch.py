@@ -60,21 +60,21 @@ def fetch(
     if as_json:
         print_json(plain(fetched))
     else:
-        _show(fetched)
+        show(fetched)
     raise typer.Exit(0 if fetched.model is not None or fetched.files else 1)
 
 
-def _show(fetched: Fetched) -> None:
+def show(fetched: Fetched) -> None:
     if fetched.model is not None:
         size = bytes_in_words(fetched.model.stat().st_size)
         say_line(f"model  {fetched.model}: {size}, iteration {fetched.iteration}", "green")
-    elif fetched.files:
-        say_line(f"model  none is stored; `eflow explain {fetched.job_id}` says why", "yellow")
+    else:
+        say_line(f"model  none: {fetched.why_no_model}", "yellow")
     for file in fetched.files:
         say_line(f"file   {file}: {bytes_in_words(file.stat().st_size)}")
     if fetched.model is None and not fetched.files:
-        why = "nothing of what it wrote can be stored" if fetched.num_unstored else "it wrote no model and no files"
-        say_line(f"nothing is stored of {fetched.job_id}: {why}", "yellow")
+        why = "none of those that it wrote is stored" if fetched.num_unstored else "it wrote none"
+        say_line(f"file   none: {why}", "yellow")
     for file in fetched.unstored:
         note(f"eflow: not stored: {file.path}: {file.reason}")
     if (more := fetched.num_unstored - len(fetched.unstored)) > 0:

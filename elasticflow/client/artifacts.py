@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, cast, get_args
 from elasticflow.client.command_requests import CommandRequests
 from elasticflow.client.replies import CheckpointReply
 from elasticflow.errors import ArtifactGone, ArtifactNotReadable, NothingStored, NotStoredYet
+from elasticflow.history.formatting import checkpoint_in_words, why_no_model
 from elasticflow.shared.errors import DamagedObject, NotFound
 from elasticflow.shared.messages.commands import RequestCheckpoint
 from elasticflow.shared.messages.events import (
@@ -37,11 +38,12 @@ _ATTEMPTS, _RETRY_S = 5, 0.5  # a replica may not have a new object so far
 
 class StoredArtifacts(NamedTuple):
     """stored: the newest event about them. tenant: of the job, who alone may read them. left_on: nodes that may keep
-    other files of the job."""
+    other files of the job. why_no_model: "" if one is stored."""
 
     stored: ArtifactsStored
     tenant: str
     left_on: tuple[str, ...] = ()
+    why_no_model: str = ""
 
 
 class ArtifactReader(CommandRequests):
@@ -59,10 +61,14 @@ class ArtifactReader(CommandRequests):
             stored_before = -1
         state, job = await self._once_stored(job_id, stored_before, timeout_s)
         if not job.artifacts.sequence:
-            raise NothingStored(job_id, f"it is {job.phase.value}, and was never stored")
+            kept = (
+                f"; {checkpoint_in_words(job, job.trained_on)}" if job.checkpoint_iteration and job.trained_on else ""
+            )
+            raise NothingStored(job_id, f"it is {job.phase.value}, and was never stored{kept}")
         if (stored := await self._stored_files(job)) is None:
             raise NothingStored(job_id, f"message {job.artifacts.sequence} of the ledger does not say what is stored")
-        return StoredArtifacts(stored, job.tenant, nodes_with_other_files(state, job, stored.node_id))
+        left_on = nodes_with_other_files(state, job, stored.node_id)
+        return StoredArtifacts(stored, job.tenant, left_on, why_no_model(stored, job, left_on))
 
     async def _request(self, job: Job, timeout_s: float) -> bool:
         """Request that its present model is stored. False if it does not train: what was stored before counts."""

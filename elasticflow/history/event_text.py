@@ -20,7 +20,6 @@ from elasticflow.history.formatting import (
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_counted, gpus_in_words
 from elasticflow.shared.messages.events import Event, LoadEvent
-from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
@@ -74,7 +73,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.CheckpointRequested():
             return "a checkpoint was requested" + (", to be stored with the job's files" if event.store else "")
         case events.ArtifactsStored():
-            return artifacts_in_words(event) + _without_model(event, new) + _left_elsewhere(event, new, state)
+            return _artifacts(event, new, state)
         case events.CheckpointWritten():
             return f"checkpoint of iteration {event.iteration} written, {bytes_in_words(event.num_bytes)}: {event.file}"
         case events.CheckpointFailed():
@@ -192,18 +191,10 @@ def _rejected(event: events.JobRejected) -> str:
     return f"{asked}rejected ({event.reason}): {event.explanation}{offer}"
 
 
-def _without_model(event: events.ArtifactsStored, new: Job) -> str:
-    """Unless a file that is not stored says why, or the script keeps its model itself."""
-    if event.model is not None or event.num_unstored or not (event.files or event.outputs):
-        return ""
-    if new.spec is not None and new.spec.entry == TORCHRUN:
-        return ""
-    return "; no model: it has saved no checkpoint"
-
-
-def _left_elsewhere(event: events.ArtifactsStored, new: Job, state: PoolState) -> str:
-    nodes = nodes_with_other_files(state, new, event.node_id)
-    return f"; {left_files_in_words(nodes, event.node_id)}" if nodes else ""
+def _artifacts(event: events.ArtifactsStored, new: Job, state: PoolState) -> str:
+    others = nodes_with_other_files(state, new, event.node_id)
+    elsewhere = f"; {left_files_in_words(others, event.node_id)}" if others else ""
+    return artifacts_in_words(event, new, others) + elsewhere
 
 
 def _lost(old: Job | None, new: Job) -> str:

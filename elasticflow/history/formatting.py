@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
-from elasticflow.shared.messages.job_spec import JobSpec, Scalar
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec, Scalar
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.messages.worker_protocol.from_worker import MODEL_FOLDER, iteration_of_model
+from elasticflow.shared.state.job import Job, Phase
 from elasticflow.times import duration_in_words, moment_in_words
 
 
@@ -62,17 +64,53 @@ def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
     return f"{offer.max_iterations} iterations{batches} by {moment_in_words(offer.deadline_s, now_s)}"
 
 
-def artifacts_in_words(event: events.ArtifactsStored) -> str:
-    """What `eflow fetch` gets, and what it does not."""
+def artifacts_in_words(event: events.ArtifactsStored, job: Job, others: Sequence[str]) -> str:
+    """What `eflow fetch` gets, and what it does not. others: as in `why_no_model`."""
+    why = why_no_model(event, job, others)
     model = "" if event.model is None else f"the model of iteration {event.iteration}"
     num_files = len(event.files) + len(event.outputs)
     files = f"{num_files} file{'' if num_files == 1 else 's'}" if num_files else ""
     stored = " and ".join(filter(None, (model, files)))
     kept = f"stored for `eflow fetch`: {stored}, {bytes_in_words(event.num_bytes)}" if stored else ""
-    if not event.num_unstored:
-        return kept or "it left no model and no files to store"
-    named = "; ".join(f"{file.path}: {file.reason}" for file in event.unstored[:3])
-    return f"{f'{kept}; ' if kept else ''}{event.num_unstored} not stored, on node {event.node_id}: {named}"
+    nothing = "" if stored or event.num_unstored else "it left no files to store"
+    unstored = [file for file in event.unstored if not _is_model(file)]
+    num_unstored = event.num_unstored - len(event.unstored) + len(unstored)
+    named = "; ".join(f"{file.path}: {file.reason}" for file in unstored[:3])
+    left = f"{num_unstored} not stored, on node {event.node_id}: {named}" if num_unstored else ""
+    return "; ".join(filter(None, (kept, nothing, f"no model: {why}" if why else "", left)))
+
+
+def why_no_model(event: events.ArtifactsStored, job: Job, others: Sequence[str]) -> str:
+    """Why no model is stored; "" if one is. others: nodes that keep files of the job in other data folders."""
+    if event.model is not None:
+        return ""
+    if job.spec is not None and job.spec.entry == TORCHRUN:
+        has_files = event.files or event.outputs
+        return f"a --torchrun script keeps its own, {'among its files' if has_files else 'and none is stored'}"
+    if event.iteration:  # the node has a model
+        why = next((f": {file.path}: {file.reason}" for file in event.unstored if _is_model(file)), "")
+        return f"that of iteration {event.iteration} is not stored, on node {event.node_id}{why}"
+    folder = f"/checkpoints/{job.job_id}"
+    if failed := next((file for file in event.unstored if file.path.endswith(folder)), None):
+        return f"nothing could be stored: {failed.reason}"
+    if not job.checkpoint_iteration:
+        return "it has saved no checkpoint"
+    nodes = [node for node in job.trained_on if node == event.node_id or node in others]
+    nodes = nodes or job.trained_on or (event.node_id,)
+    if job.phase is Phase.FINISHED:
+        return f"the data folder of {event.node_id} has none; {checkpoint_in_words(job, nodes)}"
+    return f"none was stored while it trained; {checkpoint_in_words(job, nodes)}"
+
+
+def checkpoint_in_words(job: Job, nodes: Sequence[str]) -> str:
+    """Where the newest checkpoint of a job is: on one of these nodes."""
+    where = f"on {' or '.join(nodes)}, in the folder checkpoints/{job.job_id} of the data folder"
+    return f"its checkpoint of iteration {job.checkpoint_iteration} stays {where}"
+
+
+def _is_model(file: events.UnstoredFile) -> bool:
+    folder, _, name = file.path.rpartition("/")
+    return folder.endswith(f"/{MODEL_FOLDER}") and iteration_of_model(name) is not None
 
 
 def shortened(text: str, width: int) -> str:

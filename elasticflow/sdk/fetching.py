@@ -24,6 +24,7 @@ class Fetched:
     """model: None if none is stored. iteration: of the model. files: those of the job's artifact folder are in
     `artifacts`, those that it wrote into its working folder in `files`. unstored: files that stay on their node, of
     num_unstored in all. node_id: whose data folder they come from. left_on: nodes that may keep other files of the job.
+    why_no_model: "" if one is stored.
     """
 
     job_id: str
@@ -35,6 +36,7 @@ class Fetched:
     num_unstored: int
     node_id: str
     left_on: tuple[str, ...]
+    why_no_model: str
 
 
 def load(
@@ -58,7 +60,7 @@ def load(
 
         async def download(client: Client) -> None:
             artifacts = await client.artifacts(job_id, timeout=timeout)
-            await _save_model(client, artifacts, file)
+            await save_model(client, artifacts, file)
 
         with_client(endpoint, tenant, download)
         return _read_model(file)
@@ -114,7 +116,7 @@ async def fetch_with(
         if model_format == "safetensors":
             await _save_safetensors(client, artifacts, model, on_written)
         else:
-            await _save_model(client, artifacts, model, on_written)
+            await save_model(client, artifacts, model, on_written)
     targets = {_below(folder / ARTIFACT_FOLDER, file.path): file for file in stored.files}
     targets |= {_below(folder / WORKING_FOLDER, file.path): file for file in stored.outputs}
     for target, file in targets.items():
@@ -129,16 +131,15 @@ async def fetch_with(
         num_unstored=stored.num_unstored,
         node_id=stored.node_id,
         left_on=artifacts.left_on,
+        why_no_model=artifacts.why_no_model,
     )
 
 
-async def _save_model(
+async def save_model(
     client: Client, artifacts: StoredArtifacts, target: Path, on_written: Callable[[int], None] = lambda num_bytes: None
 ) -> None:
     if artifacts.stored.model is None:
-        stored = artifacts.stored
-        why = next((f"{file.path} on node {stored.node_id}: {file.reason}" for file in stored.unstored), "")
-        raise NoModel(stored.job_id, why or "it wrote none")
+        raise NoModel(artifacts.stored.job_id, artifacts.why_no_model)
     await client.save(artifacts, artifacts.stored.model, target, on_written)
 
 
@@ -149,7 +150,7 @@ async def _save_safetensors(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as unfinished:
         torch_file, converted = Path(unfinished) / _MODEL_NAMES["torch"], Path(unfinished) / target.name
-        await _save_model(client, artifacts, torch_file, on_written)
+        await save_model(client, artifacts, torch_file, on_written)
         _write_safetensors(_read_model(torch_file), converted)
         converted.replace(target)
 

@@ -149,7 +149,9 @@ async def test_a_job_that_ends_instead_of_writing_the_checkpoint_is_fetched(cli:
     await cli.append(FINISHED)
     due = await cli.bus.last_subject_sequence(f"ef.ledger.{POOL}.job.j1.{NODE}")
     await store(cli, due, await stored(cli, "file", b"x"))
-    assert (await fetching).status == 0
+    fetched = await fetching
+    assert fetched.status == 0
+    assert "model  none: that of iteration 100 is not stored, on node node-0" in fetched.out
     assert (cli.folder / "j1" / "artifacts" / "file").read_bytes() == b"x"
 
 

@@ -229,5 +229,9 @@ def workers_gone_after_the_end(state: PoolState, event: Event) -> PoolState:
     job = state.ended_jobs.get(event.job_id) if isinstance(event, events.WorkersStopped) else None
     if job is None or not isinstance(event, events.WorkersStopped):
         return state
-    job = fast_replace(job, stopping=_still_stopping(job, event))
+    left, saved = _still_stopping(job, event), job.checkpoint_iteration
+    was_admitted = job.admitted_at_s is not None  # a profiling run has no checkpoint
+    if was_admitted and len(left) < len(job.stopping) and event.generation > job.void_generation:
+        saved = max(saved, event.iteration or 0)
+    job = fast_replace(job, stopping=left, checkpoint_iteration=saved)
     return fast_replace(state, ended_jobs=state.ended_jobs.set(job.job_id, job))

@@ -1,14 +1,12 @@
 """`eflow explain`: the history names each decision about a job once, with its numbers and its cause."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from elasticflow.history.event_text import event_text
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, job_history
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
@@ -347,26 +345,12 @@ def test_what_is_stored_names_the_other_nodes_on_which_the_job_has_trained(data_
     ledger.appended(
         events.ArtifactsStored(job_id="j1", due=len(ledger.entries), node_id="node-0", at_s=NOW_S),
     )
-    assert ledger.of("j1")[-1] == "it left no model and no files to store" + (
+    assert ledger.of("j1")[-1] == "it left no files to store; no model: it has saved no checkpoint" + (
         ""
         if data_folder != "b"
         else "; files that it wrote on node-1 stay there: only those in the data folder of node-0 are stored, "
         "which is another one"
     )
-
-
-@pytest.mark.parametrize(("entry", "end"), [("", "; no model: it has saved no checkpoint"), (TORCHRUN, "")])
-def test_files_without_a_model_say_why(entry: str, end: str) -> None:
-    ledger = pool().admitted("j1").allocated(j1=1).placed("j1", 1, "node-0:0")
-    state = EventsInWords()
-    for sequence, at_s, message in ledger.entries:
-        state.fold(sequence, at_s, message)
-    job = state.state.live_jobs["j1"]
-    assert job.spec is not None
-    job = replace(job, spec=replace(job.spec, training_function=f"job:{entry or 'Digits'}"))
-    file = events.StoredFile(path="atexit.txt", num_bytes=7, digest="a" * 64)
-    stored = events.ArtifactsStored(job_id="j1", due=1, node_id="node-0", outputs=(file,), at_s=NOW_S)
-    assert event_text(stored, job, job, state.state) == f"stored for `eflow fetch`: 1 file, 7 bytes{end}"
 
 
 def test_a_warning_of_each_profiling_generation_is_said_once() -> None:
