@@ -30,7 +30,9 @@ PROMISES = {  # as in words.js: symbol, word, tone
     "none": ("·", "no promise", "none"),
 }
 
-AT_RISK = "No plan keeps the promise with the pool's margin. At its speed now the job may end in time."
+AT_RISK = (
+    "No plan keeps the promise with the pool's margin, or the job is stalled. At its speed now it may end in time."
+)
 
 
 def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, Any] | None) -> str:

@@ -80,7 +80,7 @@ export function LaneZoom({ span, isFitted, onSpan }) {
 }
 
 const AT_RISK =
-  "No plan keeps the promise with the pool's margin. At its speed now the job may end in time.";
+  "No plan keeps the promise with the pool's margin, or the job is stalled. At its speed now it may end in time.";
 
 /** policy: that is laid over the lanes. @param {{policy?: string}} props */
 export function LaneLegend({ policy }) {
