@@ -153,6 +153,7 @@ def profile(
       eflow profile digits-3f9a1c
       eflow profile train.py --gpus 1..4
       eflow profile train.py:Digits --batch 256 --json
+      eflow profile old.py --torchrun --batch 256 --batch-per-worker 32
       eflow profile train.py --types --mix 2xV100,8xP100
     """
     if mix and not by_type:
@@ -162,7 +163,7 @@ def profile(
         state, spec = run(lambda client: _known(client, target), where)
     else:
         options.checked(SystemClock().now_s())
-        job, code = load(target, options.arguments, options.workdir)
+        job, code = load(options.entry, options.arguments, options.workdir)
         job = options.apply(job)
         seal_secrets(job, options.secrets, where)
         ready = profilable(job, code)

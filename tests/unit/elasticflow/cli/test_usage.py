@@ -14,6 +14,7 @@ from elasticflow import ElasticJob
 from elasticflow.cli import main
 from elasticflow.cli.app import app
 from elasticflow.cli.job_options import ClassName, SubmissionOptions, class_named
+from elasticflow.cli.option_table import rows_of
 from elasticflow.cli.option_values import parse_data, parse_setting, read_secret
 from elasticflow.cli.up import cpu_slots_in_words, show_pool
 from elasticflow.client.operator_decisions import configure, read_config
@@ -367,6 +368,21 @@ def test_a_hyperparameter_that_the_class_does_not_declare_is_named_with_the_near
     options = ("user_typo.py", "--set", "global_batch=16")
     for command in ("submit", *options), ("quote", *options), ("profile", *options), ("quote", "job.toml"):
         assert eflow(*command) == (2, f"eflow: {refused}\n")
+
+
+def test_a_quote_takes_a_submitted_line_and_reads_no_secret(nowhere: Path) -> None:
+    (nowhere / "user_quote.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    line = ("user_quote.py", "--secret", "ABSENT", "--secret", "KEY=@absent.txt", "--mixed", "--deadline", "1h")
+    status, shown = eflow("quote", *line)
+    assert (status, "no .eflow/run.json" in shown) == (2, True), "only the pool is missing"
+
+
+@pytest.mark.parametrize("command", ["quote", "profile"])
+def test_all_options_on_which_a_speed_depends_are_those_of_a_submission(nowhere: Path, command: str) -> None:
+    group: Any = typer.main.get_command(app)
+    lacking = {"job_class", "name", "sweep", "quote"} | ({"deadline", "iterations"} if command == "profile" else set())
+    named = {row.name for row in rows_of(SubmissionOptions)}
+    assert named - {parameter.name for parameter in group.commands[command].params} == lacking
 
 
 def test_a_model_is_not_fetched_into_a_file(nowhere: Path) -> None:
