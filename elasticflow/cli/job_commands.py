@@ -190,8 +190,8 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain each decision about a job: the promise and its numbers, each
-    change of its GPUs with the cause, crashes, risks, and the end with its margin.
-    A crash or failure is followed by the last lines of that worker's log.
+    change of its GPUs with the cause, crashes, risks, and the end with its
+    margin. A crash or failure is followed by the last lines of that worker's log.
 
     Of a padding load: its opening with the prediction, or why it was rejected,
     its newest progress, and its end.

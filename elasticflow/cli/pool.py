@@ -71,7 +71,7 @@ def configure(
       eflow configure --nats-url nats://token@host:4222 --pool default
       eflow configure --json | jq .config
       eflow configure --secrets-key /shared/elasticflow/secrets.key
-      eflow configure --skip-plan-up-to 1234   (a damaged message stops all decisions)
+      eflow configure --skip-plan-up-to 1234   # a message stops all decisions
     """
     wanted = read_config(file) if file is not None else None
     endpoint = where.endpoint()

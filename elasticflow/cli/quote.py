@@ -41,7 +41,7 @@ def quote(
     \b
     Examples:
       eflow quote train.py
-      eflow quote train.py --deadline 10m          (would that be promised?)
+      eflow quote train.py --deadline 10m   # would that be promised?
       eflow quote train.py:Digits --batch 256 --iterations 3000 --json
       eflow quote train.py --reserve 60s
     """

@@ -43,7 +43,9 @@ def replay(
     options: ReplayOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Fold a recorded ledger and show the pool; or compare. `eflow replay --help` explains the options."""
+    """Fold a recorded ledger and show the pool; or compare. `eflow replay --help`
+    explains the options.
+    """
     if options.from_sequence is not None and not options.policy:
         raise typer.BadParameter("--from needs --policy")
     if options.until is not None and options.at is not None:
