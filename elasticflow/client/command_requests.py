@@ -190,6 +190,7 @@ class CommandRequests(PoolReader):
     ) -> None:
         super().__init__(bus, endpoint.pool, view)
         self.endpoint, self.tenant, self._clock = endpoint, tenant, clock
+        self.on_sent: Callable[[str], object] = lambda name: None  # gets the job or load of each command, as it is sent
 
     def now_s(self) -> float:
         return self._clock.now_s()
@@ -259,6 +260,7 @@ class CommandRequests(PoolReader):
             name = streams.code_name(self.tenant, code.code_digest)
             await with_retry(self._bus.put_object, bucket, name, code.archive)
         subject = subjects.submit(self.tenant, self._pool)
+        self.on_sent(id_of(command))
         return await with_retry(self._bus.append, subject, data, message_id=message_id)
 
     @contextlib.asynccontextmanager

@@ -428,10 +428,13 @@ def test_a_pool_says_what_its_cpu_slots_are(slots: tuple[int, float], cores: int
 
 def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pool:
+        on_sent: Any = None
+
         def now_s(self) -> float:
             return NOW_S
 
         async def submit(self, *_: Any, **__: Any) -> JobAdmitted:
+            self.on_sent("net-1")
             return admitted("net-1", minimum_satisfactory_share=(NOW_S, NOW_S + 30.0, 1))
 
         async def wait(self, *_: Any, **__: Any) -> None:
@@ -442,6 +445,39 @@ def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypat
     status, shown = eflow("submit", "user_wait.py", "--deadline", "1h", "--wait")
     assert status == 130
     assert shown.splitlines()[-1] == "eflow: net-1 goes on; `eflow cancel net-1` stops it"
+
+
+@pytest.mark.parametrize("command", ["submit", "profile"])
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_who_stops_a_command_learns_what_the_pool_has_got(
+    command: str, is_sent: bool, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pool:
+        on_sent: Any = None
+
+        async def send(self, *_: Any, **__: Any) -> None:
+            if is_sent:
+                self.on_sent("net-1")
+            raise KeyboardInterrupt
+
+        submit = profile = send
+
+    monkeypatch.setattr(f"elasticflow.cli.{command}.run", lambda call, _: asyncio.run(call(Pool())))
+    (nowhere / "user_stop.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    options = ("--deadline", "1h") if command == "submit" else ()
+    name = "net-1" if command == "submit" else "the measurement net-1"
+    nothing = f"nothing was {'submitted' if command == 'submit' else 'measured'}"
+    status, shown = eflow(command, "user_stop.py", *options)
+    assert (status, shown) == (
+        130,
+        f"eflow: {name} goes on; `eflow cancel net-1` stops it\n" if is_sent else f"eflow: {nothing}\n",
+    )
+
+
+def test_who_stops_a_submission_while_its_class_is_imported_has_submitted_nothing(nowhere: Path) -> None:
+    (nowhere / "user_slow.py").write_text(JOB_FILE.format(name="Net", batch=8) + "raise KeyboardInterrupt")
+    for options in ((), ("--sweep", "a=1,2"), ("--detach",)):
+        assert eflow("submit", "user_slow.py", "--deadline", "1h", *options) == (130, "eflow: nothing was submitted\n")
 
 
 def test_keys_of_secrets_are_made_once(nowhere: Path) -> None:
