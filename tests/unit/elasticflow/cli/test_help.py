@@ -45,6 +45,12 @@ def test_each_example_can_be_pasted_into_a_shell(path: str) -> None:
     assert [line for line in examples if re.search(r"\S {2,}(?!#)\S", line)] == []
 
 
+@pytest.mark.parametrize("command", ["fetch", "cancel", "amend", "checkpoint", "scale-out", "submit", "quote"])
+def test_a_tenant_is_the_owner_of_a_job_that_is_there_and_has_the_quota_of_a_new_one(command: str) -> None:
+    (tenant,) = [each for each in COMMANDS[f"eflow {command}"].command.params if each.name == "tenant"]
+    assert tenant.help.startswith("Tenant whose quota counts" if command in ("submit", "quote") else "Tenant whose job")
+
+
 @pytest.mark.parametrize("path", [path for path in COMMANDS if path != PASSED_ON])
 def test_each_command_has_both_names_of_help(path: str) -> None:
     context = COMMANDS[path]
