@@ -194,6 +194,7 @@ async def _known(client: Client, job_id: str) -> tuple[PoolState, JobSpec]:
 async def _measured(client: Client, ready: Submission, sent: list[str]) -> tuple[PoolState, JobSpec]:
     """The pool after the profiling run. sent: gets its id as it is sent. Raises NotThere."""
     client.on_sent = sent.append
+    client.on_warning = lambda warning: note(f"warning: {warning}")
     answer = await client.profile(
         ready.spec,
         code=ready.code,

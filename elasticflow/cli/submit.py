@@ -147,6 +147,7 @@ def _submit(
 
     async def submit_and_wait(client: Client) -> tuple[Decision, Job | None]:
         client.on_sent = sent.append
+        client.on_warning = lambda warning: note(f"warning: {warning}")
         if name and (known := (await client.state()).job(name)) is not None:
             earlier.append(known)
         decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)

@@ -37,6 +37,7 @@ from elasticflow.shared.messages.events import (
     ArtifactsStored,
     DeadlineQuoted,
     Event,
+    JobWarned,
     MessageRejected,
     PlanDecided,
     ProfileRequested,
@@ -191,6 +192,7 @@ class CommandRequests(PoolReader):
         super().__init__(bus, endpoint.pool, view)
         self.endpoint, self.tenant, self._clock = endpoint, tenant, clock
         self.on_sent: Callable[[str], object] = lambda name: None  # gets the job or load of each command, as it is sent
+        self.on_warning: Callable[[str], object] = lambda warning: None  # gets what arrives before a reply, once each
 
     def now_s(self) -> float:
         return self._clock.now_s()
@@ -224,7 +226,7 @@ class CommandRequests(PoolReader):
         check(command)
         timeout_s = seconds_of(timeout)
         spec = command.spec if isinstance(command, SubmitJob | ProfileJob) else None
-        message_id = fresh_message_id(command)
+        message_id, warned = fresh_message_id(command), set[str]()
         async with self._replies_to(id_of(command), message_id) as replies:
             published = await self._publish(command, message_id, code)
             decided = published if isinstance(command, _CHANGES) else None
@@ -239,6 +241,9 @@ class CommandRequests(PoolReader):
                                 if on_undecided and deadline.when() is not None:  # it arrives twice
                                     on_undecided(undecided)
                                 deadline.reschedule(None)
+                            case JobWarned(warning=warning) if warning not in warned:
+                                warned.add(warning)
+                                self.on_warning(warning)
                             case MessageRejected(problems=problems):
                                 raise InvalidJob(*problems)
                             case _:
