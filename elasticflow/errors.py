@@ -1,6 +1,7 @@
 """Errors of the client and of `eflow up`; they belong to the tree in `shared/errors.py`."""
 
 import difflib
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,14 +12,22 @@ from elasticflow.shared.extras import MissingExtra as MissingExtra
 
 @dataclass(eq=False)
 class NoPoolHere(Stop):
-    """looked_in: the search for a run file starts in this folder and goes upwards."""
+    """looked_in: the search for a run file starts in this folder and goes upwards; or is_named: the user named it."""
 
     looked_in: str
+    is_named: bool = False
 
-    MESSAGE: ClassVar[str] = (
-        "no running pool found (no NATS_URL, and no .eflow/run.json in {looked_in} or above); "
-        "start one with `eflow up`, or name its server with --nats-url nats://host:4222"
-    )
+    def __str__(self) -> str:
+        or_elsewhere = "or name its server with --nats-url nats://host:4222"
+        if self.is_named:
+            return (
+                f"no pool runs in {self.looked_in} (--data-dir or EF_DATA_DIR); "
+                f"start it with `eflow up --data-dir {shlex.quote(self.looked_in)}`, {or_elsewhere}"
+            )
+        return (
+            f"no running pool found (no NATS_URL, and no .eflow/run.json in {self.looked_in} or above); "
+            f"start one with `eflow up`, {or_elsewhere}"
+        )
 
 
 @dataclass(eq=False)

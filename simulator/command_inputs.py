@@ -1,5 +1,6 @@
 """Inputs and output folders of the simulate commands, and how a command reports errors in them."""
 
+import difflib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +45,25 @@ def workload_of(
 
     gpu_types: of the pool. throughputs: None for the bundled tables.
     """
-    file = bundled_trace(trace) if trace in bundled_traces() else Path(trace)
+    file = _trace_file(trace)
     bundled = bundled_throughputs() if len(gpu_types) == 1 else throughputs_by_type()
     tables = read_throughputs(throughputs or bundled, gpu_types)
     workload = read_trace(file, tables, skip_bad, seed)
     for row in workload.skipped:
         note(f"skipped: {row}")
     return workload
+
+
+def _trace_file(trace: str) -> Path:
+    """Raises BadInput if it is neither a bundled trace nor there."""
+    bundled, file = bundled_traces(), Path(trace)
+    if trace in bundled:
+        return bundled_trace(trace)
+    if not file.exists():
+        close = difflib.get_close_matches(file.stem.lower(), bundled, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise bad_input(trace, f"is no file, and none of the bundled traces {', '.join(bundled)}{meant}")
+    return file
 
 
 def make_folder(folder: Path) -> None:

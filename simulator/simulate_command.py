@@ -99,19 +99,21 @@ def simulate(
 ) -> None:
     """Run a trace through the live scheduler on virtual time.
 
-    A cluster may have any number of GPUs: jobs hold powers of two of them, in buddy
-    blocks. Ctrl-C prints the numbers so far, marked partial.
+    A cluster may have any number of GPUs: jobs hold powers of two of them, in
+    buddy blocks. Ctrl-C prints the numbers so far, marked partial.
 
     \b
     Examples:
       eflow simulate --trace small --nodes 2 --bound
       eflow simulate --trace jobs.csv --throughputs tables/ --nodes 16 --json
-      eflow simulate --trace jobs.csv --throughputs tables/ --pool 4xV100,8xP100,16xK80
+      eflow simulate --trace jobs.csv --throughputs tables/ \\
+        --pool 4xV100,8xP100,16xK80
       eflow simulate --trace small --nodes 2 --out pictures/
       eflow simulate --trace small --nodes 2 --failures 1 --reserve 1
       eflow simulate --trace small --nodes 2 --speed-noise 0.1 --confidence 0.99
 
-    Exit codes: 0 done, 1 a certificate is wrong, 2 bad input or wrong usage, 130 Ctrl-C.
+    Exit codes: 0 done, 1 a certificate is wrong, 2 bad input or wrong usage,
+    130 Ctrl-C.
     """
     if context.invoked_subcommand is not None:
         return

@@ -79,6 +79,16 @@ class TenantOptions(PoolOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerOptions(TenantOptions):
+    """Which pool, and which of its tenants owns the job."""
+
+    tenant: Annotated[
+        str,
+        typer.Option("--tenant", envvar="EF_TENANT", metavar="NAME", help="Tenant whose job it is. Default: default."),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOptions:
     """The options that name a ledger: that of a pool, or an exported one."""
 

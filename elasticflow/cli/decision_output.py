@@ -1,11 +1,13 @@
 """Decisions, quotes and ends of jobs, as text and as JSON."""
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from elasticflow.cli.job_options import SubmissionOptions
-from elasticflow.cli.terminal_output import plain, say_line
+from elasticflow.cli.terminal_output import note, plain, say_line
 from elasticflow.client.replies import Decision
 from elasticflow.history.formatting import offer_in_words, other_offers, schedule_in_words
 from elasticflow.history.pool_views import job_view
@@ -24,6 +26,22 @@ from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.promise import Promise, promise_of
 from elasticflow.times import clock_time, duration_in_words, moment_in_words
+
+
+@contextlib.contextmanager
+def telling_what_goes_on(sent: Sequence[str], what: str = "") -> Iterator[None]:
+    """Tell who presses Ctrl-C what the pool goes on with. sent: ids of what it has got. what: they are, if not jobs."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        ids = tuple(dict.fromkeys(sent))
+        if not ids:
+            note(f"eflow: nothing was {'measured' if what else 'submitted'}")
+        elif len(ids) == 1:
+            note(f"eflow: {what}{ids[0]} goes on; `eflow cancel {ids[0]}` stops it")
+        else:
+            note(f"eflow: these jobs were sent and go on; `eflow cancel ID` stops one: {', '.join(ids)}")
+        raise
 
 
 def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: float, earlier: Job | None = None) -> None:

@@ -33,7 +33,8 @@ def doctor(
     Examples:
       eflow doctor
       EF_REPLICAS=3 eflow doctor --nats-url nats://token@host:4222
-      eflow doctor --nats-monitor http://nats-1:8222 --nats-monitor http://nats-2:8222
+      eflow doctor --nats-monitor http://nats-1:8222 \\
+        --nats-monitor http://nats-2:8222
       eflow doctor --json | jq '.[] | select(.problem != "")'
     """
     endpoint = where.endpoint()

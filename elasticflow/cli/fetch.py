@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import Json, TenantOptions, run
+from elasticflow.cli.command_options import Json, OwnerOptions, run
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of
 from elasticflow.cli.terminal_output import note, plain, print_json, progress_bar, say_line
@@ -35,7 +35,7 @@ def fetch(
         str,
         typer.Option("--timeout", metavar="TIME", help="The longest wait until the files are stored. Default: 10m."),
     ] = "",
-    where: TenantOptions = TenantOptions(),
+    where: OwnerOptions = OwnerOptions(),
     as_json: Json = False,
 ) -> None:
     """Fetch the model of a job and the files that it wrote into its working

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import Json, LedgerOptions, TenantOptions, read, run
+from elasticflow.cli.command_options import Json, LedgerOptions, OwnerOptions, read, run
 from elasticflow.cli.job_options import NumIterations, When
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import deadline_of, require_future
@@ -39,7 +39,7 @@ from elasticflow.times import clock_time, moment_in_words
 def cancel(
     name: Annotated[str, typer.Argument(metavar="JOB|LOAD", autocompletion=completion.live_jobs_and_loads)],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the ledger.")] = "",
-    where: TenantOptions = TenantOptions(),
+    where: OwnerOptions = OwnerOptions(),
     as_json: Json = False,
 ) -> None:
     """Stop a job or a padding load, and free its GPUs. Exit code 1 if there is
@@ -79,7 +79,7 @@ def amend(
     job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.live_jobs)],
     deadline: When = "",
     iterations: NumIterations = None,
-    where: TenantOptions = TenantOptions(),
+    where: OwnerOptions = OwnerOptions(),
     as_json: Json = False,
 ) -> None:
     """Change the deadline or the iterations of an admitted job, running or
@@ -130,7 +130,7 @@ def _show_amend_rejected(answer: AmendRejected) -> None:
 @takes_tables
 def checkpoint(
     job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=completion.live_jobs)],
-    where: TenantOptions = TenantOptions(),
+    where: OwnerOptions = OwnerOptions(),
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint of a job now, for example before the maintenance of a
@@ -190,8 +190,8 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain each decision about a job: the promise and its numbers, each
-    change of its GPUs with the cause, crashes, risks, and the end with its margin.
-    A crash or failure is followed by the last lines of that worker's log.
+    change of its GPUs with the cause, crashes, risks, and the end with its
+    margin. A crash or failure is followed by the last lines of that worker's log.
 
     Of a padding load: its opening with the prediction, or why it was rejected,
     its newest progress, and its end.

@@ -103,12 +103,12 @@ class SubmissionOptions:
     torchrun: Annotated[
         bool,
         typer.Option("--torchrun", help="Run the script unchanged; each resize restarts it from its snapshot."),
-        In(_QUOTE),
+        In(_PROFILE),
     ] = False
     batch_per_worker: Annotated[
         int | None,
         typer.Option("--batch-per-worker", metavar="N", help="With --torchrun: samples of each worker in a step."),
-        In(_QUOTE, sets=lambda job, number: job.set_hyperparameter(batch_per_worker=number)),
+        In(_PROFILE, sets=lambda job, number: job.set_hyperparameter(batch_per_worker=number)),
     ] = None
     deadline: When = ""
     batch: Annotated[
@@ -151,7 +151,7 @@ class SubmissionOptions:
             rich_help_panel=_PROJECT,
             help="A variable that only the nodes can read; its value is that of your environment, or of a file.",
         ),
-        In((*_SUBMIT, "profile")),
+        In(_PROFILE),
     ] = ()
     requirement: Annotated[
         Path | None,
@@ -216,14 +216,14 @@ class SubmissionOptions:
             "--mixed",
             help="Idle GPUs of other types may join a bitwise job too; other bits. --gpus limits each type.",
         ),
-        In(_QUOTE, sets=_attribute("mixed_gpu_types")),
+        In(_PROFILE, sets=_attribute("mixed_gpu_types")),
     ] = False
     shard_optimizer: Annotated[
         bool,
         typer.Option(
             "--shard-optimizer", help="Let each GPU hold a part of the optimizer's state only (ZeRO, stage 1)."
         ),
-        In(_QUOTE, sets=_attribute("shard_optimizer")),
+        In(_PROFILE, sets=_attribute("shard_optimizer")),
     ] = False
     job_class: Annotated[
         ClassName | None,

@@ -55,7 +55,9 @@ def init(
     folder: Folder = _FOLDER,
     as_json: Json = False,
 ) -> None:
-    """Make a folder with keys for the operator and the services, and the accounts that NATS servers include."""
+    """Make a folder with keys for the operator and the services, and the accounts
+    that NATS servers include.
+    """
     store = key_store.create(folder.absolute(), pool)
     if as_json:
         print_json(_content(store))
@@ -86,7 +88,9 @@ def add(role: RoleOfKey, name: Name, folder: Folder = _FOLDER, as_json: Json = F
 
 @app.command("secrets")
 def make_secrets_key(folder: Folder = _FOLDER, as_json: Json = False) -> None:
-    """Make the key with which nodes read the secrets of jobs, or show its public half."""
+    """Make the key with which nodes read the secrets of jobs, or show its public
+    half.
+    """
     store = key_store.read(folder.absolute())
     public_key = kept_key(store.secrets_file)
     if as_json:
@@ -107,7 +111,9 @@ def make_workers_secret(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make the secret by which workers of a job know each other, or say where it is. All nodes need the same one."""
+    """Make the secret by which workers of a job know each other, or say where it
+    is. All nodes need the same one.
+    """
     if data_dir is None:
         file = key_store.read(folder.absolute()).workers_secret_file
     else:

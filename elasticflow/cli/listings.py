@@ -280,7 +280,8 @@ def loads(
     Examples:
       eflow loads
       eflow loads --all
-      eflow loads --all --json | jq '.[] | select(.phase == "cancelled") | .load_id'
+      eflow loads --all --json \\
+        | jq '.[] | select(.phase == "cancelled") | .load_id'
     """
 
     async def look(client: Client | ExportedLedger) -> tuple[tuple[LoadView, ...], float]:

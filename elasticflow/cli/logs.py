@@ -34,8 +34,10 @@ def logs(
     """Show the log of a job's first worker, each line with its generation and rank;
     of a progress bar its last state.
 
-    The lines are in the pool's data folder. If that is on another machine, they
-    come through NATS: the newest 2 MB of the job on each node. With --json
+    The lines are in the pool's data folder, in logs/JOB, also once the pool is
+    down; this command asks the running pool which of them are the job's. If the
+    folder is on another machine, they come through NATS: the newest 2 MB of the
+    job on each node. With --json
     --follow one JSON value a line; the last one says how the job ended.
 
     \b

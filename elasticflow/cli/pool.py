@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, PoolOptions, TenantOptions, run
+from elasticflow.cli.command_options import DataDir, Json, OwnerOptions, PoolOptions, run
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, end_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
@@ -71,7 +71,7 @@ def configure(
       eflow configure --nats-url nats://token@host:4222 --pool default
       eflow configure --json | jq .config
       eflow configure --secrets-key /shared/elasticflow/secrets.key
-      eflow configure --skip-plan-up-to 1234   (a damaged message stops all decisions)
+      eflow configure --skip-plan-up-to 1234   # a message stops all decisions
     """
     wanted = read_config(file) if file is not None else None
     endpoint = where.endpoint()
@@ -218,7 +218,7 @@ def scale_out(
     num_gpus: NumGpus = None,
     lasting: For = "",
     release: Release = False,
-    where: TenantOptions = TenantOptions(),
+    where: OwnerOptions = OwnerOptions(),
     as_json: Json = False,
 ) -> None:
     """Give a job at least N GPUs whenever it trains, from now on.
@@ -249,7 +249,7 @@ def scale_in(
     num_gpus: NumGpus = None,
     lasting: For = "",
     release: Release = False,
-    where: TenantOptions = TenantOptions(),
+    where: OwnerOptions = OwnerOptions(),
     as_json: Json = False,
 ) -> None:
     """Give a job at most N GPUs, from now on.

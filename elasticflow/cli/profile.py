@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli.command_options import Json, TenantOptions, run
+from elasticflow.cli.decision_output import telling_what_goes_on
 from elasticflow.cli.job_options import SubmissionOptions, seal_secrets
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import note, print_json, say, say_line
@@ -154,6 +155,7 @@ def profile(
       eflow profile digits-3f9a1c
       eflow profile train.py --gpus 1..4
       eflow profile train.py:Digits --batch 256 --json
+      eflow profile old.py --torchrun --batch 256 --batch-per-worker 32
       eflow profile train.py --types --mix 2xV100,8xP100
     """
     if mix and not by_type:
@@ -163,11 +165,13 @@ def profile(
         state, spec = run(lambda client: _known(client, target), where)
     else:
         options.checked(SystemClock().now_s())
-        job, code = load(target, options.arguments, options.workdir)
-        job = options.apply(job)
-        seal_secrets(job, options.secrets, where)
-        ready = profilable(job, code)
-        state, spec = run(lambda client: _measured(client, ready), where)
+        sent: list[str] = []  # the id of the profiling run, once the pool may have it
+        with telling_what_goes_on(sent, "the measurement "):
+            job, code = load(options.entry, options.arguments, options.workdir)
+            job = options.apply(job)
+            seal_secrets(job, options.secrets, where)
+            ready = profilable(job, code)
+            state, spec = run(lambda client: _measured(client, ready, sent), where)
     state = with_own_curves(state, spec)
     if by_type:
         types = types_view(state, spec, num_gpus)
@@ -188,8 +192,10 @@ async def _known(client: Client, job_id: str) -> tuple[PoolState, JobSpec]:
     return state, replace(job.spec, gpu_type=submitted_spec(job).gpu_type)
 
 
-async def _measured(client: Client, ready: Submission) -> tuple[PoolState, JobSpec]:
-    """The pool after the profiling run. Raises NotThere."""
+async def _measured(client: Client, ready: Submission, sent: list[str]) -> tuple[PoolState, JobSpec]:
+    """The pool after the profiling run. sent: gets its id as it is sent. Raises NotThere."""
+    client.on_sent = sent.append
+    client.on_warning = lambda warning: note(f"warning: {warning}")
     answer = await client.profile(
         ready.spec,
         code=ready.code,

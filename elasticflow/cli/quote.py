@@ -35,13 +35,13 @@ def quote(
 
     The command submits no job, and reserves GPUs only with --reserve. Exit code
     1 if no deadline can be quoted, for example because the job's speed was never
-    measured, or if it is later than --deadline. It runs none of the job's code,
-    and so needs no --secret.
+    measured, or if it is later than --deadline. It runs none of the job's code:
+    --secret is taken over into the printed command, and no value of it is read.
 
     \b
     Examples:
       eflow quote train.py
-      eflow quote train.py --deadline 10m          (would that be promised?)
+      eflow quote train.py --deadline 10m   # would that be promised?
       eflow quote train.py:Digits --batch 256 --iterations 3000 --json
       eflow quote train.py --reserve 60s
     """

@@ -43,14 +43,14 @@ def replay(
 
     \b
     Examples:
-      eflow replay                                the pool now
-      eflow replay --file run.ledger --until 120         after message 120
+      eflow replay   # the pool now
+      eflow replay --file run.ledger --until 120   # after message 120
       eflow replay --file run.ledger --at 2026-01-31T12:00:00Z --json
-      eflow replay --file run.ledger --at +400        400 s after its begin
-      eflow replay --follow                       all past events, then new ones
-      eflow replay --file run.ledger --verify            retake all decisions
-      eflow replay --file run.ledger --follow --job j1   one job, step by step
-      eflow replay --policy edf --from 120        as if EDF decided after that
+      eflow replay --file run.ledger --at +400   # 400 s after its begin
+      eflow replay --follow   # all past events, then new ones
+      eflow replay --file run.ledger --verify   # retake all decisions
+      eflow replay --file run.ledger --follow --job j1   # one job, step by step
+      eflow replay --policy edf --from 120   # as if EDF decided after that
     """
     words = [word for row in rows_of(options) for word in row.words(options)] + ["--json"] * as_json
     if (file := ledger.file or old_file) is not None:

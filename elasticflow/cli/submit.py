@@ -12,11 +12,12 @@ from elasticflow.cli.decision_output import (
     in_time,
     show_decision,
     show_end,
+    telling_what_goes_on,
 )
 from elasticflow.cli.job_options import SubmissionOptions, seal_secrets
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, parse_sweep
-from elasticflow.cli.sweep import members_of, submit_sweep
+from elasticflow.cli.sweep import members_of, post_all, show_posted, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import Decision
@@ -84,6 +85,20 @@ def submit(
       eflow submit train.py --deadline 2h --data train=s3://bucket/train \\
         --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY
     """
+    sent: list[str] = []  # ids of jobs, once the pool may have them
+    with telling_what_goes_on(sent):
+        _submit(context, options, waits, where, sent, as_json=as_json)
+
+
+def _submit(
+    context: typer.Context,
+    options: SubmissionOptions,
+    waits: WaitOptions,
+    where: TenantOptions,
+    sent: list[str],
+    *,
+    as_json: bool,
+) -> None:
     name, quote_id = options.name, options.quote
     if quote_id and name:
         raise typer.BadParameter("the job gets the id of the quote; leave --name out", param_hint="--name")
@@ -106,9 +121,11 @@ def submit(
         if problems := problems_of_names(job_id=name, tenant=where.tenant):
             raise InvalidJob(*problems)
         members = members_of(job, code, swept, name=name, now_s=SystemClock().now_s())
-        raise typer.Exit(
-            submit_sweep(members, where, detach=waits.detach, wait=waits.wait, timeout_s=timeout_s, as_json=as_json)
-        )
+        if waits.detach:
+            run(lambda client: post_all(client, members, sent), where)
+            show_posted(members, as_json=as_json)
+            return
+        raise typer.Exit(submit_sweep(members, where, sent, wait=waits.wait, timeout_s=timeout_s, as_json=as_json))
     if quote_id:
         reserved = run(lambda client: client.quote_reservation(quote_id), where)
         if not options.deadline:
@@ -120,20 +137,20 @@ def submit(
     name = name or quote_id
 
     async def post(client: Client) -> str:
+        client.on_sent = sent.append
         return await client.post(ready.spec, job_id=name, code=ready.code)
 
-    sent: list[str] = []  # the job's id, once admission knows it
     earlier: list[Job] = []  # that of this name, if one was submitted before
 
     def say_undecided(event: ProfileRequested) -> None:
-        sent.append(event.job_id)
         note(f"{event.job_id}: {undecided_in_words(event)} ...")
 
     async def submit_and_wait(client: Client) -> tuple[Decision, Job | None]:
+        client.on_sent = sent.append
+        client.on_warning = lambda warning: note(f"warning: {warning}")
         if name and (known := (await client.state()).job(name)) is not None:
             earlier.append(known)
         decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)
-        sent.append(decision.job_id)
         if not (waits.wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
@@ -149,12 +166,7 @@ def submit(
         job_id = run(post, where)
         print_json({"decision": "none yet", "job_id": job_id}) if as_json else say_line(f"submitted {job_id}")
         return
-    try:
-        decision, ended = run(submit_and_wait, where)
-    except KeyboardInterrupt:
-        if sent:
-            note(f"eflow: {sent[0]} goes on; `eflow cancel {sent[0]}` stops it")
-        raise
+    decision, ended = run(submit_and_wait, where)
     if as_json:
         print_json(decision_as_json(decision) | ({"end": end_as_json(ended)} if ended else {}))
     elif ended is None:

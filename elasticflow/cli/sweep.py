@@ -243,19 +243,13 @@ def members_of(
 def submit_sweep(
     members: tuple[Member, ...],
     where: PoolOptions,
+    sent: list[str],
     *,
-    detach: bool,
     wait: bool,
     timeout_s: float | None,
     as_json: bool,
 ) -> int:
-    """Submit each job, and print the answers. Returns the exit code."""
-    if detach:
-        run(lambda client: post_all(client, members), where)
-        show_posted(members, as_json=as_json)
-        return 0
-
-    sent: list[str] = []
+    """Submit each job, and print the answers. Returns the exit code. sent: gets the id of each job as it is sent."""
     awaited: list[str] = []
 
     async def submit_and_wait(client: Client) -> tuple[tuple[Answer, ...], dict[str, Job]]:
@@ -265,7 +259,7 @@ def submit_sweep(
 
     try:
         answers, ended = run(submit_and_wait, where)
-    except (KeyboardInterrupt, ElasticFlowError):
+    except ElasticFlowError:
         if sent:
             note(f"eflow: these jobs were sent and go on; `eflow cancel ID` stops one: {', '.join(sent)}")
         raise
@@ -279,8 +273,10 @@ def submit_sweep(
     return 0 if all_good(answers, ended) else 1
 
 
-async def post_all(client: Client, members: Sequence[Member]) -> None:
+async def post_all(client: Client, members: Sequence[Member], sent: list[str]) -> None:
+    """sent: gets the id of each job as it is sent."""
     for member in members:
+        sent.append(member.job_id)
         await client.post(member.spec, job_id=member.job_id, code=member.code)
 
 

@@ -86,8 +86,8 @@ def ui(
     Examples:
       eflow ui
       eflow ui --operator --port 8420
-      eflow ui --price V100=2.48,P100=1.46     (quotes and tenants have costs)
-      eflow ui --file run.ledger   (an export, without NATS)
+      eflow ui --price V100=2.48,P100=1.46   # quotes and tenants have costs
+      eflow ui --file run.ledger   # an export, without NATS
     """
     require_extra("web", "eflow ui")
     prices = prices_of(page.price) if page.price else None

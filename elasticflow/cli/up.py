@@ -172,8 +172,8 @@ def up(options: UpOptions, as_json: Json = False) -> None:
       eflow up
       eflow up --nodes 1 --slots 8 --detach
       eflow up --replicas admission=3 --config pool.toml
-      eflow up --nodes 4 --reserve 1   (one node may fail)
-      eflow up --nats-host 0.0.0.0 --nats-port 4222   (other machines join)
+      eflow up --nodes 4 --reserve 1   # one node may fail
+      eflow up --nats-host 0.0.0.0 --nats-port 4222   # other machines join
     """
     require_one_version()
     require_extra("server", "eflow up")
@@ -349,14 +349,12 @@ def node(options: NodeOptions) -> None:
     other nodes take their jobs over. With --until no promise rests on the node
     beyond its end, and its jobs have moved by then. It needs the extra `train`.
 
+    \b
     Examples:
-
       eflow node --nats-url nats://TOKEN@head:4222 --data-dir /shared/elasticflow
-
-      CUDA_VISIBLE_DEVICES=0,1 eflow node --node-id a-01 --nats-url ... --data-dir ...
-
+      CUDA_VISIBLE_DEVICES=0,1 eflow node --node-id a-01 \\
+        --nats-url nats://TOKEN@head:4222 --data-dir /shared/elasticflow
       eflow node --until 12h --nats-url ... --data-dir ...
-
       eflow node --device cpu --slots 4 --nats-url ... --data-dir ...
     """
     require_extra("train", "a node")

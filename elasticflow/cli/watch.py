@@ -79,7 +79,7 @@ async def _draw(client: Client) -> None:
                 now_s = client.now_s()
                 heard_s = now_s if client.is_connected else heard_s
                 shown = picture(newest[0], heard_s, of_all=client.view is None)
-                live.update(shown if heard_s == now_s else Group(_stale(heard_s, now_s), shown), refresh=True)
+                live.update(frame(shown, heard_s, now_s), refresh=True)
                 await asyncio.sleep(_REDRAW_S)
         await following
     finally:
@@ -88,8 +88,16 @@ async def _draw(client: Client) -> None:
             await following
 
 
+def frame(shown: Group, heard_s: float, now_s: float) -> Group:
+    """What the terminal shows. heard_s: when there was a connection last.
+
+    Its last row is empty: there the terminal writes ^C, which would begin a new row after a full one. The next frame
+    would then be drawn a row too low.
+    """
+    return Group(*(() if heard_s == now_s else (_stale(heard_s, now_s),)), shown, Text())
+
+
 def _stale(heard_s: float, now_s: float) -> Text:
-    """heard_s: when there was a connection last."""
     since = moment_in_words(heard_s, now_s)
     return Text(f"no connection to the pool since {since}; this is what it was then", style="bold red")
 

@@ -37,6 +37,7 @@ from elasticflow.shared.messages.events import (
     ArtifactsStored,
     DeadlineQuoted,
     Event,
+    JobWarned,
     MessageRejected,
     PlanDecided,
     ProfileRequested,
@@ -190,6 +191,8 @@ class CommandRequests(PoolReader):
     ) -> None:
         super().__init__(bus, endpoint.pool, view)
         self.endpoint, self.tenant, self._clock = endpoint, tenant, clock
+        self.on_sent: Callable[[str], object] = lambda name: None  # gets the job or load of each command, as it is sent
+        self.on_warning: Callable[[str], object] = lambda warning: None  # gets what arrives before a reply, once each
 
     def now_s(self) -> float:
         return self._clock.now_s()
@@ -223,7 +226,7 @@ class CommandRequests(PoolReader):
         check(command)
         timeout_s = seconds_of(timeout)
         spec = command.spec if isinstance(command, SubmitJob | ProfileJob) else None
-        message_id = fresh_message_id(command)
+        message_id, warned = fresh_message_id(command), set[str]()
         async with self._replies_to(id_of(command), message_id) as replies:
             published = await self._publish(command, message_id, code)
             decided = published if isinstance(command, _CHANGES) else None
@@ -238,6 +241,9 @@ class CommandRequests(PoolReader):
                                 if on_undecided and deadline.when() is not None:  # it arrives twice
                                     on_undecided(undecided)
                                 deadline.reschedule(None)
+                            case JobWarned(warning=warning) if warning not in warned:
+                                warned.add(warning)
+                                self.on_warning(warning)
                             case MessageRejected(problems=problems):
                                 raise InvalidJob(*problems)
                             case _:
@@ -259,6 +265,7 @@ class CommandRequests(PoolReader):
             name = streams.code_name(self.tenant, code.code_digest)
             await with_retry(self._bus.put_object, bucket, name, code.archive)
         subject = subjects.submit(self.tenant, self._pool)
+        self.on_sent(id_of(command))
         return await with_retry(self._bus.append, subject, data, message_id=message_id)
 
     @contextlib.asynccontextmanager

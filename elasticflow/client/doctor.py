@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.files import readable_by_others
 from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem
-from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem
+from elasticflow.shared.runtime.process.isolation.system_calls import NO_FILTER, filter_problem
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.process.secret_sealing import FILE_NAME, VARIABLE, workers_secret_file
 from elasticflow.shared.runtime.service.clock_check import ClockCheck
@@ -84,6 +85,33 @@ def alive_by(value_of: Callable[[NodeState], str], nodes: Iterable[NodeState]) -
 
 def named(node_ids: Sequence[str]) -> str:
     return names_in_short(sorted(node_ids), _SHOWN_NODES)
+
+
+# --- isolation check -----------------------------------------------------------------------------------
+# Whether jobs are separated from their executor, as the nodes themselves have reported.
+
+
+def reports_isolation(nodes: Iterable[NodeState]) -> bool:
+    return bool(alive_by(lambda node: node.isolation, nodes))
+
+
+def isolation_problems(nodes: Iterable[NodeState]) -> Iterable[str]:
+    """What is wrong and what to do. That nodes without isolation run as root is known of this machine only."""
+    nodes = tuple(nodes)
+    by_kind = alive_by(lambda node: node.isolation, nodes)
+    if (without := by_kind.get("none")) and os.geteuid() == 0:
+        yield (
+            f"this is the user root, and jobs on {named(without)} run as the user of their executor: "
+            "set EF_ISOLATION=auto for `eflow up` and `eflow node`"
+        )
+    if limited := by_kind.get("limits"):
+        yield (
+            f"jobs on {named(limited)} see the processes and files of their executor's user; `eflow nodes` says why: "
+            "permit user namespaces and mounts, and set EF_ISOLATION=required"
+        )
+    by_filter = alive_by(lambda node: next((said for said in node.unenforced if said.startswith(NO_FILTER)), ""), nodes)
+    for sentence, node_ids in by_filter.items():
+        yield f"{named(node_ids)}: {sentence}; install it, by `apt-get install libseccomp2` on Debian"
 
 
 # --- data folder check ---------------------------------------------------------------------------------
@@ -188,15 +216,16 @@ async def examine(
         limits = StreamLimits(replicas=replicas)
         bus = await connect_nats(endpoint.nats_url, name="eflow-doctor", access=access, limits=limits)
     except ElasticFlowError as error:
-        return (*findings, *_executor_findings(environment, access), Finding(check="connection", problem=str(error)))
+        isolation = await asyncio.to_thread(lambda: tuple(_isolation_problems(environment, access)))
+        return (*findings, *_findings("isolation", isolation), Finding(check="connection", problem=str(error)))
     try:
         findings.append(Finding(check="connection"))
         if await _is_a_tenants(bus, endpoint.pool):
             view = TenantView(bus, endpoint.pool, environment.get("EF_TENANT", "") or DEFAULT_TENANT)
             of_pool, not_checked = _checks_by_view(bus, view, clock), (Finding(check="others", unknown=_OPERATORS),)
         else:
-            findings += await asyncio.to_thread(_executor_findings, environment, access)
-            of_pool, not_checked = _checks_by_ledger(bus, endpoint, clock), ()
+            by_environment = partial(_isolation_problems, environment, access)
+            of_pool, not_checked = _checks_by_ledger(bus, endpoint, clock, by_environment), ()
         return (*findings, *[each async for each in _results(of_pool)], *not_checked)
     finally:
         await bus.close()
@@ -230,9 +259,18 @@ def _checks_by_view(bus: NatsBus, view: TenantView, clock: Clock) -> tuple[Check
     return ("server", server), ("view", of_view), ("curves", curves), ("workers", workers)
 
 
-def _checks_by_ledger(bus: NatsBus, endpoint: Endpoint, clock: Clock) -> tuple[Check, ...]:
+def _checks_by_ledger(
+    bus: NatsBus, endpoint: Endpoint, clock: Clock, isolation_here: Callable[[], Iterable[str]]
+) -> tuple[Check, ...]:
+    """isolation_here: problems of an executor with this environment, which counts if no node says what it does."""
     pool, data_dir = endpoint.pool, endpoint.data_dir
     clock_check, ledger = ClockCheck(bus, pool, clock), LedgerView(bus, pool)
+
+    async def isolation() -> Iterable[str]:
+        nodes = (await ledger.state()).nodes.values()
+        if reports_isolation(nodes):
+            return tuple(isolation_problems(nodes))
+        return await asyncio.to_thread(lambda: tuple(isolation_here()))
 
     async def streams() -> Iterable[str]:
         if problems := await bus.problems(pool):
@@ -260,6 +298,7 @@ def _checks_by_ledger(bus: NatsBus, endpoint: Endpoint, clock: Clock) -> tuple[C
         return _node_problems(await ledger.state())
 
     return (
+        ("isolation", isolation),
         ("streams", streams),
         ("clock and plan", of_state),
         ("files", files),
@@ -330,10 +369,6 @@ def _other_hosts(endpoint: Endpoint) -> tuple[str, ...]:
     return tuple(host for host in hosts if host not in _LOOPBACK)
 
 
-def _executor_findings(environment: Mapping[str, str], access: NatsAccess) -> tuple[Finding, ...]:
-    return _findings("isolation", _isolation_problems(environment, access))
-
-
 def _isolation_problems(environment: Mapping[str, str], access: NatsAccess) -> Iterable[str]:
     """Problems of the isolation of jobs by an executor with this environment."""
     has_key = access.credentials is not None and "EF_NODE_ID" in environment
@@ -346,7 +381,7 @@ def _isolation_problems(environment: Mapping[str, str], access: NatsAccess) -> I
     if mode != "none" and (problem := filter_problem()):
         yield f"jobs may make all system calls: {problem}; install it, by `apt-get install libseccomp2` on Debian"
     if mode == "none" and os.geteuid() == 0:
-        yield "this is the user root, and jobs run as the user of their executor: set EF_ISOLATION=auto"
+        yield "this is the user root, and jobs run as the user of their executor: set EF_ISOLATION=auto for `eflow up`"
 
 
 def _disk_problems(folder: Path) -> Iterable[str]:

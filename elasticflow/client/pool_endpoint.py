@@ -197,7 +197,7 @@ def find_endpoint(
     if nats_url:
         return Endpoint(nats_url=nats_url, pool=pool or DEFAULT_POOL, data_dir=data_dir or _data_dir_of(run, nats_url))
     if run is None:
-        raise NoPoolHere(looked_in=str(data_dir or start))
+        raise NoPoolHere(looked_in=str(data_dir or start), is_named=data_dir is not None)
     return Endpoint(nats_url=run.nats_url, pool=pool or run.pool, data_dir=Path(run.data_dir))
 
 

@@ -28,6 +28,7 @@ from elasticflow.shared.messages.events import (
     JobFailed,
     JobProfiled,
     JobRejected,
+    JobWarned,
     LoadDecision,
     MessageRejected,
     ProfileRequested,
@@ -52,7 +53,7 @@ CommandReply = (
     | LoadDecision
 )
 ProfileReply = JobProfiled | JobRejected | JobCancelled | JobFailed
-AnyReply = Decision | ProfileReply | ProfileRequested | CommandReply | MessageRejected
+AnyReply = Decision | ProfileReply | ProfileRequested | JobWarned | CommandReply | MessageRejected
 
 
 class CausedEvent(NamedTuple):

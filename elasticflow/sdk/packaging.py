@@ -85,11 +85,14 @@ def _located(source: type | str | Path) -> tuple[Path, str]:
     file = Path(f"{path}.py" if separator else source).resolve()
     if not file.is_file():
         raise PackagingFailed(f"there is no file {file}")
-    return file, class_name if separator else _what_to_run(file)
+    return file, class_name if separator else _what_to_run(file, str(source))
 
 
-def _what_to_run(file: Path) -> str:
-    """The only job class in it, or SCRIPT."""
+_SHOWN_CLASSES = 5  # of a file, in an error
+
+
+def _what_to_run(file: Path, given: str) -> str:
+    """The only job class in it, or SCRIPT. given: its path as the user typed it."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (SyntaxError, ValueError) as error:
@@ -97,12 +100,15 @@ def _what_to_run(file: Path) -> str:
     names = [name for name in _job_classes(tree, file, {file}) if not name.startswith("_")]
     if not names and _calls_elastic(tree):
         return SCRIPT
-    if len(names) != 1:
-        found = ", ".join(names) or "none"
+    if len(names) > 1:
+        choices = " or ".join(f"{given}:{name}" for name in names[:_SHOWN_CLASSES])
+        raise PackagingFailed(f"{file} has {len(names)} subclasses of ElasticJob: choose one, as {choices}")
+    if not names:
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        other = f"; if {classes[0]} derives from one elsewhere, choose {given}:{classes[0]}" if classes else ""
         raise PackagingFailed(
-            f"{file} must hold one subclass of ElasticJob (found: {found}); or name it: {file.name}:Class. "
-            "A script must call elasticflow.elastic, or the adapter of its library; --torchrun takes one as it is, if "
-            "it runs with torchrun"
+            f"{file} has no subclass of ElasticJob{other}. A script must call elasticflow.elastic, or the adapter of "
+            "its library; --torchrun takes one as it is, if it runs with torchrun"
         )
     return names[0]
 

@@ -1,7 +1,6 @@
 """The server of the page: its application, its address, and its life."""
 
 import asyncio
-import contextlib
 import secrets
 import socket
 from asyncio import TimerHandle, Transport
@@ -261,5 +260,6 @@ async def serve(app: Starlette, listening: socket.socket, beside: Callable[[], A
         await server.serve(sockets=[listening])
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait((task,))  # Ctrl-C, which uvicorn hands on, cancels this wait: it must not be lost
+        if not task.cancelled():
+            task.result()

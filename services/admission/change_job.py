@@ -163,6 +163,7 @@ class _Amendment:
 
     def why_not(self, terms: Terms, offers: tuple[Offer, ...]) -> str:
         after, now_s = self._on(terms), self.replanning.session.now_s
+        left_s = (after.deadline_s if terms.deadline_s is None else terms.deadline_s) - now_s  # as the user counts it
         cannot = (
             "would displace more than the job is worth"
             if self._is_overpriced(after)
@@ -170,7 +171,7 @@ class _Amendment:
         )
         possible = " or ".join(f"{offer.max_iterations} in all in {offer.deadline_s - now_s:.0f} s" for offer in offers)
         return (
-            f"{after.remaining_iterations:.0f} more iterations in {after.deadline_s - now_s:.0f} s {cannot}; "
+            f"{after.remaining_iterations:.0f} more iterations in {left_s:.{0 if left_s >= 1.0 else 1}f} s {cannot}; "
             f"possible instead: {possible or 'nothing'}; the existing promise is unchanged"
         )
 

@@ -15,13 +15,13 @@ SILENT_STEPS = 10.0  # or the time of so many steps
 
 
 def expected_finish_s(job: Job, now_s: float) -> float | None:
-    """When it ended; else by its speed now; else as planned, but not before now; None if unknown.
+    """When it ended; else by its speed now; else as planned, but not before now; None if unknown, or if rejected.
 
     A promise that is not at risk is kept by a plan: then the finish is at most that of the plan, although its speed on
     few GPUs says otherwise. A job at risk that does not train has no finish that one can expect.
     """
     if job.ended_at_s is not None:
-        return job.ended_at_s
+        return None if job.phase is Phase.REJECTED else job.ended_at_s
     if job.phase is Phase.PROFILING or job.spec is None:
         return None
     planned_s = None if job.at_risk else planned_finish_s(job)

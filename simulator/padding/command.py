@@ -43,9 +43,10 @@ def loads(
 ) -> None:
     """Execute padding loads in idle windows, with the executors' hand-out policy.
 
-    A load needs load_id, tenant, tasks and task_s. It may have weight (its tenant's),
-    overhead_s (of a task), start_stop_s (of a runner), opened_at_s, gpu_type, and
-    spread (of task seconds: the standard deviation of their logarithm).
+    A load needs load_id, tenant, tasks and task_s. It may have weight (of its
+    tenant), overhead_s (of a task), start_stop_s (of a runner), opened_at_s,
+    gpu_type, and spread (of task seconds: the standard deviation of their
+    logarithm).
 
     \b
     Examples:

@@ -50,7 +50,9 @@ def suits(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Predict whether tasks pay in idle windows. `eflow suits --help` explains the options."""
+    """Predict whether tasks pay in idle windows. `eflow suits --help` explains the
+    options.
+    """
     with reporting_errors():
         windows_s = json.load(sys.stdin) if windows is None else [one.length_s for one in read_windows(windows)]
     cost = TaskCost(task_s=task_s, overhead_s=overhead_s, start_stop_s=start_stop_s)

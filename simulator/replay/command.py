@@ -43,7 +43,9 @@ def replay(
     options: ReplayOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Fold a recorded ledger and show the pool; or compare. `eflow replay --help` explains the options."""
+    """Fold a recorded ledger and show the pool; or compare. `eflow replay --help`
+    explains the options.
+    """
     if options.from_sequence is not None and not options.policy:
         raise typer.BadParameter("--from needs --policy")
     if options.until is not None and options.at is not None:
@@ -150,15 +152,17 @@ def _show_verification(entries: "tuple[Entry, ...]", records: tuple[LedgerRecord
 
     verification, chain = verify(with_progress(entries, "messages"), planners()), checked_chain(records)
     difference, terminal = verification.difference, console()
-    given = f" ({verification.num_given} of the operator are given)" if verification.num_given else ""
+    num_given = verification.num_given
+    given = f" ({num_given} of the operator {'is' if num_given == 1 else 'are'} given)" if num_given else ""
+    verified = f"{verification.num_verified} decision{'' if verification.num_verified == 1 else 's'}"
     if as_json:
         print(json.dumps(asdict(verification) | {"chain": asdict(chain)}, default=str))
     elif difference is None:
-        terminal.print(f"{verification.num_verified} decisions verified{given}")
+        terminal.print(f"{verified} verified{given}")
     else:
         for text in difference_lines(difference):
             terminal.print(text)
-        terminal.print(f"{verification.num_verified} decisions before it verified{given}")
+        terminal.print(f"{verified} before it verified{given}")
     if not as_json:
         for found in chain.breaks:
             terminal.print(f"the ledger was changed: {found.in_words()}")

@@ -63,8 +63,9 @@ def compare(
 ) -> None:
     """Compare policies on traces and cluster sizes: figures 7 to 11 of the paper.
 
-    Baselines know no GPU types: on a pool of several, only selective and first-come run.
-    Ctrl-C leaves a report of the completed runs, marked partial (exit code 130).
+    Baselines know no GPU types: on a pool of several, only selective and
+    first-come run. Ctrl-C leaves a report of the completed runs, marked partial
+    (exit code 130).
 
     \b
     Examples:

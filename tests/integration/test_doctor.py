@@ -78,12 +78,17 @@ async def test_a_secret_of_workers_that_others_can_read(endpoint: Endpoint, tmp_
     assert "workers.secret: mode 0640 lets other users read it; run: chmod 600" in await problems(endpoint)
 
 
-async def test_nodes_without_the_secret_of_workers(endpoint: Endpoint) -> None:
+async def test_nodes_without_the_secret_of_workers_or_isolation(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     bus = await connect_nats(endpoint.nats_url, name="test")
-    event = replace(joined("first", "node-7"), workers_secret="none")
+    event = replace(joined("first", "node-7"), workers_secret="none", isolation="none")
     await bus.append(subjects.node(POOL, "node-7"), codec.encode(event, id="j", recorded_at_s=1.0), message_id="j")
     await bus.close()
-    assert "workers on node-7 trust each connection" in await problems(endpoint)
+    found = await problems(endpoint, EF_ISOLATION="auto")
+    assert "workers on node-7 trust each connection" in found
+    assert "jobs on node-7 run as the user of their executor" in found, "the environment of the asker does not count"
 
 
 async def test_a_server_elsewhere_without_tls_and_keys(endpoint: Endpoint) -> None:

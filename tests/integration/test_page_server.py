@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,16 @@ from elasticflow.web import server
 from elasticflow.web.server import Sessions, application, listening_socket, serve
 
 HOST = "127.0.0.1"
+
+
+def test_ctrl_c_ends_the_server_as_it_ends_other_commands() -> None:
+    async def press() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    page: Any = object()
+    with contextlib.closing(listening_socket(HOST, 0)) as listening, pytest.raises(KeyboardInterrupt):
+        asyncio.run(serve(application(page, Sessions(0), lambda: None), listening, press))
 
 
 @contextlib.asynccontextmanager

@@ -128,7 +128,7 @@ def test_the_usage_line_names_the_typed_command(called: str, usage: str) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--trace", "nowhere.csv"), "nowhere.csv: cannot be read"),
+        (("--trace", "nowhere.csv"), "nowhere.csv: is no file, and none of the bundled traces bursty, small"),
         (("--trace", "small", "--nodes", "0"), "nodes must be at least 1"),
         (("--trace", "small", "--gpus-per-node", "0"), "GPUs per node must be at least 1"),
         (("--trace", "small", "--policy", "magic"), "policy 'magic' must be one of selective"),

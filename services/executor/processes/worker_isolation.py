@@ -12,7 +12,11 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups, open_cgroups
 from elasticflow.shared.runtime.process.isolation.machine_check import namespaces_problem, python_folders
-from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem, set_readable_by_others
+from elasticflow.shared.runtime.process.isolation.system_calls import (
+    NO_FILTER,
+    filter_problem,
+    set_readable_by_others,
+)
 from elasticflow.shared.runtime.process.settings import Settings
 
 _ALLOWED_NAMES = (
@@ -113,7 +117,7 @@ def _missing(problem: str, no_limits: str, settings: ExecutorSettings, *, shares
     elif shares_memory:
         yield "jobs share /dev/shm, and see the devices of all GPUs of this node, with which NCCL connects them"
     if no_filter := filter_problem():
-        yield f"no filter of the system calls of jobs: {no_filter}"
+        yield f"{NO_FILTER}: {no_filter}"
     if problem and no_limits:
         yield f"no limit for the processes of a job: {no_limits}"
     kills = "the kernel kills workers first when it is short"

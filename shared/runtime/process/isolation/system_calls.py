@@ -190,6 +190,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 _library = _load()
+NO_FILTER = "no filter of the system calls of jobs"  # what a node reports without the library
 
 
 def filter_problem() -> str:

@@ -100,6 +100,18 @@ def test_a_missing_pool_is_an_error_that_names_eflow_up(tmp_path: Path) -> None:
         find_endpoint(environment={}, start=tmp_path)
 
 
+@pytest.mark.parametrize("is_in_environment", [True, False])
+def test_a_named_folder_without_a_pool_is_named_and_nothing_above_it(tmp_path: Path, is_in_environment: bool) -> None:
+    folder = tmp_path / "my pool" / ".eflow"
+    environment = {"EF_DATA_DIR": str(folder)} if is_in_environment else {}
+    with pytest.raises(NoPoolHere) as missing:
+        find_endpoint(data_dir=None if is_in_environment else folder, environment=environment, start=tmp_path)
+    assert str(missing.value) == (
+        f"no pool runs in {folder} (--data-dir or EF_DATA_DIR); start it with `eflow up --data-dir '{folder}'`, "
+        "or name its server with --nats-url nats://host:4222"
+    )
+
+
 def test_a_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
     token = kept_token(tmp_path)
     assert token == kept_token(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 
 from elasticflow.cli import sweep
 from elasticflow.cli.command_options import PoolOptions
+from elasticflow.cli.decision_output import telling_what_goes_on
 from elasticflow.cli.sweep import Answer, Member, all_good, answers_as_json, ended_within, show_answers, submit_sweep
 from elasticflow.errors import NotEnded, Undecided
 from elasticflow.shared.errors import Unavailable
@@ -140,9 +141,11 @@ async def test_the_wait_is_over_before_all_have_ended() -> None:
     assert list(await ended_within(client, ["net-1", "net-2"], 5.0)) == ["net-1"]
 
 
-def sweep_at(client: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+def sweep_at(client: Any, monkeypatch: pytest.MonkeyPatch, sent: list[str] | None = None) -> int:
     monkeypatch.setattr(sweep, "run", lambda call, _: asyncio.run(call(client)))
-    return submit_sweep(tuple(MEMBERS[:2]), PoolOptions(), detach=False, wait=True, timeout_s=5.0, as_json=True)
+    return submit_sweep(
+        tuple(MEMBERS[:2]), PoolOptions(), [] if sent is None else sent, wait=True, timeout_s=5.0, as_json=True
+    )
 
 
 def test_answers_are_printed_even_if_a_job_does_not_end_in_time(
@@ -161,12 +164,14 @@ def test_answers_are_printed_even_if_a_job_does_not_end_in_time(
 def test_who_is_interrupted_learns_which_jobs_were_sent(
     error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sent: list[str] = []
+
     class Lost(Stuck):
         async def submit(self, spec: JobSpec, *, job_id: str, **_: Any) -> JobAdmitted:
             if job_id == "net-2":
                 raise error
             return admitted(1)
 
-    with pytest.raises(type(error)):
-        sweep_at(Lost(), monkeypatch)
+    with pytest.raises(type(error)), telling_what_goes_on(sent):
+        sweep_at(Lost(), monkeypatch, sent)
     assert "go on; `eflow cancel ID` stops one: net-1, net-2" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from elasticflow import ElasticJob
 from elasticflow.cli import main
 from elasticflow.cli.app import app
 from elasticflow.cli.job_options import ClassName, SubmissionOptions, class_named
+from elasticflow.cli.option_table import rows_of
 from elasticflow.cli.option_values import parse_data, parse_setting, read_secret
 from elasticflow.cli.up import cpu_slots_in_words, show_pool
 from elasticflow.client.operator_decisions import configure, read_config
@@ -369,6 +370,21 @@ def test_a_hyperparameter_that_the_class_does_not_declare_is_named_with_the_near
         assert eflow(*command) == (2, f"eflow: {refused}\n")
 
 
+def test_a_quote_takes_a_submitted_line_and_reads_no_secret(nowhere: Path) -> None:
+    (nowhere / "user_quote.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    line = ("user_quote.py", "--secret", "ABSENT", "--secret", "KEY=@absent.txt", "--mixed", "--deadline", "1h")
+    status, shown = eflow("quote", *line)
+    assert (status, "no .eflow/run.json" in shown) == (2, True), "only the pool is missing"
+
+
+@pytest.mark.parametrize("command", ["quote", "profile"])
+def test_all_options_on_which_a_speed_depends_are_those_of_a_submission(nowhere: Path, command: str) -> None:
+    group: Any = typer.main.get_command(app)
+    lacking = {"job_class", "name", "sweep", "quote"} | ({"deadline", "iterations"} if command == "profile" else set())
+    named = {row.name for row in rows_of(SubmissionOptions)}
+    assert named - {parameter.name for parameter in group.commands[command].params} == lacking
+
+
 def test_a_model_is_not_fetched_into_a_file(nowhere: Path) -> None:
     (nowhere / "j1").write_text("mine")
     status, shown = eflow("fetch", "j1")
@@ -412,10 +428,13 @@ def test_a_pool_says_what_its_cpu_slots_are(slots: tuple[int, float], cores: int
 
 def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pool:
+        on_sent: Any = None
+
         def now_s(self) -> float:
             return NOW_S
 
         async def submit(self, *_: Any, **__: Any) -> JobAdmitted:
+            self.on_sent("net-1")
             return admitted("net-1", minimum_satisfactory_share=(NOW_S, NOW_S + 30.0, 1))
 
         async def wait(self, *_: Any, **__: Any) -> None:
@@ -426,6 +445,39 @@ def test_who_stops_waiting_is_told_that_the_job_goes_on(nowhere: Path, monkeypat
     status, shown = eflow("submit", "user_wait.py", "--deadline", "1h", "--wait")
     assert status == 130
     assert shown.splitlines()[-1] == "eflow: net-1 goes on; `eflow cancel net-1` stops it"
+
+
+@pytest.mark.parametrize("command", ["submit", "profile"])
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_who_stops_a_command_learns_what_the_pool_has_got(
+    command: str, is_sent: bool, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pool:
+        on_sent: Any = None
+
+        async def send(self, *_: Any, **__: Any) -> None:
+            if is_sent:
+                self.on_sent("net-1")
+            raise KeyboardInterrupt
+
+        submit = profile = send
+
+    monkeypatch.setattr(f"elasticflow.cli.{command}.run", lambda call, _: asyncio.run(call(Pool())))
+    (nowhere / "user_stop.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    options = ("--deadline", "1h") if command == "submit" else ()
+    name = "net-1" if command == "submit" else "the measurement net-1"
+    nothing = f"nothing was {'submitted' if command == 'submit' else 'measured'}"
+    status, shown = eflow(command, "user_stop.py", *options)
+    assert (status, shown) == (
+        130,
+        f"eflow: {name} goes on; `eflow cancel net-1` stops it\n" if is_sent else f"eflow: {nothing}\n",
+    )
+
+
+def test_who_stops_a_submission_while_its_class_is_imported_has_submitted_nothing(nowhere: Path) -> None:
+    (nowhere / "user_slow.py").write_text(JOB_FILE.format(name="Net", batch=8) + "raise KeyboardInterrupt")
+    for options in ((), ("--sweep", "a=1,2"), ("--detach",)):
+        assert eflow("submit", "user_slow.py", "--deadline", "1h", *options) == (130, "eflow: nothing was submitted\n")
 
 
 def test_keys_of_secrets_are_made_once(nowhere: Path) -> None:

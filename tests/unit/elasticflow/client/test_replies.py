@@ -1,12 +1,18 @@
 """Replies that reach a client which waits for the reply to one command."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
+from typing import Any
 
-from elasticflow.client.replies import CausedEvent, follow_replies
+from elasticflow.client.command_requests import CommandRequests, Package
+from elasticflow.client.pool_endpoint import Endpoint
+from elasticflow.client.replies import CausedEvent, ReplyStream, follow_replies
 from elasticflow.shared.messages import codec, subjects
-from elasticflow.shared.messages.events import AmendRejected, JobAmended
+from elasticflow.shared.messages.commands import CancelJob, Command
+from elasticflow.shared.messages.events import AmendRejected, JobAmended, JobCancelled, JobWarned
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.process.clock import SystemClock
 
 SUBJECT = subjects.answer("lab", "p", "a")
 
@@ -60,3 +66,29 @@ async def test_a_rejection_of_a_command_of_another_tenant_about_the_job_is_ignor
     bus = MemoryBus()
     async with follow_replies(await bus.subscribe(SUBJECT), events(), "lab", "mine") as replies:
         assert isinstance(await asyncio.wait_for(replies.next(), 30.0), JobAmended)
+
+
+class Warned(CommandRequests):
+    """Whose job gets these warnings before it is cancelled."""
+
+    @contextlib.asynccontextmanager
+    async def _replies_to(self, job_id: str, message_id: str) -> AsyncGenerator[ReplyStream, None]:
+        async def events() -> AsyncGenerator[CausedEvent, None]:
+            for generation, warning in enumerate(("two", "one", "two"), start=1):
+                yield CausedEvent(JobWarned(job_id=job_id, generation=generation, warning=warning, at_s=0.0), 0)
+            yield CausedEvent(JobCancelled(job_id=job_id, reason="", at_s=0.0), 0)
+
+        async with follow_replies(await MemoryBus().subscribe(SUBJECT), events(), "lab", "mine") as replies:
+            yield replies
+
+    async def _publish(self, command: Command, message_id: str, code: Package | None = None) -> int:
+        return 0
+
+
+async def test_warnings_that_arrive_before_the_reply_are_told_once_each() -> None:
+    bus: Any = MemoryBus()
+    client, told = Warned(bus, Endpoint(nats_url="", pool="p"), "lab", SystemClock()), list[str]()
+    client.on_warning = told.append
+    command = CancelJob(job_id="a", tenant="lab", reason="")
+    assert isinstance(await client._reply_to(command, (JobCancelled,), 30.0), JobCancelled)
+    assert told == ["two", "one"]

@@ -37,6 +37,16 @@ def test_a_file_is_sent_alone(tmp_path):
     assert package(f"{tmp_path}/mine.py:Other").training_function == "mine:Other"
 
 
+@pytest.mark.parametrize("given", ["examples/two.py", "./examples/../examples/two.py"])
+def test_a_file_with_two_classes_is_refused_with_the_names_of_both(tmp_path, monkeypatch, given):
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "two.py").write_text(f"{SOURCE}\nclass Other(Mine):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PackagingFailed, match=f"has 2 subclasses .*: choose one, as {given}:Mine or {given}:Other"):
+        package(given)
+    assert package(f"{given}:Other").training_function == "two:Other", "what is suggested works"
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -61,7 +71,7 @@ def test_a_class_may_derive_from_one_of_a_module_beside_it(tmp_path, source):
 def test_a_class_of_a_module_beside_it_is_no_job_of_the_file(tmp_path):
     (tmp_path / "train.py").write_text(SOURCE)
     (tmp_path / "late.py").write_text("from train import Mine\nclass Plain: pass\n")
-    with pytest.raises(PackagingFailed, match="found: none"):
+    with pytest.raises(PackagingFailed, match=r"; if Plain derives from one elsewhere, choose .*late.py:Plain. A"):
         package(tmp_path / "late.py")
 
 
@@ -198,9 +208,13 @@ def test_the_archive_is_importable_as_it_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "content", "reason"),
     [
-        ("two.py", SOURCE + SOURCE.replace("Mine", "Yours"), "found: Mine, Yours"),
-        ("heir.py", SOURCE + "\nclass Heir(Mine): ...\n", "found: Mine, Heir"),
-        ("none.py", "x = 1", "found: none"),
+        (
+            "two.py",
+            SOURCE + SOURCE.replace("Mine", "Yours"),
+            "has 2 subclasses .* as .*/two.py:Mine or .*/two.py:Yours",
+        ),
+        ("heir.py", SOURCE + "\nclass Heir(Mine): ...\n", "as .*/heir.py:Mine or .*/heir.py:Heir"),
+        ("none.py", "x = 1", "has no subclass of ElasticJob. A script must"),
         ("broken.py", "def", "is no Python source"),
         ("not-a-name.py", SOURCE, "is no module name"),
     ],

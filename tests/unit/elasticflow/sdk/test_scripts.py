@@ -103,7 +103,7 @@ def test_settings_of_a_script_are_its_arguments(tmp_path):
 def test_a_file_without_job_is_rejected_with_both_ways_to_write_one(tmp_path):
     (tmp_path / "plain.py").write_text("print('hello')\n")
     with pytest.raises(
-        InputUnusable, match=r"one subclass of ElasticJob .* must call elasticflow.elastic", check=coded("not_loadable")
+        InputUnusable, match=r"no subclass of ElasticJob.* must call elasticflow.elastic", check=coded("not_loadable")
     ):
         load(str(tmp_path / "plain.py"))
 

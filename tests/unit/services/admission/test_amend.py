@@ -183,6 +183,14 @@ def test_gpus_that_an_amendment_frees_are_promised_to_other_jobs() -> None:
     assert isinstance(admitted, events.JobAdmitted)
 
 
+@pytest.mark.parametrize(("in_s", "said"), [(0.2, "in 0.2 s"), (1.0, "in 1 s"), (9.6, "in 10 s")])
+def test_the_time_that_is_left_is_told_as_the_user_gave_it(in_s: float, said: str) -> None:
+    """The planned deadline is earlier by the slack of the pool: no user has asked for that one."""
+    history = promised(1, deadline_s=NOW_S + 400.0, deadline_slack_s=2.0)
+    answer = rejected(history, amend(deadline_s=NOW_S + in_s))
+    assert answer.explanation.startswith(f"100 more iterations {said} cannot be kept"), answer.explanation
+
+
 def test_an_amendment_keeps_quote_reservations() -> None:
     history = promised(1, deadline_s=NOW_S + 400.0)
     history.decided(POLICY, hold("quote", 120.0))

@@ -1,5 +1,8 @@
 """Linear programs: the optimum and its prices, none where there is none, the same again."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scipy.optimize import linprog
@@ -55,3 +58,13 @@ def test_another_interface_of_the_solver_finds_the_same_cost_and_the_prices_prov
     again = of_matrix(cost.tolist(), most.tolist(), matrix, most_R.tolist())
     assert again is not None
     assert again.value_V.tolist() == found.value_V.tolist()
+
+
+def test_the_banner_of_the_solver_reaches_no_terminal_and_what_is_printed_later_does() -> None:
+    program = (
+        "import os, highspy, elasticflow.shared.scheduling.proofs.linear_program\n"
+        "highspy.Highs()\n"
+        "os.write(1, b'error of its C code')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("error of its C code", "")

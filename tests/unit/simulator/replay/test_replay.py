@@ -262,7 +262,7 @@ def test_an_instant_may_be_given_in_seconds_or_in_iso_8601(file: Path, instant: 
 def test_verify_says_how_many_and_fails_where_one_differs(recording: Recording, tmp_path: Path) -> None:
     good = replay(exported(recording, tmp_path), "--verify")
     assert good.exit_code == 0
-    assert "4 decisions verified" in good.stdout
+    assert "4 decisions verified (1 of the operator is given)" in good.stdout
     recording.change_plan(7, now_s=NOW_S)
     path = exported(recording, tmp_path)
     bad = replay(path, "--verify")
