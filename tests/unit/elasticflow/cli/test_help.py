@@ -54,4 +54,4 @@ def test_a_tenant_is_the_owner_of_a_job_that_is_there_and_has_the_quota_of_a_new
 @pytest.mark.parametrize("path", [path for path in COMMANDS if path != PASSED_ON])
 def test_each_command_has_both_names_of_help(path: str) -> None:
     context = COMMANDS[path]
-    assert context.command.get_help_option_names(context) == ["-h", "--help"]
+    assert set(context.command.get_help_option_names(context)) == {"-h", "--help"}
