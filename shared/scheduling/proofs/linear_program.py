@@ -13,7 +13,6 @@ its hull); R = rows, one for each sum; E = nonzero entries of the matrix.
 """
 
 import contextlib
-import os
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,27 +23,9 @@ from numpy.typing import NDArray
 
 from elasticflow.shared.scheduling.compiled_loops import Floats, Integers
 from elasticflow.shared.scheduling.proofs.payment_bound import Demands
+from elasticflow.shared.solver_banner import drop_banner
 
-
-def _drop_banner() -> None:
-    """Make the first solver of this process, whose constructor prints a banner in C that no option prevents.
-
-    Errors of later calls are still seen.
-    """
-    try:
-        stdout = os.dup(1)
-    except OSError:  # it is closed
-        return
-    try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            os.dup2(nowhere.fileno(), 1)
-            highspy.Highs()
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
-
-
-_drop_banner()
+drop_banner(highspy.Highs)
 
 LEAST_SUPPLY = 1e-3  # of an interval in which few or no GPUs are there, as a part of all GPUs
 
