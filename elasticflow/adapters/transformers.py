@@ -50,7 +50,7 @@ def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | N
 
 def _print_lines(trainer: Any) -> None:
     """Print what the trainer logs, a line each: in a log file a progress bar shares its line with what follows."""
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+    from transformers import PrinterCallback, ProgressCallback  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     trainer.args.disable_tqdm = True
     if trainer.pop_callback(ProgressCallback) is not None:
