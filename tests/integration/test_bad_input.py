@@ -357,7 +357,7 @@ async def test_no_nats(user: User) -> None:
         assert "s3cret" not in ran.err + ran.out
     elsewhere = await user.eflow("jobs", EF_DATA_DIR=str(user.folder))
     assert elsewhere.status == 2
-    assert "start one with `eflow up`" in elsewhere.err
+    assert f"start it with `eflow up --data-dir {user.folder}`" in elsewhere.err
 
 
 async def test_a_wrong_token(user: User) -> None:
