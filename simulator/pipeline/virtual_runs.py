@@ -248,9 +248,7 @@ class Runs:
             return
         iteration, lost = self.checkpoint_files[run.key[0]].restore() if run.purpose == "train" else (0, "")
         self._train(run, iteration)
-        self._report_all(
-            run, Started(iteration=iteration), to_rank0=Started(iteration=iteration, lost_checkpoints=lost)
-        )
+        self._report_all(run, Started(iteration=iteration, lost_checkpoints=lost))
 
     def _train(self, run: Run, iteration: int) -> None:
         """The run takes steps from now on."""
@@ -387,7 +385,6 @@ class Runs:
         rank0 = run.processes[0]
         rank0.report(WorkerReported(worker=rank0.id, message=message))
 
-    def _report_all(self, run: Run, message: FromWorker, to_rank0: FromWorker | None = None) -> None:
-        for rank, process in list(run.processes.items()):
-            told = message if rank or to_rank0 is None else to_rank0
-            process.report(WorkerReported(worker=process.id, message=told))
+    def _report_all(self, run: Run, message: FromWorker) -> None:
+        for process in list(run.processes.values()):
+            process.report(WorkerReported(worker=process.id, message=message))
