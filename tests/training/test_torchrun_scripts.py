@@ -123,13 +123,18 @@ NOTES = ["exit handler", "finally"]
 
 @pytest.mark.parametrize("keeps_state", [True, False])
 async def test_a_stop_runs_the_finally_blocks_and_exit_handlers_of_all_workers(node, spec_of, keeps_state):
-    """Also of the one that waits for another: that one ends first. A job that has ended writes no checkpoint."""
+    """Also of the one that waits for another: that one ends first. A job that has ended writes no checkpoint.
+
+    Without a state to keep, rank 0 may end before rank 1 reads its own stop: rank 1 then reports a lost peer, which
+    its executor does not count as a crash.
+    """
     job_id = node.new_job_id()
     spec = script(spec_of, "leaves_notes", "torchrun", entry="__torchrun__", until=ENDLESS)
     workers = await node.launch(spec, job_id=job_id, num_workers=2)
     await asyncio.gather(workers.first(Started, 0), workers.first(Started, 1))
     workers.stop(keeps_state=keeps_state)
-    assert {exit_.code for exit_ in (await workers.ended()).values()} == {ExitCode.DONE}
+    codes = [exit_.code for _, exit_ in sorted((await workers.ended()).items())]
+    assert codes in ([ExitCode.DONE, ExitCode.DONE], *([] if keeps_state else [[ExitCode.DONE, ExitCode.PEER_LOST]]))
     assert names_of_files(node, job_id) == [f"{note} {rank}" for note in NOTES for rank in (0, 1)]
     assert not workers.all_of(Failed)
 
