@@ -41,11 +41,14 @@ class SchedulableJob:
     notice_s: float = 0.0  # from a failure until the job restarts
     unsaved_iterations: float = 0.0  # that its next change of GPUs loses
     starts_over: bool = False  # each change of GPUs loses all iterations
+    migrations: float = 1.0  # so often it may be migrated now, if it ever may
+    migrations_per_s: float = 0.0  # and so often later
 
     def asks_no_less_than(self, other: "SchedulableJob") -> bool:
-        """Whether it has the curve of the other, no less work, and is due no later."""
+        """Whether it has the curve of the other, no less work, is due no later, and has no less room to migrate."""
         return (
             self.curve == other.curve
+            and self.migrations_per_s >= other.migrations_per_s
             and self.deadline_s <= other.deadline_s
             and self.remaining_iterations >= other.remaining_iterations
         )
@@ -93,6 +96,8 @@ class JobTable:
         self.jobs.deadline_J[row] = job.deadline_s
         self.jobs.unsaved_J[row] = job.unsaved_iterations
         self.jobs.starts_over_J[row] = job.starts_over
+        self.jobs.migrations_J[row] = job.migrations if job.migrations_per_s else 0.0
+        self.jobs.migrations_per_s_J[row] = job.migrations_per_s
         self.schedules.count_J[row] = 0
         self.job_ids.append(job.job_id)
         self.num_jobs += 1
@@ -168,6 +173,8 @@ def empty_jobs(num_rows: int, num_levels: int) -> Jobs:
         np.empty(shape),
         np.empty(shape),
         np.zeros(num_rows),
+        np.zeros(num_rows),
+        np.zeros(num_rows),
         np.zeros(num_rows, np.bool_),
         np.empty(0),
     )
@@ -201,6 +208,8 @@ def copy_rows(jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedule
         jobs.held_J[new] = other_jobs.held_J[old]
         jobs.stalled_until_J[new] = other_jobs.stalled_until_J[old]
         jobs.deadline_J[new] = other_jobs.deadline_J[old]
+        jobs.migrations_J[new] = other_jobs.migrations_J[old]
+        jobs.migrations_per_s_J[new] = other_jobs.migrations_per_s_J[old]
         jobs.unsaved_J[new] = other_jobs.unsaved_J[old]
         jobs.starts_over_J[new] = other_jobs.starts_over_J[old]
         copy_schedule(schedules, new, other_schedules, old)

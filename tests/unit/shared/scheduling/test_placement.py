@@ -11,7 +11,7 @@ from elasticflow.shared.scheduling.placement.placement import (
     PlacementCurves,
     place,
 )
-from elasticflow.shared.scheduling.placement.topology import CLUSTER, NODE, RACK, SOCKET, Node, Topology
+from elasticflow.shared.state.topology import CLUSTER, NODE, RACK, SOCKET, Node, Topology
 
 
 def gpus(node_id: str, *indices: int) -> tuple[GpuId, ...]:

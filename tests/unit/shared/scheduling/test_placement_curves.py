@@ -9,8 +9,8 @@ from elasticflow.shared.scheduling.placement.placement import (
     PlacementCurves,
     placement_curves,
 )
-from elasticflow.shared.scheduling.placement.topology import CLUSTER, NODE, RACK, SOCKET
 from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.topology import CLUSTER, NODE, RACK, SOCKET
 
 CURVES = placement_curves(
     {
