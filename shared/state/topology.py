@@ -122,7 +122,7 @@ class Topology:
             return CLUSTER
         nodes = [self._node_by_id[node_id] for node_id in on_nodes]
         if len(nodes) == 1:
-            return SOCKET if len({nodes[0].socket_of(gpu.index) for gpu in gpus}) == 1 else NODE
+            return SOCKET if len({nodes[0].socket_of(gpu.gpu_index) for gpu in gpus}) == 1 else NODE
         shared = _num_shared([node.path for node in nodes])
         return RACK + self._depth - shared if shared else CLUSTER
 
@@ -194,6 +194,11 @@ def pool_topology(state: PoolState) -> Topology:
 
 @memoize_recent  # each decision asks for it, of each GPU type, and few events change nodes
 def _pool_topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
+    return topology_of_nodes(nodes.values(), config)
+
+
+def topology_of_nodes(nodes: Iterable[NodeState], config: PoolConfig) -> Topology:
+    """The topology of those of these nodes that take jobs."""
     rack_by_node, sockets_per_node = config.racks, config.sockets_per_node
     return Topology(
         tuple(
@@ -203,7 +208,7 @@ def _pool_topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
                 sockets=sockets_per_node if sockets_per_node > 1 else node.sockets,
                 rack=rack_by_node.get(node.node_id, node.rack),
             )
-            for node in nodes.values()
+            for node in nodes
             if node.takes_jobs
         )
     )

@@ -13,6 +13,7 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
+from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN, Places
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures, NodeEnds, SpeedNoise
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
@@ -124,6 +125,7 @@ class SimulatedRun:
     """A workload on a cluster under a policy. policy, overhead: names; BadSettings if unknown.
 
     mix_efficiency: part of the sum of the throughputs on each type that a job on several types has; None: no job is.
+    slowdown_apart: of a job on eight nodes instead of one; 1: all places are equal.
     Baselines know no GPU types: BadSettings on a cluster of several.
     """
 
@@ -137,6 +139,7 @@ class SimulatedRun:
     confidence: float | None = None
     noise: SpeedNoise | None = None
     mix_efficiency: float | None = MEASURED_MIX_EFFICIENCY
+    slowdown_apart: float = PUBLISHED_SLOWDOWN
 
     def __post_init__(self) -> None:
         if len(self.cluster.gpu_types) > 1 and self.policy in BASELINES:
@@ -177,9 +180,17 @@ class SimulatedRun:
             costs=self.overheads.by_job(self.workload.jobs),
             changes=self.overheads.changes,
             mix_efficiency=self.mix_efficiency,
+            places=self.places,
             observers=tuple(observer for observer in observers if observer is not None),
             idle_time_meter=IdleTimeMeter() if measures_idle_time else None,
         )
+
+    @property
+    def places(self) -> Places | None:
+        """None if the place of a job makes no difference."""
+        if self.slowdown_apart <= 1:
+            return None
+        return Places(slowdown=self.slowdown_apart, gpus_per_node=self.cluster.gpus_per_node)
 
     def bound(self) -> "Bound":
         """The most deadlines that any policy can meet here, with knowledge of the future and of true speeds."""

@@ -44,6 +44,10 @@ class Blocks:
         self._blocks_by_level_S = [
             [(level, bits(starts[at, level])) for at, level in sorted(starts) if at == size] for size in sizes_S
         ]
+        self._worst_block_S = [
+            (by_level[-1][0], len({gpu.node_id for gpu in self.gpus_of_block(s, first(by_level[-1][1]))}))
+            for s, by_level in enumerate(self._blocks_by_level_S)
+        ]
         self._part_by_level_P = [
             (level, part_R[self.rank_P]) for level, part_R in _parts(topology.tree, len(gpus)).items()
         ]
@@ -68,6 +72,10 @@ class Blocks:
     def blocks_by_level(self, s: int) -> Sequence[tuple[Level, BitSet]]:
         """The blocks of 2^s GPUs by what connects them, fastest first."""
         return self._blocks_by_level_S[s]
+
+    def worst_block(self, s: int) -> tuple[Level, int]:
+        """What connects the worst block of 2^s GPUs, and on how many nodes it is."""
+        return self._worst_block_S[s]
 
     def level_of_block(self, s: int, start: int) -> Level:
         """What connects the block of 2^s GPUs that begins at `start`."""

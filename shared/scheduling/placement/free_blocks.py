@@ -133,9 +133,11 @@ class GpuPositions:
 
     @property
     def meets_claim(self) -> bool:
-        """Whether they are connected no worse than the worst buddy block of their size."""
-        exist = self.num_gpus > 0 and not self.num_gpus & (self.num_gpus - 1)
-        return not exist or self.level <= self.blocks.blocks_by_level(log2(self.num_gpus))[-1][0]
+        """Whether they are connected no worse than the worst buddy block of their size, and on no more nodes."""
+        if self.num_gpus <= 0 or self.num_gpus & (self.num_gpus - 1):
+            return True
+        level, num_nodes = self.blocks.worst_block(log2(self.num_gpus))
+        return self.level <= level and len({gpu.node_id for gpu in self.gpus}) <= num_nodes
 
     @property
     def spread(self) -> bool:

@@ -65,8 +65,8 @@ class MigrationRules:
 
     movable: Set[str]
     migration_benefit: Callable[[str], MigrationBenefit]
-    claims: Set[str]
-    displacement_cost: Callable[[str], float]
+    claims: Set[str] = frozenset()
+    displacement_cost: Callable[[str], float] = lambda job_id: inf
 
 
 def place(
@@ -170,16 +170,18 @@ class PlacementBuilder:
         if self._migration_rules is None:
             return
         for job_id in sorted(self._migration_rules.claims & self.positions_by_job.keys()):
-            held = self.positions_by_job[job_id]
+            held = self.positions_by_job[job_id]  # a job before it may have displaced it
             if held.meets_claim or self._displacement_cost(job_id) == inf:
                 continue
             size = log2(held.num_gpus)
+            del self.positions_by_job[job_id]
             self._free.give(held.positions)
             start = self._free.best_fit(size)
             if start is None:
                 start = self._emptied_block(size)
             if start is None:
                 self._free.take(held.positions)
+                self.positions_by_job[job_id] = held
                 continue
             self._free.take_block(size, start)
             self._move(job_id, size, start)

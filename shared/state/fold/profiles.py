@@ -15,11 +15,11 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.state.gpu_types import part_of_type
+from elasticflow.shared.state.gpu_types import topology_of
 from elasticflow.shared.state.job import Job, has_workers_on
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
-from elasticflow.shared.state.topology import GPU, LEVEL_BY_NAME, Level, pool_topology
+from elasticflow.shared.state.topology import GPU, LEVEL_BY_NAME, Level
 
 # --- The fold of profiles that have owners -------------------------------------------------------------
 # The curves without an owner are those of the pool's configuration, and those that older jobs measured. Where an
@@ -181,10 +181,7 @@ def _levels(state: PoolState, event: events.ThroughputMeasured) -> tuple[Level, 
     job = state.job(event.job_id)
     if job is None or job.generation != event.generation or len(job.own_gpus) != event.num_gpus:
         return GPU, GPU
-    node = state.nodes.get(job.own_gpus[0].node_id)
-    if node is None or not node.takes_jobs:
-        return GPU, GPU
-    topology = pool_topology(part_of_type(state, node.gpu_type))
+    topology = topology_of(state, job.own_gpus)
     return topology.level_of(job.own_gpus), topology.block_level(event.num_gpus)
 
 
