@@ -32,7 +32,6 @@ from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
 # of one decision: each costs as much as ten submissions, and all of them wait for it
 MAX_THOROUGH_REJECTIONS = 1
 MAX_FULL_SEARCHES = 16  # of one decision: with more submissions or rejections than that, searches are short
-TIGHT = 1.25  # times what a job takes alone: only within that a promise without room for migrations is tried
 FEW_JOBS = 256  # beside more, a short search makes no trial
 FILLINGS_IN_A_RUSH = 4_096  # of one decision, about 50 ms; then jobs are only promised that fit without moving others
 
@@ -169,7 +168,7 @@ class AdmissionSession:
         None without a search if a job that asks for less was rejected.
         """
         ready, proposal = self._propose(job)
-        if proposal is not None or not job.migrations_per_s or self._is_others_work(job):
+        if proposal is not None or not job.migrations_per_s:
             return ready, proposal
         return ready._propose(replace(job, migrations_per_s=0.0))
 
@@ -181,12 +180,6 @@ class AdmissionSession:
         if proposal is not None and ready.allows_migrations and not packs(ready.plan, proposal):
             proposal = None
         return (fast_replace(ready, rejected=(*ready.rejected, job)) if proposal is None else ready), proposal
-
-    def _is_others_work(self, job: SchedulableJob) -> bool:
-        """Whether a job has so much time that room for migrations is not what it lacks."""
-        fastest = job.curve.max_useful_gpus
-        alone_s = job.remaining_iterations / job.curve.throughput(fastest) + job.resize_cost.seconds(fastest)
-        return job.deadline_s - self.now_s > TIGHT * alone_s
 
     @property
     def allows_migrations(self) -> bool:

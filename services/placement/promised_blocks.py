@@ -15,6 +15,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     held_num_gpus,
     iteration_at,
     known_curve,
+    migration_cost,
     resize_cost,
     stalled_until_s,
 )
@@ -43,7 +44,7 @@ def displacement_gpu_seconds(state: PoolState, job: Job, benefit: MigrationBenef
         return seconds * len(job.gpus)
     if job.pinned or job.restarts_to_resize:
         return math.inf
-    stop_s = resize_cost(state).seconds(job.num_gpus)
+    stop_s = migration_cost(state).seconds(job.num_gpus)
     curve = known_curve(state, spec_of(job), job.speed)
     if curve is None or not job.planned_share:
         return BROKEN_S * len(job.gpus)  # its promise is broken, and keeps no other one from being kept
@@ -61,7 +62,12 @@ def _planned_rate(job: Job, curve: ScalingCurve, now_s: float) -> float:
 def _spare_iterations(state: PoolState, job: Job, curve: ScalingCurve, now_s: float) -> float:
     """The iterations that its schedule has room for beyond those that are left."""
     cost = resize_cost(state)
-    held, ready_s, previous_end_s, room = held_num_gpus(job), stalled_until_s(job, cost), now_s, 0.0
+    held, ready_s, previous_end_s, room = (
+        held_num_gpus(job),
+        stalled_until_s(job, cost, migration_cost(state)),
+        now_s,
+        0.0,
+    )
     for start_s, end_s, num_gpus in segments(job.planned_share):
         if end_s <= now_s:
             continue

@@ -191,8 +191,8 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, covers_mo
     all_left = left + jobs.unsaved_J[job]
     highest = highest_level(schedules, jobs, job)
     lost, moved = jobs.lost_JL[job, highest], jobs.moved_JL[job, highest]
-    lost_per_s = lost / OUTAGE_S + moved * jobs.migrations_per_s_J[job]
-    lost += moved * jobs.migrations_J[job]
+    lost_per_s = lost / OUTAGE_S + jobs.migrated_JL[job, highest] * jobs.migrations_per_s_J[job]
+    lost += jobs.migrated_JL[job, highest] * jobs.migrations_J[job]
     done, needed_until_s = False, np.inf
     for segment in range(count):
         level = 0

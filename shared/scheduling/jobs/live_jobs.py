@@ -26,11 +26,12 @@ from elasticflow.shared.scheduling.jobs.job_table import (
     write_levels,
     write_schedules,
 )
-from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, Disturbances, ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
     held_num_gpus,
     known_curve,
+    migration_cost,
     migrations_per_s,
     planned_deadline_s,
     progress_rate,
@@ -84,7 +85,7 @@ class LiveJobRows:
         self._num_gpus = 0
         self._cost: ResizeCost = FREE
         self._levels: tuple[Level, ...] = ()
-        self._migrations_per_s = 0.0
+        self._migration_cost, self._migrations_per_s = FREE, 0.0
         self._forget()
 
     def table(self, state: PoolState, now_s: float) -> LiveJobTable:
@@ -95,7 +96,7 @@ class LiveJobRows:
         if not is_same or cost != self._cost or levels != self._levels:
             self._forget()
             self._config, self._num_gpus, self._cost, self._levels = state.config, num_gpus, cost, levels
-            self._migrations_per_s = migrations_per_s(state)
+            self._migration_cost, self._migrations_per_s = migration_cost(state), migrations_per_s(state)
         elif len(self._slots) > 2 * len(state.live_jobs) + 64:
             self._forget()
         if state.curves is not self._all_measured:
@@ -213,7 +214,7 @@ class LiveJobRows:
         arrays.migrations_per_s_J[slot] = self._migrations_per_s if may_be_migrated else 0.0
         self._migrated_at[slot] = job.migrated_at_s
         arrays.held_J[slot] = held_num_gpus(job)
-        arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)
+        arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost, self._migration_cost)
         promised = job.promised
         if promised != self._promised[slot]:
             self._promised[slot], self._planned[slot] = promised, None
@@ -241,8 +242,8 @@ class LiveJobRows:
             if len(curve.levels) > self._arrays.levels_JL.shape[1]:
                 self._arrays = with_room(self._arrays, len(self._arrays.levels_JL), len(curve.levels))
             reserve_nodes = state.config.reserve_nodes if job.promised else 0
-            notice_s = state.config.heartbeat_timeout_s
-            write_levels(self._arrays, slot, curve, self._cost, reserve_nodes, notice_s)
+            disturbances = Disturbances(reserve_nodes, state.config.heartbeat_timeout_s, self._migration_cost)
+            write_levels(self._arrays, slot, curve, self._cost, disturbances)
         return curve
 
     def _forget(self) -> None:

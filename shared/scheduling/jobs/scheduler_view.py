@@ -157,7 +157,7 @@ def migrations_per_s(state: PoolState) -> float:
 
     0 where no job is migrated for its place: all places are equal, or changes cost nothing.
     """
-    cost_s = max(resize_cost(state).seconds_C)
+    cost_s = max(migration_cost(state).seconds_C)
     if not cost_s or not pool_topology(state).has_distances:
         return 0.0
     return state.config.migration_budget / cost_s
@@ -192,9 +192,11 @@ def held_num_gpus(job: Job) -> int:
     return 0 if job.broken or job.has_outdated_spec or leaves else len(job.own_gpus)
 
 
-def stalled_until_s(job: Job, cost: ResizeCost) -> float:
+def stalled_until_s(job: Job, cost: ResizeCost, migration_cost: ResizeCost) -> float:
     """When the start of the current generation is expected to end, if it does not train yet; else -inf."""
     held = held_num_gpus(job)
+    if job.migrated_at_s == job.placed_at_s and job.is_switching:
+        cost = migration_cost
     return job.placed_at_s + cost.seconds(held) if held and not job.training else -math.inf
 
 
@@ -211,6 +213,7 @@ def arriving_job(
         reserve_nodes=state.config.reserve_nodes,
         notice_s=state.config.heartbeat_timeout_s,
         starts_over=spec.entry == TORCHRUN,
+        migration_cost=migration_cost(state),
         migrations_per_s=0.0 if spec.entry == TORCHRUN or deadline_s is None else migrations_per_s(state),
     )
 
@@ -231,6 +234,18 @@ def resize_cost(state: PoolState) -> ResizeCost:
     if not by_num_gpus:
         return ResizeCost.flat(max(config.resize_cost_s, state.start_cost_s))
     return ResizeCost(*zip(*by_num_gpus, strict=True))
+
+
+MIGRATION_STOP_S = 1.0  # of running workers that switch: some tens of milliseconds and two copies of the state
+
+
+def migration_cost(state: PoolState) -> ResizeCost:
+    """Seconds without progress at a change of GPUs whose number stays. Running workers switch, where the pool lets
+    them."""
+    cost = resize_cost(state)
+    if not state.config.stop_free:
+        return cost
+    return ResizeCost(cost.num_gpus_C, tuple(min(seconds, MIGRATION_STOP_S) for seconds in cost.seconds_C))
 
 
 PlannedTime = NewType("PlannedTime", float)
