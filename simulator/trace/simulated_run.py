@@ -209,6 +209,8 @@ class Outcome:
     certificates_checked: int | None  # None: the policy gives no certificates
     certificate_failures: int | None
     unproven: int | None  # rejections without a proof: the search found no plan
+    placements_checked: int | None  # of promised jobs
+    promised_apart: int | None  # of these, on more nodes than a block needs
     failures: tuple[str, ...]  # what is wrong with certificates, one sentence each
     wall_s: float
     peak_rss_mb: float  # of the whole process so far
@@ -235,6 +237,8 @@ class Outcome:
             "certificates_checked": self.certificates_checked,
             "certificate_failures": self.certificate_failures,
             "unproven": self.unproven,
+            "placements_checked": self.placements_checked,
+            "promised_apart": self.promised_apart,
             "wall_s": round(self.wall_s, 3),
             "peak_rss_mb": round(self.peak_rss_mb, 1),
             "partial": result.partial,
@@ -256,6 +260,8 @@ def execute(
         certificates_checked=verification.certificates_checked if verification else None,
         certificate_failures=verification.certificate_failures if verification else None,
         unproven=verification.unproven if verification else None,
+        placements_checked=verification.blocks.placements if verification else None,
+        promised_apart=verification.blocks.apart if verification else None,
         failures=tuple(verification.failures) if verification else (),
         wall_s=time.perf_counter() - began_s,
         peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

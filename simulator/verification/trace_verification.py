@@ -43,6 +43,7 @@ from elasticflow.simulator.verification.certificates import (
     PromiseCertificate,
     RejectionCertificate,
 )
+from elasticflow.simulator.verification.placed_blocks import PlacedBlocks
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- certified jobs ------------------------------------------------------------------------------------
@@ -352,6 +353,7 @@ class VerificationByType:
     """Observes a simulation. The numbers are sums over the types; see `TraceVerification`."""
 
     def __init__(self, workload: Workload, cluster: ClusterShape, resize_cost: ResizeCost) -> None:
+        self.blocks = PlacedBlocks(cluster)
         self._by_type = {
             gpu_type: TraceVerification(workload.on_type(gpu_type), resize_cost) for gpu_type in cluster.gpu_types
         }
@@ -377,6 +379,7 @@ class VerificationByType:
 
         A changed promise is checked against the part after it: then its job is on its new type.
         """
+        self.blocks.decided(before, events)
         unchecked = list[PlanEvent]()
         for event in events:
             unchecked.append(event)
