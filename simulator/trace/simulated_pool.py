@@ -31,6 +31,7 @@ def pool_config(
     gpu_types: Sequence[str] = (NO_TYPE,),
     stop_free: bool = False,
     slower_apart: Callable[[Mapping[int, float]], Mapping[int, float]] | None = None,
+    migration_budget: float = 0.0,
 ) -> PoolConfig:
     """Settings with the true curves and costs, without margins for error. slower_apart: speeds of a job on GPUs that
     are far apart, of those on few nodes."""
@@ -50,6 +51,7 @@ def pool_config(
         heartbeat_timeout_s=AT_ONCE_S,
         stall_timeout_s=NEVER_S,
         stop_free=stop_free,
+        migration_budget=migration_budget,
         curves=curves,
     )
 

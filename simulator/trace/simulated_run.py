@@ -159,7 +159,7 @@ class SimulatedRun:
         """An observer that checks certificates; None for baselines and unknown speeds, which have none."""
         if self.policy not in OURS or self.noise is not None:
             return None
-        return VerificationByType(self.workload, self.cluster, self.resize_cost)
+        return VerificationByType(self.workload, self.cluster, self.resize_cost, self.places)
 
     def simulation(self, *observers: Observer | None, measures_idle_time: bool = False) -> Simulation:
         """The simulation, with these observers. To measure idle time takes one pass over all jobs at each instant."""
@@ -181,6 +181,7 @@ class SimulatedRun:
             changes=self.overheads.changes,
             mix_efficiency=self.mix_efficiency,
             places=self.places,
+            migrates_promised=self.policy in OURS,
             observers=tuple(observer for observer in observers if observer is not None),
             idle_time_meter=IdleTimeMeter() if measures_idle_time else None,
         )
@@ -190,7 +191,11 @@ class SimulatedRun:
         """None if the place of a job makes no difference."""
         if self.slowdown_apart <= 1:
             return None
-        return Places(slowdown=self.slowdown_apart, gpus_per_node=self.cluster.gpus_per_node)
+        return Places(
+            slowdown=self.slowdown_apart,
+            gpus_per_node=self.cluster.gpus_per_node,
+            num_nodes=self.cluster.num_nodes,
+        )
 
     def bound(self) -> "Bound":
         """The most deadlines that any policy can meet here, with knowledge of the future and of true speeds."""

@@ -178,6 +178,7 @@ class Simulation:
     mix_efficiency: of GPUs of several types in one job; None: jobs have no step times, so that no policy mixes types.
     changes: times of each kind of change, so that jobs switch without a stop; None: each change stops its job for the
     whole resize_cost. places: the effect of the place on speeds; None: all places are equal.
+    migrates_promised: False for baselines, which promise nothing and know one speed for each number of GPUs.
     config: settings of a live pool, whose monitor corrects the curves; None: policies know the true curves and costs.
     """
 
@@ -200,6 +201,7 @@ class Simulation:
         idle_time_meter: IdleTimeMeter | None = None,
         changes: TrainingTime | None = None,
         places: Places | None = None,
+        migrates_promised: bool = True,
         config: PoolConfig | None = None,
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
@@ -231,7 +233,8 @@ class Simulation:
             speed_noise=noise.sigma if noise else 0.0,
             gpu_types=cluster.gpu_types,
             stop_free=changes is not None,
-            slower_apart=places and partial(places.apart, num_nodes=cluster.num_nodes),
+            slower_apart=places.apart if places is not None and migrates_promised else None,
+            migration_budget=PoolConfig().migration_budget if migrates_promised else 0.0,
         )
         self._driver.fold(simulated_events.pool_configured(config, self.state.sequence, self.now_s))
         for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
