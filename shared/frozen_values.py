@@ -1,5 +1,6 @@
-"""Frozen values made cheap: a copy with other fields, and a pure function that keeps its last result."""
+"""Frozen values made cheap: a copy with other fields, and a pure function that keeps its last results."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -26,13 +27,24 @@ def memoize_last(function: Function) -> Function:
 
     Objects are compared by identity, because comparing a pool's nodes is expensive; numbers are compared by value.
     """
-    last: tuple[tuple[object, ...], object] | None = None
+    return _memoized(function, 1)
+
+
+def memoize_recent(function: Function) -> Function:
+    """As `memoize_last`, with the last few results: of each GPU type of a pool in turn."""
+    return _memoized(function, 8)
+
+
+def _memoized(function: Function, num_kept: int) -> Function:
+    recent = deque[tuple[tuple[object, ...], object]](maxlen=num_kept)
 
     def memoized(*arguments: object) -> object:
-        nonlocal last
-        if last is None or not all(map(is_same, arguments, last[0])):
-            last = arguments, function(*arguments)
-        return last[1]
+        for known, result in recent:
+            if all(map(is_same, arguments, known)):
+                return result
+        result = function(*arguments)
+        recent.appendleft((arguments, result))
+        return result
 
     return cast(Function, memoized)
 

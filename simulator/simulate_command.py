@@ -25,6 +25,7 @@ from elasticflow.simulator.command_inputs import (
 from elasticflow.simulator.padding.command import loads
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
+from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
@@ -76,6 +77,10 @@ def simulate(
     max_down: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="With --failures: most nodes down at once.")
     ] = None,
+    slowdown_apart: Annotated[
+        float,
+        typer.Option(metavar="F", min=1, max=100, help="Of a job on eight nodes instead of one; 1: places are equal."),
+    ] = PUBLISHED_SLOWDOWN,
     reserve: Annotated[int, typer.Option(metavar="K", min=0, max=2, help="Nodes that promises keep in reserve.")] = 0,
     confidence: Annotated[
         float | None,
@@ -131,6 +136,7 @@ def simulate(
             confidence=confidence,
             noise=SpeedNoise(seed=seed, sigma=speed_noise) if speed_noise is not None else None,
             mix_efficiency=mix_efficiency or None,
+            slowdown_apart=slowdown_apart,
         )
         verification = simulated_run.verification()
         simulation = simulated_run.simulation(verification, measures_idle_time=True)

@@ -8,7 +8,7 @@ Source: ElasticFlow, section 4.1 and Algorithm 1 (shared/scheduling).
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.commands import id_of
@@ -18,10 +18,11 @@ from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
 from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, Submitted, older_demand
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
+from elasticflow.shared.scheduling.admission.block_packing import packs
 from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime
+from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, migrations_per_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.fold.profiles import with_profile
@@ -162,12 +163,28 @@ class AdmissionSession:
         return fast_replace(self, pricing=self.pricing_afterwards)
 
     def propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
-        """A way to keep this promise too; None without a search if a job that asks for less was rejected."""
+        """A way to keep this promise too, pinned if its deadline leaves no room for migrations.
+
+        None without a search if a job that asks for less was rejected.
+        """
+        ready, proposal = self._propose(job)
+        if proposal is not None or not job.migrations_per_s:
+            return ready, proposal
+        return ready._propose(replace(job, migrations_per_s=0.0))
+
+    def _propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
         ready = self.with_search()
         if any(job.asks_no_less_than(rejected) for rejected in ready.rejected):
             return ready, None
         proposal = ready.admission_search.propose(job)
+        if proposal is not None and ready.allows_migrations and not packs(ready.plan, proposal):
+            proposal = None
         return (fast_replace(ready, rejected=(*ready.rejected, job)) if proposal is None else ready), proposal
+
+    @property
+    def allows_migrations(self) -> bool:
+        """Whether promises have room for migrations, because places differ."""
+        return migrations_per_s(self.planned_state) > 0.0
 
     def accept(self, proposal: Proposal) -> "tuple[AdmissionSession, dict[str, ShareSchedule]]":
         """Promise it. Also the schedules of other jobs that are no longer those of the ledger, by job."""

@@ -6,9 +6,11 @@ from statistics import fmean
 from elasticflow.services.monitor.model import MonitorState, Progress
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured
 from elasticflow.shared.state.finish_time import LONGEST_REPORT_S, REPORT_EVERY_S, REPORTED_PART
+from elasticflow.shared.state.gpu_types import topology_of
 from elasticflow.shared.state.job import SETTLED_S, Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.topology import Level
 
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
@@ -61,7 +63,8 @@ def progress_of(job: Job, progress: Progress) -> JobProgressed:
 def corrections(state: MonitorState, job: Job, progress: Progress, now_s: float) -> list[ThroughputMeasured]:
     """The point of the curve at which the job trains, if its measured speed differs or was unknown.
 
-    None while its virtual nodes are divided unequally: the curve is that of even divisions.
+    Each level of connection has points of its own. None while its virtual nodes are divided unequally: the curve is
+    that of even divisions.
     """
     curve, num_gpus = state.pool.curves.get(spec_of(job).profile_key), len(job.gpus)
     measured = settled_speed(job, progress, now_s)
@@ -72,7 +75,8 @@ def corrections(state: MonitorState, job: Job, progress: Progress, now_s: float)
         if not _may_correct(state.pool, curve, num_gpus, now_s):
             return []
         measured = _mean_speed(state, job, now_s)
-        if abs(measured - curve.iterations_per_s[num_gpus]) <= SPEED_CHANGE * curve.iterations_per_s[num_gpus]:
+        expected = _expected_speed(state.pool, job, curve)
+        if expected is not None and abs(measured - expected) <= SPEED_CHANGE * expected:
             return []
     return [
         ThroughputMeasured(
@@ -101,12 +105,28 @@ def _may_correct(pool: PoolState, curve: MeasuredCurve, num_gpus: int, now_s: fl
 
 
 def _mean_speed(state: MonitorState, job: Job, now_s: float) -> float:
-    """The mean over all jobs of this profile that train on as many GPUs: they agree on one point of the curve."""
-    key, num_gpus = spec_of(job).measured_key, len(job.gpus)
+    """The mean over all jobs of this profile on as many GPUs, connected alike: they agree on one point of the curve."""
+    key, num_gpus, level = spec_of(job).measured_key, len(job.gpus), _level(state.pool, job)
     return fmean(
         speed
         for other in state.pool.live_jobs.values()
         if len(other.gpus) == num_gpus
         and spec_of(other).measured_key == key
+        and _level(state.pool, other) == level
         and (speed := settled_speed(other, state.progress.get(other.job_id), now_s))
     )
+
+
+def _level(pool: PoolState, job: Job) -> Level:
+    """What connects its GPUs."""
+    return topology_of(pool, job.own_gpus).level_of(job.own_gpus)
+
+
+def _expected_speed(pool: PoolState, job: Job, curve: MeasuredCurve) -> float | None:
+    """Iterations/s of the curve on GPUs that are connected like those of the job; None if it has none there."""
+    topology, num_gpus = topology_of(pool, job.own_gpus), len(job.own_gpus)
+    level = topology.level_of(job.own_gpus)
+    at_level = curve.at_level.get(level, {}).get(num_gpus)
+    if at_level is None and level == topology.block_level(num_gpus):
+        return curve.iterations_per_s[num_gpus]
+    return at_level

@@ -12,10 +12,10 @@ from itertools import takewhile
 from elasticflow.services.placement.due_jobs import allocated_of_others, held_of_others, new_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.placement.topology import Node
 from elasticflow.shared.state.gpu_types import as_recorded, recorded_type
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, rack_of, slow_gpus_at, spec_of
+from elasticflow.shared.state.topology import Node
 
 
 def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[GpuId, ...]]:

@@ -1,8 +1,8 @@
 """Placement: from numbers of GPUs to GPUs.
 
-Promises are planned by numbers of GPUs, with a stop wherever the number changes. So a promised job whose number stays
-is never moved; a job without a promise is moved only where its migration benefit exceeds the cost (docs/adr/0011).
-Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py, topology.py).
+Promises count on whole buddy blocks and allow for migrations (docs/adr/0107): promised jobs may move for each other's
+blocks, a job without a promise where it must, or where its migration benefit exceeds the cost.
+Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,29 +23,28 @@ from elasticflow.services.placement.due_jobs import (
     new_generation,
     shrunk_to_survivors,
 )
+from elasticflow.services.placement.promised_blocks import displacement_gpu_seconds, has_claim, in_turns
 from elasticflow.services.placement.stragglers import replacement_due_s, replacements
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
-from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId, segments
-from elasticflow.shared.persistent_map import Map
+from elasticflow.shared.scheduling.jobs.placement_curves import PlacementCurves, placement_curves
 from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
 from elasticflow.shared.scheduling.placement.placement import (
     MigrationBenefit,
     MigrationRules,
     Placement,
-    PlacementCurves,
     any_spread,
+    any_unmet_claim,
     place,
-    placement_curves,
 )
-from elasticflow.shared.scheduling.placement.topology import CLUSTER, Node, Topology
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.nodes import ending_nodes, without_awaited_nodes
 from elasticflow.shared.state.policy import Policy, planner
-from elasticflow.shared.state.pool import NodeState, PoolState, slow_gpus_at, spec_of
+from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
+from elasticflow.shared.state.topology import CLUSTER, pool_topology
 
 LONGEST_STAY_S = 600.0  # no job is expected to keep its GPUs for longer, because the pool changes
 
@@ -77,7 +76,7 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
         _placed_on_type(part, shares, due, _within(part, kept), now_s, cache.of_type(gpu_type))
         for gpu_type, part in parts(state).items()
     ]
-    migrated = tuple(job_id for placement in by_type for job_id in placement.migrated)
+    migrated = frozenset(job_id for placement in by_type for job_id in placement.migrated)
     own = {job_id: gpus for placement in by_type for job_id, gpus in placement.gpus_by_job.items()}
     anew = due.union(migrated)
     added = added_gpus(state, anew, own, kept, now_s)
@@ -91,7 +90,7 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
             else new_generation(job, own.get(job_id, ())),
         )
     )
-    return (PlacementDecided(placements=placed, migrated=migrated, at_s=now_s),) if placed else ()
+    return in_turns(state, placed, migrated, now_s)
 
 
 def _changes(job: Job, next_one: PlacedJob) -> bool:
@@ -122,11 +121,13 @@ def _placed_on_type(
 
     state: the part of this type. due: of all types. joined: GPUs that stay with jobs of other types.
     """
-    jobs, topology = list(state.live_jobs.values()), pool_topology(state, cache)
+    jobs, topology = list(state.live_jobs.values()), pool_topology(state)
     due = due.intersection(state.live_jobs)
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
     last = cache.last_positions(topology)
-    if not due and not any_spread(last, {job.job_id: job.own_gpus for job in unplanned}):
+    claims = {job.job_id: job.own_gpus for job in jobs if has_claim(state, job)}
+    is_moved = any_spread(last, {job.job_id: job.own_gpus for job in unplanned}) or any_unmet_claim(last, claims)
+    if not due and not is_moved:
         return Placement(gpus_by_job={}, migrated=())
     current = {**{job.job_id: counted_gpus(state, job) for job in jobs}, **joined}
     wanted = {job_id: len(gpus) for job_id, gpus in current.items()}
@@ -138,11 +139,22 @@ def _placed_on_type(
 
     @remember
     def curves_of(profile_key: str) -> PlacementCurves:
-        return placement_curves(state.curves, profile_key)
+        return placement_curves(state.curves.get(profile_key), block_levels=topology.block_levels)
+
+    @remember
+    def benefit(job_id: str) -> MigrationBenefit:
+        return _migration_benefit(state, state.live_jobs[job_id], curves_of, now_s)
+
+    @remember
+    def displacement_cost(job_id: str) -> float:
+        job = state.live_jobs.get(job_id)  # of another type: the allocation decides
+        return inf if job is None else displacement_gpu_seconds(state, job, benefit(job_id), now_s)
 
     migration_rules = MigrationRules(
         movable={job.job_id for job in unplanned if _may_move(job)} if not slow else set(),
-        migration_benefit=lambda job_id: _migration_benefit(state, state.live_jobs[job_id], curves_of, now_s),
+        migration_benefit=benefit,
+        claims=claims.keys(),
+        displacement_cost=displacement_cost,
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
@@ -210,28 +222,6 @@ def _stay_s(job: Job, curves: PlacementCurves, now_s: float) -> float:
     rate = curves.throughput(job.num_gpus, CLUSTER)
     left = max(spec_of(job).max_iterations - job.iteration, 0)
     return left / rate if rate and job.phase is Phase.ADMITTED else 0.0
-
-
-def pool_topology(state: PoolState, cache: PlanningCache | None = None) -> Topology:
-    """The places of the GPUs: as the nodes report, unless the pool's settings override it."""
-    cache = PlanningCache() if cache is None else cache
-    return cache.last(_topology, state.nodes, state.config)
-
-
-def _topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
-    rack_by_node, sockets_per_node = config.racks, config.sockets_per_node
-    return Topology(
-        tuple(
-            Node(
-                node.node_id,
-                node.num_gpus,
-                sockets=sockets_per_node if sockets_per_node > 1 else node.sockets,
-                rack=rack_by_node.get(node.node_id, node.rack),
-            )
-            for node in nodes.values()
-            if node.takes_jobs
-        )
-    )
 
 
 POLICY = planner("placement", decide, wake_at_s)

@@ -75,6 +75,9 @@ class PoolConfig:
     confidence: Annotated[float, Strict(), Ge(0.5), Lt(1)] | None = None
     # standard deviation of ln(measured / curve) before the first measurement
     speed_spread: Annotated[float, Strict(), Gt(0), Le(1)] = 0.1
+    # promised jobs may stop for migrations for this part of their time, and once more; 0: they never migrate, and
+    # promises count on the slowest place
+    migration_budget: Fraction = 0.01
     deadline_slack_s: DurationS = 1.0  # plans finish promised jobs so long before their deadline
     leave_s: DurationS = 30.0  # a node is drained so long before its announced end
     # a node is lost after so long without a heartbeat; see `timeouts`

@@ -13,7 +13,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import Scra
 from elasticflow.shared.scheduling.jobs.live_jobs import LiveJobRows
 from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves
 from elasticflow.shared.scheduling.placement.free_blocks import LastPositions
-from elasticflow.shared.scheduling.placement.topology import Topology
+from elasticflow.shared.state.topology import Topology
 
 Arguments = TypeVarTuple("Arguments")
 Answer = TypeVar("Answer")

@@ -10,8 +10,8 @@ so an older message means the same as before.
 
 # pyright: strict
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import Demand, NodeState, PoolState, spec_of, with_nodes
+from elasticflow.shared.state.topology import Topology, pool_topology, topology_of_nodes
 
 CPU_SLOTS = "cpu-"  # begins the names of types of CPU slots; their share of a core follows
 
@@ -169,6 +170,22 @@ def part_of_type(state: PoolState, gpu_type: str) -> PoolState:
         quote_reservations=quotes.finish(),
         demand=_demand(state, recorded),
     )
+
+
+def topology_of(state: PoolState, gpus: Sequence[GpuId]) -> Topology:
+    """The topology of the GPUs of the type that these GPUs have."""
+    node = state.nodes.get(gpus[0].node_id) if gpus else None
+    if node is None or len(state.gpu_types) <= 1:
+        return pool_topology(state)
+    return _topologies_by_type(state.nodes, state.config)[node.gpu_type]
+
+
+@memoize_last  # the monitor asks for it of each job
+def _topologies_by_type(nodes: Map[str, NodeState], config: PoolConfig) -> Mapping[str, Topology]:
+    by_type = defaultdict[str, list[NodeState]](list)
+    for node in nodes.values():
+        by_type[node.gpu_type].append(node)
+    return {gpu_type: topology_of_nodes(of_type, config) for gpu_type, of_type in by_type.items()}
 
 
 def part_after(state: PoolState, part: PoolState, gpu_type: str, job_ids: Iterable[str]) -> PoolState:

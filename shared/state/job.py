@@ -1,10 +1,10 @@
 """What the ledger says of one job, folded: its phase, its promise, and the generation of workers that trains it."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
-from math import log
 
 from elasticflow.shared.messages.events import RejectionReason
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
@@ -71,7 +71,7 @@ class SpeedStatistics:
 
     def with_ratio(self, ratio: float) -> "SpeedStatistics":
         """The statistics with one more ratio of measured to expected speed."""
-        return self.with_log_ratio(log(ratio))
+        return self.with_log_ratio(math.log(ratio))
 
     def with_log_ratio(self, log_ratio: float) -> "SpeedStatistics":
         """The statistics with one more logarithm of such a ratio."""
@@ -141,6 +141,7 @@ class Job:
     has_outdated_spec: bool = False  # workers of the current generation train with an older spec
     minimum_satisfactory_share: ShareSchedule = ()  # as last promised: at admission or by an amendment
     planned_share: ShareSchedule = ()  # the newest schedule that keeps the promise
+    pinned: bool = False  # the schedules of its promise have no room for a migration
     explanation: str = ""  # of a rejection, failure or cancellation
     traceback: str = ""
     last_lines: str = ""  # of the failed worker's log
@@ -160,6 +161,7 @@ class Job:
     slower_when_mixed: bool = False  # GPUs of other types slowed it down: none join it again
     reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while survivors train on a part of it
     placed_at_s: float = 0.0
+    migrated_at_s: float = -math.inf  # when it last migrated although its number of GPUs stayed
     started_at_s: float | None = None  # when the current generation began to train; None before
     broken: bool = False  # the current generation lost a worker or node and cannot continue
     stopping: tuple[StoppingWorkers, ...] = ()  # fence: the current generation starts when this is empty

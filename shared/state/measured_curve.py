@@ -40,6 +40,8 @@ class MeasuredCurve:
     probed_at_s: float = -math.inf
     speed: SpeedStatistics = NO_SPEEDS  # of the jobs of this profile that ended
     parts: tuple[GpuRange, ...] = ()  # the ranges whose parts have keys of their own
+    # of GPUs that are connected worse, or better, than the worst buddy block of their number: by level
+    at_level: Mapping[int, Mapping[int, float]] = field(default_factory=dict[int, Mapping[int, float]])
 
     @property
     def complete(self) -> bool:

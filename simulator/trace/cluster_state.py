@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
+from elasticflow.simulator.timing.places import Places
 from elasticflow.simulator.timing.training_time import (
     DONE_WITHIN_S,
     RatedProgress,
@@ -129,12 +130,13 @@ class ClusterState:
         costs: Mapping[str, ResizeCost] = NO_COSTS,
         mix_efficiency: float | None = None,
         changes: TrainingTime | None = None,
+        places: Places | None = None,
     ) -> None:
         """speeds: true speed over the curve's by job, 1 by default. costs: of jobs that do not pay resize_cost.
 
-        changes: times of each kind of change, in place of resize_cost.
+        changes: times of each kind of change, in place of resize_cost. places: None: all places are equal.
         """
-        self._cluster, self._speeds, self._mix_efficiency = cluster, speeds, mix_efficiency
+        self._cluster, self._speeds, self._mix_efficiency, self._places = cluster, speeds, mix_efficiency, places
         self._time = changes or TrainingTime.of_cost(resize_cost)
         self._times = {job_id: TrainingTime.of_cost(cost) for job_id, cost in costs.items()}
         self._free = {gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)}
@@ -212,7 +214,7 @@ class ClusterState:
         progress = RatedProgress(
             starts_s=starts_s,
             iteration=iteration if before is None else before.iteration_at(stops_s),
-            iterations_per_s=self._rate(job, used),
+            iterations_per_s=self._rate(job, used) * self._place_factor(gpus, used),
         )
         training = Training(
             job=job,
@@ -260,6 +262,10 @@ class ClusterState:
         ((gpu_type, curve),) = curves.items()
         assert curve is not None, f"{job.job_id} does not run on {gpu_type}"
         return true_rate(curve.rate_by_num_gpus, num_gpus_by_type[gpu_type], speed)
+
+    def _place_factor(self, gpus: tuple[GpuId, ...], used: Mapping[str, int]) -> float:
+        """1 on GPUs of several types, which are on several nodes in any case: `mix_efficiency` has it."""
+        return 1.0 if self._places is None or len(used) > 1 else self._places.factor(gpus)
 
     def finish(self, job_id: str, now_s: float) -> None:
         """The job ends and leaves its GPUs at once."""

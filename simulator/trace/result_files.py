@@ -127,6 +127,7 @@ def _rows(n: Numbers) -> Iterator[tuple[str, str]]:
         failed, unproven = n["certificate_failures"], n["unproven"]
         checked = f"{n['certificates_checked']:,} checked, {failed:,} wrong"
         yield "certificates", f"{checked}; {unproven:,} rejections without a proof"
+        yield "places", f"{n['placements_checked']:,} of promised jobs checked, {n['promised_apart']:,} apart"
     yield "computed in", f"{n['wall_s']:,.1f} s, {n['peak_rss_mb']:,.0f} MB of memory; --json has every number"
 
 

@@ -1,6 +1,6 @@
 """Inputs of the simulated pool: its nodes, its settings, and the commands of its users."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -15,6 +15,7 @@ from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 TENANT = "trace"
+FAR_APART = "cluster"  # the level of GPUs on several nodes
 NEVER_S = 1e11  # progress is known exactly, so it may be extrapolated without limit
 AT_ONCE_S = 1e-3  # until a lost node is detected
 
@@ -29,8 +30,14 @@ def pool_config(
     speed_noise: float = 0.0,
     gpu_types: Sequence[str] = (NO_TYPE,),
     stop_free: bool = False,
+    slower_apart: Callable[[Mapping[int, float]], Mapping[int, float]] | None = None,
+    migration_budget: float = 0.0,
 ) -> PoolConfig:
-    """Settings with the true curves and costs, without margins for error."""
+    """Settings with the true curves and costs, without margins for error. slower_apart: speeds of a job on GPUs that
+    are far apart, of those on few nodes."""
+    curves = dict(_curve(job, gpu_type, gpu_types[0]) for gpu_type in gpu_types for job in workload.jobs)
+    if slower_apart is not None:
+        curves |= {f"{key}@{FAR_APART}": slower_apart(rates) for key, rates in curves.items()}
     return PoolConfig(
         resize_cost_s=0.0,
         resize_cost_s_by_num_gpus=dict(zip(resize_cost.num_gpus_C, resize_cost.seconds_C, strict=True)),
@@ -44,7 +51,8 @@ def pool_config(
         heartbeat_timeout_s=AT_ONCE_S,
         stall_timeout_s=NEVER_S,
         stop_free=stop_free,
-        curves=dict(_curve(job, gpu_type, gpu_types[0]) for gpu_type in gpu_types for job in workload.jobs),
+        migration_budget=migration_budget,
+        curves=curves,
     )
 
 

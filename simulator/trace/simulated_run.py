@@ -13,6 +13,7 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
+from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN, Places
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures, NodeEnds, SpeedNoise
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
@@ -124,6 +125,7 @@ class SimulatedRun:
     """A workload on a cluster under a policy. policy, overhead: names; BadSettings if unknown.
 
     mix_efficiency: part of the sum of the throughputs on each type that a job on several types has; None: no job is.
+    slowdown_apart: of a job on eight nodes instead of one; 1: all places are equal.
     Baselines know no GPU types: BadSettings on a cluster of several.
     """
 
@@ -137,6 +139,7 @@ class SimulatedRun:
     confidence: float | None = None
     noise: SpeedNoise | None = None
     mix_efficiency: float | None = MEASURED_MIX_EFFICIENCY
+    slowdown_apart: float = PUBLISHED_SLOWDOWN
 
     def __post_init__(self) -> None:
         if len(self.cluster.gpu_types) > 1 and self.policy in BASELINES:
@@ -156,7 +159,7 @@ class SimulatedRun:
         """An observer that checks certificates; None for baselines and unknown speeds, which have none."""
         if self.policy not in OURS or self.noise is not None:
             return None
-        return VerificationByType(self.workload, self.cluster, self.resize_cost)
+        return VerificationByType(self.workload, self.cluster, self.resize_cost, self.places)
 
     def simulation(self, *observers: Observer | None, measures_idle_time: bool = False) -> Simulation:
         """The simulation, with these observers. To measure idle time takes one pass over all jobs at each instant."""
@@ -177,8 +180,21 @@ class SimulatedRun:
             costs=self.overheads.by_job(self.workload.jobs),
             changes=self.overheads.changes,
             mix_efficiency=self.mix_efficiency,
+            places=self.places,
+            migrates_promised=self.policy in OURS,
             observers=tuple(observer for observer in observers if observer is not None),
             idle_time_meter=IdleTimeMeter() if measures_idle_time else None,
+        )
+
+    @property
+    def places(self) -> Places | None:
+        """None if the place of a job makes no difference."""
+        if self.slowdown_apart <= 1:
+            return None
+        return Places(
+            slowdown=self.slowdown_apart,
+            gpus_per_node=self.cluster.gpus_per_node,
+            num_nodes=self.cluster.num_nodes,
         )
 
     def bound(self) -> "Bound":
@@ -198,6 +214,8 @@ class Outcome:
     certificates_checked: int | None  # None: the policy gives no certificates
     certificate_failures: int | None
     unproven: int | None  # rejections without a proof: the search found no plan
+    placements_checked: int | None  # of promised jobs
+    promised_apart: int | None  # of these, on more nodes than a block needs
     failures: tuple[str, ...]  # what is wrong with certificates, one sentence each
     wall_s: float
     peak_rss_mb: float  # of the whole process so far
@@ -224,6 +242,8 @@ class Outcome:
             "certificates_checked": self.certificates_checked,
             "certificate_failures": self.certificate_failures,
             "unproven": self.unproven,
+            "placements_checked": self.placements_checked,
+            "promised_apart": self.promised_apart,
             "wall_s": round(self.wall_s, 3),
             "peak_rss_mb": round(self.peak_rss_mb, 1),
             "partial": result.partial,
@@ -245,6 +265,8 @@ def execute(
         certificates_checked=verification.certificates_checked if verification else None,
         certificate_failures=verification.certificate_failures if verification else None,
         unproven=verification.unproven if verification else None,
+        placements_checked=verification.blocks.placements if verification else None,
+        promised_apart=verification.blocks.apart if verification else None,
         failures=tuple(verification.failures) if verification else (),
         wall_s=time.perf_counter() - began_s,
         peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

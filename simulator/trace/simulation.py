@@ -18,6 +18,7 @@ from elasticflow.shared.state.pool import PoolState, profiling_jobs
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
 from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
 from elasticflow.simulator.engine.virtual_time import Engine
+from elasticflow.simulator.timing.places import Places
 from elasticflow.simulator.timing.training_time import TrainingTime
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState, Training
@@ -176,8 +177,9 @@ class Simulation:
 
     mix_efficiency: of GPUs of several types in one job; None: jobs have no step times, so that no policy mixes types.
     changes: times of each kind of change, so that jobs switch without a stop; None: each change stops its job for the
-    whole resize_cost. config: settings of a live pool, whose monitor corrects the curves; None: policies know the true
-    curves and costs.
+    whole resize_cost. places: the effect of the place on speeds; None: all places are equal.
+    migrates_promised: False for baselines, which promise nothing and know one speed for each number of GPUs.
+    config: settings of a live pool, whose monitor corrects the curves; None: policies know the true curves and costs.
     """
 
     def __init__(
@@ -198,6 +200,8 @@ class Simulation:
         observers: Sequence[Observer] = (),
         idle_time_meter: IdleTimeMeter | None = None,
         changes: TrainingTime | None = None,
+        places: Places | None = None,
+        migrates_promised: bool = True,
         config: PoolConfig | None = None,
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
@@ -207,7 +211,7 @@ class Simulation:
         self._engine = Engine(workload.jobs[0].submitted_at_s)
         self._driver = PolicyDriver(self._engine, (policies or planners()).values(), self._settle)
         speeds = noise.speeds(workload) if noise else NO_SPEEDS
-        self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency, changes)
+        self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency, changes, places)
         self._reports = self._reports_of(config, noise)
         self._commands: list[SubmitJob] = []
         self._num_to_come = len(workload.jobs)
@@ -229,6 +233,8 @@ class Simulation:
             speed_noise=noise.sigma if noise else 0.0,
             gpu_types=cluster.gpu_types,
             stop_free=changes is not None,
+            slower_apart=places.apart if places is not None and migrates_promised else None,
+            migration_budget=PoolConfig().migration_budget if migrates_promised else 0.0,
         )
         self._driver.fold(simulated_events.pool_configured(config, self.state.sequence, self.now_s))
         for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):

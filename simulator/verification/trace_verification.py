@@ -33,6 +33,7 @@ from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import as_recorded, parts
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of
+from elasticflow.simulator.timing.places import Places
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
@@ -43,6 +44,7 @@ from elasticflow.simulator.verification.certificates import (
     PromiseCertificate,
     RejectionCertificate,
 )
+from elasticflow.simulator.verification.placed_blocks import PlacedBlocks
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- certified jobs ------------------------------------------------------------------------------------
@@ -351,10 +353,15 @@ def _gpus_of(nodes: Map[str, NodeState], leave_s: float, reserve_nodes: int) -> 
 class VerificationByType:
     """Observes a simulation. The numbers are sums over the types; see `TraceVerification`."""
 
-    def __init__(self, workload: Workload, cluster: ClusterShape, resize_cost: ResizeCost) -> None:
-        self._by_type = {
-            gpu_type: TraceVerification(workload.on_type(gpu_type), resize_cost) for gpu_type in cluster.gpu_types
-        }
+    def __init__(
+        self, workload: Workload, cluster: ClusterShape, resize_cost: ResizeCost, places: Places | None = None
+    ) -> None:
+        """places: None: all are equal. Else promises count on the worst buddy block of each size."""
+        self.blocks = PlacedBlocks(cluster)
+        of_type = {gpu_type: workload.on_type(gpu_type) for gpu_type in cluster.gpu_types}
+        if places is not None:
+            of_type = {gpu_type: _on_blocks(each, places) for gpu_type, each in of_type.items()}
+        self._by_type = {gpu_type: TraceVerification(each, resize_cost) for gpu_type, each in of_type.items()}
 
     @property
     def certificates_checked(self) -> int:
@@ -377,6 +384,7 @@ class VerificationByType:
 
         A changed promise is checked against the part after it: then its job is on its new type.
         """
+        self.blocks.decided(before, events)
         unchecked = list[PlanEvent]()
         for event in events:
             unchecked.append(event)
@@ -399,6 +407,10 @@ class VerificationByType:
         for name, verification in self._by_type.items():
             recorded = as_recorded(state, name)
             yield verification, by_recorded[recorded], recorded
+
+
+def _on_blocks(workload: Workload, places: Places) -> Workload:
+    return replace(workload, jobs=tuple(replace(job, curve=places.on_blocks(job.curve)) for job in workload.jobs))
 
 
 def _of_type(part: PoolState, recorded: str, events: Iterable[PlanEvent]) -> Iterator[PlanEvent]:

@@ -14,6 +14,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     held_num_gpus,
     iteration_at,
     known_curve,
+    migration_cost,
     planned_deadline_s,
     progress_rate,
     resize_cost,
@@ -70,7 +71,7 @@ def assert_describes(pool: LiveJobTable, state: PoolState, now_s: float) -> None
         assert tuple(jobs.rates_JL[row, :count]) == tuple(map(curve.throughput, curve.levels))
         assert tuple(jobs.costs_JL[row, :count]) == tuple(map(cost.seconds, curve.levels))
         assert jobs.held_J[row] == held_num_gpus(job)
-        assert jobs.stalled_until_J[row] == stalled_until_s(job, cost)
+        assert jobs.stalled_until_J[row] == stalled_until_s(job, cost, migration_cost(state))
         assert jobs.starts_over_J[row] == job.starts_over
         assert (jobs.unsaved_J[row] >= job.unsaved_iterations) if job.restarts_to_resize else not jobs.unsaved_J[row]
         left = spec_of(job).max_iterations - iteration_at(job, curve, now_s, state.config.progress_timeout_s)

@@ -15,7 +15,7 @@ from elasticflow.shared.scheduling.placement.placement import (
     any_spread,
     place,
 )
-from elasticflow.shared.scheduling.placement.topology import Node, Topology
+from elasticflow.shared.state.topology import Node, Topology
 from tests.support.placement_strategies import gpu_counts, topologies
 
 JOB_IDS = tuple(f"job-{number}" for number in range(8))

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from elasticflow.shared.scheduling.placement.topology import Node, Topology
+from elasticflow.shared.state.topology import Node, Topology
 
 
 @st.composite

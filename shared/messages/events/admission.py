@@ -68,6 +68,7 @@ class JobAdmitted:
     # New schedules of promised jobs that were replanned for this job and are still in time.
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     gpu_type: GpuType = ""  # on which it is promised; "": the pool's first type
+    pinned: bool = False  # the schedule has no room for a migration: the job keeps its GPUs while their number stays
     at_s: TimeS
 
     def __str__(self) -> str:

@@ -6,7 +6,8 @@ A job that starts over at each change holds one level from its last change to it
 For one level, the work done since a change is a straight line over time. Only the highest line of each level can be
 part of an optimal schedule, so that one pass over the pieces is sufficient.
 Axes: J = jobs; L = levels of a job, ascending and faster; M = segments.
-The work includes an allowance for failures, and one for moves away from nodes that leave before the end.
+The work includes an allowance for failures, one for moves away from nodes that leave before the end, and one for
+migrations that free a block for another job.
 Source: ElasticFlow, Algorithm 1 (progressive filling), over a step function, with every resize charged.
 """
 
@@ -54,6 +55,9 @@ class Jobs(NamedTuple):
     deadline_J: Floats  # the planned end; inf: none
     lost_JL: Floats  # iterations that k failures cost at most while it holds up to this level
     moved_JL: Floats  # iterations that one move to other GPUs costs at most while it holds up to this level
+    migrated_JL: Floats  # and one migration
+    migrations_J: Floats  # so often it may be migrated now, at most once (docs/adr/0107)
+    migrations_per_s_J: Floats  # and so often later
     unsaved_J: Floats  # iterations that its next change of GPUs loses (docs/adr/0090)
     starts_over_J: Flags  # whether any change loses all iterations: nothing is saved
     moves_s: Floats  # ascending: when nodes leave, so that each job may have to move once (docs/adr/0072)
@@ -79,9 +83,10 @@ def fill(
     now_s = start_B[0]
     if jobs.remaining_J[job] <= 0.0:
         return 0
-    lost, moved = jobs.lost_JL[job, cap], jobs.moved_JL[job, cap]
+    lost, moved, migrated = jobs.lost_JL[job, cap], jobs.moved_JL[job, cap], jobs.migrated_JL[job, cap]
     left = jobs.remaining_J[job] + SLACK_S * rates[jobs.num_levels_J[job] - 1] + lost
-    lost_per_s = lost / OUTAGE_S  # failures grow with the duration
+    left += migrated * jobs.migrations_J[job]
+    lost_per_s = lost / OUTAGE_S + migrated * jobs.migrations_per_s_J[job]  # these grow with the duration
     if num_pieces + 4 * MAX_SEGMENTS > start_B.shape[0]:  # no capacity to reserve the result
         return TOO_MANY
     window_s = by_s - now_s
@@ -158,10 +163,11 @@ def earliest_end_s(
 ) -> float:
     """The earliest end of the job over all caps; inf if it does not end by `by_s`."""
     earliest_s, num_caps, count = np.inf, jobs.num_levels_J[job], LATE
-    may_move = jobs.moves_s.shape[0] > 0
+    may_move, may_migrate = jobs.moves_s.shape[0] > 0, jobs.migrations_per_s_J[job] > 0.0
     for cap in range(num_caps - 1, -1, -1):
         loses_less = cap == num_caps - 1 or jobs.lost_JL[job, cap] < jobs.lost_JL[job, cap + 1]
         loses_less = loses_less or (may_move and jobs.moved_JL[job, cap] < jobs.moved_JL[job, cap + 1])
+        loses_less = loses_less or (may_migrate and jobs.migrated_JL[job, cap] < jobs.migrated_JL[job, cap + 1])
         if not loses_less and count != TOO_MANY:
             continue  # the allowance for failures is too large; otherwise fewer GPUs never end sooner
         count = fill(availability, jobs, job, cap, by_s, out, memory)

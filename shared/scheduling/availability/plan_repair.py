@@ -172,8 +172,8 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, covers_mo
     """When the job ends under its schedule; a schedule that is too long is shortened. inf if it holds no schedule.
 
     The end is later than the schedule's own if the last share has to be held for longer.
-    The schedule keeps the allowances for failures and moves that `fill` requires beyond the remaining work. It holds
-    without that for failures, and unless `covers_moves` without that for moves.
+    The schedule keeps the allowances for failures, moves and migrations that `fill` requires beyond the remaining work.
+    It holds without those for failures and migrations, and unless `covers_moves` without that for moves.
     """
     starts, ends = schedules.start_JM[job], schedules.end_JM[job]
     num_gpus = schedules.num_gpus_JM[job]
@@ -191,6 +191,8 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, covers_mo
     all_left = left + jobs.unsaved_J[job]
     highest = highest_level(schedules, jobs, job)
     lost, moved = jobs.lost_JL[job, highest], jobs.moved_JL[job, highest]
+    lost_per_s = lost / OUTAGE_S + jobs.migrated_JL[job, highest] * jobs.migrations_per_s_J[job]
+    lost += jobs.migrated_JL[job, highest] * jobs.migrations_J[job]
     done, needed_until_s = False, np.inf
     for segment in range(count):
         level = 0
@@ -204,8 +206,8 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, covers_mo
                 left = all_left
         working_s = max(starts[segment], ready_s)
         rate = jobs.rates_JL[job, level]
-        enough = left + lost * (1.0 + (working_s - now_s) / OUTAGE_S)
-        gained_per_s = rate - lost / OUTAGE_S
+        enough = left + lost + lost_per_s * (working_s - now_s)
+        gained_per_s = rate - lost_per_s
         needed = left
         for move_s in jobs.moves_s:
             if gained_per_s > 0.0 and move_s < working_s + enough / gained_per_s:

@@ -20,7 +20,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
 )
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
 from elasticflow.shared.scheduling.compiled_loops import Floats, Integers, compiled
-from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, Disturbances, ResizeCost, ScalingCurve
 
 Schedule = tuple[ShareSegment, ...]
 """The GPUs one job holds over time: disjoint segments in order; the job ends with the last of them."""
@@ -41,11 +41,15 @@ class SchedulableJob:
     notice_s: float = 0.0  # from a failure until the job restarts
     unsaved_iterations: float = 0.0  # that its next change of GPUs loses
     starts_over: bool = False  # each change of GPUs loses all iterations
+    migration_cost: ResizeCost = FREE
+    migrations: float = 1.0  # so often it may be migrated now, if it ever may
+    migrations_per_s: float = 0.0  # and so often later
 
     def asks_no_less_than(self, other: "SchedulableJob") -> bool:
-        """Whether it has the curve of the other, no less work, and is due no later."""
+        """Whether it has the curve of the other, no less work, is due no later, and has no less room to migrate."""
         return (
             self.curve == other.curve
+            and self.migrations_per_s >= other.migrations_per_s
             and self.deadline_s <= other.deadline_s
             and self.remaining_iterations >= other.remaining_iterations
         )
@@ -86,13 +90,16 @@ class JobTable:
         levels = job.curve.levels
         if row == self.jobs.remaining_J.shape[0] or len(levels) > self.jobs.levels_JL.shape[1]:
             self._grow(len(levels))
-        write_levels(self.jobs, row, job.curve, job.resize_cost, job.reserve_nodes, job.notice_s)
+        disturbances = Disturbances(job.reserve_nodes, job.notice_s, job.migration_cost)
+        write_levels(self.jobs, row, job.curve, job.resize_cost, disturbances)
         self.jobs.remaining_J[row] = job.remaining_iterations
         self.jobs.held_J[row] = job.current_num_gpus
         self.jobs.stalled_until_J[row] = job.stalled_until_s
         self.jobs.deadline_J[row] = job.deadline_s
         self.jobs.unsaved_J[row] = job.unsaved_iterations
         self.jobs.starts_over_J[row] = job.starts_over
+        self.jobs.migrations_J[row] = job.migrations if job.migrations_per_s else 0.0
+        self.jobs.migrations_per_s_J[row] = job.migrations_per_s
         self.schedules.count_J[row] = 0
         self.job_ids.append(job.job_id)
         self.num_jobs += 1
@@ -167,23 +174,25 @@ def empty_jobs(num_rows: int, num_levels: int) -> Jobs:
         np.full(num_rows, np.inf),
         np.empty(shape),
         np.empty(shape),
+        np.empty(shape),
+        np.zeros(num_rows),
+        np.zeros(num_rows),
         np.zeros(num_rows),
         np.zeros(num_rows, np.bool_),
         np.empty(0),
     )
 
 
-def write_levels(
-    jobs: Jobs, row: int, curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float
-) -> None:
+def write_levels(jobs: Jobs, row: int, curve: ScalingCurve, cost: ResizeCost, disturbances: Disturbances) -> None:
     """Store the useful levels of a curve, the resize cost of each, and what failures and moves may cost."""
-    levels = curve.derived(_levels, cost, reserve_nodes, notice_s)
+    levels = curve.derived(_levels, cost, disturbances)
     count = jobs.num_levels_J[row] = len(levels.num_gpus_L)
     jobs.levels_JL[row, :count] = levels.num_gpus_L
     jobs.rates_JL[row, :count] = levels.rates_L
     jobs.costs_JL[row, :count] = levels.costs_L
     jobs.lost_JL[row, :count] = levels.lost_L
     jobs.moved_JL[row, :count] = levels.moved_L
+    jobs.migrated_JL[row, :count] = levels.migrated_L
 
 
 @compiled
@@ -197,10 +206,13 @@ def copy_rows(jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedule
         jobs.costs_JL[new, :levels] = other_jobs.costs_JL[old, :levels]
         jobs.lost_JL[new, :levels] = other_jobs.lost_JL[old, :levels]
         jobs.moved_JL[new, :levels] = other_jobs.moved_JL[old, :levels]
+        jobs.migrated_JL[new, :levels] = other_jobs.migrated_JL[old, :levels]
         jobs.remaining_J[new] = other_jobs.remaining_J[old]
         jobs.held_J[new] = other_jobs.held_J[old]
         jobs.stalled_until_J[new] = other_jobs.stalled_until_J[old]
         jobs.deadline_J[new] = other_jobs.deadline_J[old]
+        jobs.migrations_J[new] = other_jobs.migrations_J[old]
+        jobs.migrations_per_s_J[new] = other_jobs.migrations_per_s_J[old]
         jobs.unsaved_J[new] = other_jobs.unsaved_J[old]
         jobs.starts_over_J[new] = other_jobs.starts_over_J[old]
         copy_schedule(schedules, new, other_schedules, old)
@@ -208,22 +220,24 @@ def copy_rows(jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedule
 
 class Levels(NamedTuple):
     """The levels of one job: GPUs, iterations/s, seconds of a resize to it, iterations that failures may cost, and
-    those that one move may cost."""
+    those that one move or one migration may cost."""
 
     num_gpus_L: Integers
     rates_L: Floats
     costs_L: Floats
     lost_L: Floats
     moved_L: Floats
+    migrated_L: Floats
 
 
-def _levels(curve: ScalingCurve, cost: ResizeCost, reserve_nodes: int, notice_s: float) -> Levels:
+def _levels(curve: ScalingCurve, cost: ResizeCost, disturbances: Disturbances) -> Levels:
     """Each failure costs one stop; the worst case is the level with the longest stop among those up to each level."""
     rates_L = np.array([curve.rate_by_num_gpus[level] for level in curve.levels])
     costs_L = np.array([cost.seconds(level) for level in curve.levels])
-    lost_L = reserve_nodes * np.maximum.accumulate(rates_L * (costs_L + notice_s))
-    moved_L = np.maximum.accumulate(rates_L * costs_L)
-    return Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L, moved_L)
+    migration_costs_L = np.array([disturbances.migration_cost.seconds(level) for level in curve.levels])
+    lost_L = disturbances.reserve_nodes * np.maximum.accumulate(rates_L * (costs_L + disturbances.notice_s))
+    moved_L, migrated_L = np.maximum.accumulate(rates_L * costs_L), np.maximum.accumulate(rates_L * migration_costs_L)
+    return Levels(np.array(curve.levels, np.int64), rates_L, costs_L, lost_L, moved_L, migrated_L)
 
 
 def write_schedules(schedules: Schedules, rows: Sequence[int], flat: Sequence[Sequence[float]]) -> None:

@@ -26,19 +26,23 @@ from elasticflow.shared.scheduling.jobs.job_table import (
     write_levels,
     write_schedules,
 )
-from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, Disturbances, ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
     held_num_gpus,
     known_curve,
+    migration_cost,
+    migrations_per_s,
     planned_deadline_s,
     progress_rate,
+    promised_levels,
     resize_cost,
     stalled_until_s,
 )
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, num_draining_gpus, spec_of
+from elasticflow.shared.state.topology import Level
 
 _SPARE_ROWS = 8  # for arriving jobs
 OVERDUE_S = 1.0  # of work that an overdue job is assumed to need
@@ -52,7 +56,9 @@ _lasting = attrgetter(  # fields that neither a report of progress nor another s
     "broken",
     "has_outdated_spec",
     "speed",
+    "migrated_at_s",
 )
+_LONG_AGO_S = 1e12
 _ROUNDING = 1e-12  # of the iterations of a job: less remaining work is rounding
 
 
@@ -78,14 +84,19 @@ class LiveJobRows:
         self._config: PoolConfig | None = None
         self._num_gpus = 0
         self._cost: ResizeCost = FREE
+        self._levels: tuple[Level, ...] = ()
+        self._migration_cost, self._migrations_per_s = FREE, 0.0
         self._forget()
 
     def table(self, state: PoolState, now_s: float) -> LiveJobTable:
         """The table of all admitted jobs at an instant; the caller owns its arrays."""
         num_gpus, cost = state.num_gpus + num_draining_gpus(state), resize_cost(state)
-        if state.config is not self._config or num_gpus != self._num_gpus or cost != self._cost:
+        levels = promised_levels(state)
+        is_same = state.config is self._config and num_gpus == self._num_gpus
+        if not is_same or cost != self._cost or levels != self._levels:
             self._forget()
-            self._config, self._num_gpus, self._cost = state.config, num_gpus, cost
+            self._config, self._num_gpus, self._cost, self._levels = state.config, num_gpus, cost, levels
+            self._migration_cost, self._migrations_per_s = migration_cost(state), migrations_per_s(state)
         elif len(self._slots) > 2 * len(state.live_jobs) + 64:
             self._forget()
         if state.curves is not self._all_measured:
@@ -158,6 +169,8 @@ class LiveJobRows:
         # a job that should have ended by now and did not: some more, and not planned anew for each iteration
         overdue = np.maximum(1.0, OVERDUE_S * self._rates[slots])
         jobs.unsaved_J[:num_rows] += np.where(self._restarts[slots], self._rates[slots] * since_s, 0.0)
+        since_s = np.minimum(now_s - self._migrated_at[slots], _LONG_AGO_S)
+        jobs.migrations_J[:num_rows] = np.minimum(since_s * jobs.migrations_per_s_J[:num_rows], 1.0)
         jobs.remaining_J[:num_rows] = np.where(left > -rounding, np.maximum(left, rounding), overdue)
         promised: Flags = self._promised[slots]
         rows: list[int] = slots.tolist()
@@ -197,8 +210,11 @@ class LiveJobRows:
         self._progressed_at[slot] = job.progressed_at_s
         self._write_unsaved(slot)
         self._restarts[slot] = job.restarts_to_resize
+        may_be_migrated = job.promised and not job.pinned and not job.restarts_to_resize
+        arrays.migrations_per_s_J[slot] = self._migrations_per_s if may_be_migrated else 0.0
+        self._migrated_at[slot] = job.migrated_at_s
         arrays.held_J[slot] = held_num_gpus(job)
-        arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost)
+        arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost, self._migration_cost)
         promised = job.promised
         if promised != self._promised[slot]:
             self._promised[slot], self._planned[slot] = promised, None
@@ -226,8 +242,8 @@ class LiveJobRows:
             if len(curve.levels) > self._arrays.levels_JL.shape[1]:
                 self._arrays = with_room(self._arrays, len(self._arrays.levels_JL), len(curve.levels))
             reserve_nodes = state.config.reserve_nodes if job.promised else 0
-            notice_s = state.config.heartbeat_timeout_s
-            write_levels(self._arrays, slot, curve, self._cost, reserve_nodes, notice_s)
+            disturbances = Disturbances(reserve_nodes, state.config.heartbeat_timeout_s, self._migration_cost)
+            write_levels(self._arrays, slot, curve, self._cost, disturbances)
         return curve
 
     def _forget(self) -> None:
@@ -245,6 +261,7 @@ class LiveJobRows:
         self._schedules: Schedules = empty_schedules(64)
         self._left, self._iterations = np.zeros(64), np.zeros(64)
         self._rates, self._curve_rates, self._progressed_at = np.zeros(64), np.zeros(64), np.zeros(64)
+        self._migrated_at = np.zeros(64)
         self._ties, self._promised = np.zeros(64, np.int64), np.zeros(64, np.bool_)
         self._counts, self._restarts = np.zeros(64, np.bool_), np.zeros(64, np.bool_)
 
@@ -261,7 +278,7 @@ class LiveJobRows:
         num_rows = 2 * len(self._left)
         self._arrays = with_room(self._arrays, num_rows, self._arrays.levels_JL.shape[1])
         self._schedules = with_rows(self._schedules, num_rows)
-        single = ("_left", "_iterations", "_rates", "_curve_rates", "_progressed_at")
+        single = ("_left", "_iterations", "_rates", "_curve_rates", "_progressed_at", "_migrated_at")
         for name in (*single, "_ties", "_promised", "_counts", "_restarts"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))

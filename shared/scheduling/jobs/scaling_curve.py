@@ -161,3 +161,16 @@ class ResizeCost:
 
 
 FREE = ResizeCost()
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbances:
+    """What may stop a job beside the changes of its schedule.
+
+    Its schedule allows for failures of `reserve_nodes` nodes at once, repeatedly, of which each is noticed after
+    `notice_s`; and for migrations, of which each costs `migration_cost`.
+    """
+
+    reserve_nodes: int = 0
+    notice_s: float = 0.0
+    migration_cost: ResizeCost = FREE

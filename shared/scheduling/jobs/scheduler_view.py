@@ -6,6 +6,7 @@ made for: `deadline_slack_s` earlier, so that the last evaluation and the last r
 """
 
 import math
+from collections.abc import Mapping
 from math import exp, floor, sqrt
 from statistics import NormalDist
 from typing import NewType
@@ -15,8 +16,10 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
-from elasticflow.shared.state.nodes import promisable_of
+from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.nodes import ending_nodes, promisable_of
 from elasticflow.shared.state.pool import PoolState, largest_level
+from elasticflow.shared.state.topology import CLUSTER, GPU, NODE, Level, pool_topology
 
 # --- confidence ----------------------------------------------------------------------------------------
 # Confidence: the part of a scaling curve that a promise counts on, so that the job is as fast with a given
@@ -111,9 +114,53 @@ def known_curve(
         return None
     measured = state.curves[spec.profile_key]
     most = largest_level(state, spec)
-    points = tuple(sorted((n, rate) for n, rate in measured.iterations_per_s.items() if n <= most))
+    points = tuple(sorted((n, rate) for n, rate in rates_to_promise(state, measured).items() if n <= most))
     factor = confidence_factor(state.config, measured.speed, own)
     return _curve(points, factor) if curves is None else curves.curve(points, factor)
+
+
+def rates_to_promise(state: PoolState, measured: MeasuredCurve) -> Mapping[int, float]:
+    """Iterations/s by number of GPUs at the worst place that a promised job may get: the worst buddy block.
+
+    Placement migrates promised jobs so that each has a whole block (docs/adr/0107). Where it may not, any place counts.
+    """
+    if not measured.at_level:
+        return measured.iterations_per_s
+    levels, found = promised_levels(state), dict[int, float]()
+    for num_gpus, of_blocks in measured.iterations_per_s.items():
+        size = num_gpus.bit_length() - 1
+        level = levels[size] if size < len(levels) else CLUSTER
+        known = {each: rates[num_gpus] for each, rates in measured.at_level.items() if num_gpus in rates}
+        if state.config.migration_budget > 0:
+            found[num_gpus] = known.get(level, of_blocks)
+        else:
+            found[num_gpus] = min((of_blocks, *(rate for each, rate in known.items() if each <= level)))
+    return found
+
+
+def promised_levels(state: PoolState) -> tuple[Level, ...]:
+    """What connects 1, 2, 4, ... GPUs of a promised job at worst.
+
+    Where nodes may leave, or fail within the reserve, other nodes pair up: then blocks of several nodes count as far
+    apart.
+    """
+    topology = pool_topology(state)
+    if state.config.migration_budget <= 0:
+        return (GPU, *(topology.worst_level for _ in topology.block_levels[1:]))
+    if state.config.reserve_nodes or ending_nodes(state.nodes):
+        return tuple(level if level <= NODE else topology.worst_level for level in topology.block_levels)
+    return topology.block_levels
+
+
+def migrations_per_s(state: PoolState) -> float:
+    """How often a promised job may be migrated, beside once: its stops take the budgeted part of its time.
+
+    0 where no job is migrated for its place: all places are equal, or changes cost nothing.
+    """
+    cost_s = max(migration_cost(state).seconds_C)
+    if not cost_s or not pool_topology(state).has_distances:
+        return 0.0
+    return state.config.migration_budget / cost_s
 
 
 def _curve(points: tuple[tuple[int, float], ...], factor: float) -> ScalingCurve | None:
@@ -145,9 +192,11 @@ def held_num_gpus(job: Job) -> int:
     return 0 if job.broken or job.has_outdated_spec or leaves else len(job.own_gpus)
 
 
-def stalled_until_s(job: Job, cost: ResizeCost) -> float:
+def stalled_until_s(job: Job, cost: ResizeCost, migration_cost: ResizeCost) -> float:
     """When the start of the current generation is expected to end, if it does not train yet; else -inf."""
     held = held_num_gpus(job)
+    if job.migrated_at_s == job.placed_at_s and job.is_switching:
+        cost = migration_cost
     return job.placed_at_s + cost.seconds(held) if held and not job.training else -math.inf
 
 
@@ -164,6 +213,8 @@ def arriving_job(
         reserve_nodes=state.config.reserve_nodes,
         notice_s=state.config.heartbeat_timeout_s,
         starts_over=spec.entry == TORCHRUN,
+        migration_cost=migration_cost(state),
+        migrations_per_s=0.0 if spec.entry == TORCHRUN or deadline_s is None else migrations_per_s(state),
     )
 
 
@@ -183,6 +234,18 @@ def resize_cost(state: PoolState) -> ResizeCost:
     if not by_num_gpus:
         return ResizeCost.flat(max(config.resize_cost_s, state.start_cost_s))
     return ResizeCost(*zip(*by_num_gpus, strict=True))
+
+
+MIGRATION_STOP_S = 1.0  # of running workers that switch: some tens of milliseconds and two copies of the state
+
+
+def migration_cost(state: PoolState) -> ResizeCost:
+    """Seconds without progress at a change of GPUs whose number stays. Running workers switch, where the pool lets
+    them."""
+    cost = resize_cost(state)
+    if not state.config.stop_free:
+        return cost
+    return ResizeCost(cost.num_gpus_C, tuple(min(seconds, MIGRATION_STOP_S) for seconds in cost.seconds_C))
 
 
 PlannedTime = NewType("PlannedTime", float)

@@ -1,76 +1,26 @@
 """Placement: which GPUs each job gets. Buddy blocks on the topology tree, best fit; fragments where no block is free.
 
-A job whose number of GPUs does not change keeps its GPUs: a migration stops it, and its promise does not budget
-that stop. Only jobs that the caller names migrate, and only if it pays (docs/adr/0011). So enough GPUs can be free
-without a free block; the job then gets fragments and is never rejected. `allocation` decides the number of GPUs.
-Source: ElasticFlow, section 4.3.
+A promised job has a claim to a whole block: where none is free, the jobs in the cheapest one move out, and smaller ones
+for them in turn. Largest first, powers of two always fit (`buddy_blocks`), unless jobs that may not move lie in every
+block (docs/adr/0107). Other jobs move only if that pays, and may get fragments. `allocation` decides the number of
+GPUs. Source: ElasticFlow, section 4.3.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import inf
 
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.placement_curves import PlacementCurves
+from elasticflow.shared.scheduling.placement.buddy_blocks import BitSet, Blocks, log2
 from elasticflow.shared.scheduling.placement.free_blocks import (
-    BitSet,
-    Blocks,
     FreeBlocks,
     GpuPositions,
     LastPositions,
     MigratableJobs,
-    log2,
 )
-from elasticflow.shared.scheduling.placement.topology import CLUSTER, LEVEL_BY_NAME, Level, Topology
-from elasticflow.shared.state.measured_curve import MeasuredCurve
-
-# --- Throughput of a job by what connects its GPUs, and what a closer placement is worth ---------------
-# A table that was measured at a known level has a profile key with that level, "resnet50/b256@node". The table under
-# the plain key was measured at an unknown level and is used where no other exists. Source: ElasticFlow, section 3.2
-# and figure 2(b).
-
-UNMEASURED_SAVING = 0.1
-"""Assumed fraction of its time that a closer placement saves where no table exists. Cautious: figure 2(b) shows
-more than
-half for ResNet50 on one node instead of eight. No promise counts on it.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementCurves:
-    """The scaling curves of one job by level, and the one measured at an unknown level."""
-
-    anywhere: ScalingCurve | None
-    by_level: Mapping[Level, ScalingCurve]
-
-    def throughput(self, num_gpus: int, level: Level) -> float:
-        """Iterations/s on GPUs that `level` connects, never too high; 0 if the job cannot run there.
-
-        Taken from this level, else from the next slower level, else from the curve of unknown level.
-        """
-        for measured_level in sorted(self.by_level):
-            if measured_level >= level and (rate := self.by_level[measured_level].throughput(num_gpus)):
-                return rate
-        return self.anywhere.throughput(num_gpus) if self.anywhere else 0.0
-
-    def guaranteed(self, level: Level = CLUSTER) -> ScalingCurve | None:
-        """The curve that a promise may count on if `level` or a faster one connects the GPUs; None if it never runs."""
-        levels = [level, *(measured_level for measured_level in self.by_level if measured_level < level)]
-        curves = [*self.by_level.values(), *([self.anywhere] if self.anywhere else [])]
-        slowest = {
-            num_gpus: min(self.throughput(num_gpus, at_level) for at_level in levels)
-            for num_gpus in sorted({num_gpus for curve in curves for num_gpus in curve.num_gpus_L})
-        }
-        runs = {num_gpus: rate for num_gpus, rate in slowest.items() if rate > 0}
-        return ScalingCurve(tuple(runs), tuple(runs.values())) if runs else None
-
-    def time_saved(self, num_gpus: int, level: Level, closer: Level) -> float:
-        """The fraction of its time that the job saves on GPUs connected by `closer` instead of `level`; 0 if none."""
-        if closer >= level:
-            return 0.0
-        if not any(curve.throughput(num_gpus) for curve in self.by_level.values()):
-            return UNMEASURED_SAVING
-        fast = self.throughput(num_gpus, closer)
-        return max(1.0 - self.throughput(num_gpus, level) / fast, 0.0) if fast else 0.0
+from elasticflow.shared.state.topology import Level, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,25 +42,6 @@ class MigrationBenefit:
         return self.num_gpus * self.stop_s
 
 
-def placement_curves(measured: Mapping[str, MeasuredCurve], profile_key: str, factor: float = 1.0) -> PlacementCurves:
-    """The curves of a profile by level. factor: the part of each throughput to count on."""
-    by_level = {
-        level: curve
-        for name, level in LEVEL_BY_NAME.items()
-        if (curve := _curve(measured.get(f"{profile_key}@{name}"), factor)) is not None
-    }
-    return PlacementCurves(_curve(measured.get(profile_key), factor), by_level)
-
-
-def _curve(measured: MeasuredCurve | None, factor: float) -> ScalingCurve | None:
-    return None if measured is None else _scaling_curve(tuple(measured.iterations_per_s.items()), factor)
-
-
-def _scaling_curve(rates: tuple[tuple[int, float], ...], factor: float) -> ScalingCurve | None:
-    points = sorted((n, rate * factor) for n, rate in rates if n > 0 and not n & (n - 1) and rate > 0)
-    return ScalingCurve(tuple(n for n, _ in points), tuple(rate for _, rate in points)) if points else None
-
-
 # --- placement -----------------------------------------------------------------------------------------
 
 MAX_BLOCKS_TRIED = 8  # candidates to empty for one job: those with the fewest GPUs to migrate
@@ -126,10 +57,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationRules:
-    """movable: jobs that may migrate. migration_benefit(job_id): the value of a placement to a job."""
+    """movable: jobs that may migrate where it pays. migration_benefit(job_id): the value of a placement to a job.
+
+    claims: jobs with a claim to a block. displacement_cost(job_id): GPU-seconds that a migration costs which another
+    job's claim forces on a job; inf if it must not migrate.
+    """
 
     movable: Set[str]
     migration_benefit: Callable[[str], MigrationBenefit]
+    claims: Set[str] = frozenset()
+    displacement_cost: Callable[[str], float] = lambda job_id: inf
 
 
 def place(
@@ -163,11 +100,19 @@ def place(
             changing[job_id] = num_gpus
     builder = PlacementBuilder(blocks, staying, last.taken_by(staying), migration_rules, blocks.positions(avoided))
     builder.resize(changing, current)
+    builder.keep_claims()
     builder.bring_closer()
     last.keep(builder.positions_by_job, builder.taken)
     return Placement(
         gpus_by_job={job_id: held.gpus for job_id, held in builder.positions_by_job.items()},
         migrated=tuple(sorted(builder.migrated)),
+    )
+
+
+def any_unmet_claim(last: LastPositions, gpus_by_job: Mapping[str, tuple[GpuId, ...]]) -> bool:
+    """Whether one of these promised jobs is connected worse than any buddy block of its size."""
+    return any(
+        len(gpus) > 1 and not last.positions_of(job_id, gpus).meets_claim for job_id, gpus in gpus_by_job.items()
     )
 
 
@@ -197,6 +142,8 @@ class PlacementBuilder:
         self._migration_rules = migration_rules
         self._movable = sorted(migration_rules.movable & staying.keys()) if migration_rules else []
         self._movers: MigratableJobs | None = None  # of the movable jobs; None: not computed yet
+        self._staying = staying.keys()
+        self._waiting: list[tuple[int, str]] = []  # the negative number of GPUs, and the job: largest first
 
     @property
     def taken(self) -> BitSet:
@@ -216,9 +163,39 @@ class PlacementBuilder:
             start = self._free.best_fit(size, self._blocks.near(own, size))
             if start is not None:
                 self._assign(job_id, size, start)
-        for job_id in waiting:
-            if job_id not in self.positions_by_job:
-                self._find_block(job_id, log2(wanted[job_id]))
+        self._place_all((wanted[job_id], job_id) for job_id in waiting if job_id not in self.positions_by_job)
+
+    def keep_claims(self) -> None:
+        """Migrate jobs that are connected worse than their claim, because a node was lost or a block was not free."""
+        if self._migration_rules is None:
+            return
+        for job_id in sorted(self._migration_rules.claims & self.positions_by_job.keys()):
+            held = self.positions_by_job[job_id]  # a job before it may have displaced it
+            if held.meets_claim or self._displacement_cost(job_id) == inf:
+                continue
+            size = log2(held.num_gpus)
+            del self.positions_by_job[job_id]
+            self._free.give(held.positions)
+            start = self._free.best_fit(size)
+            if start is None:
+                start = self._emptied_block(size)
+            if start is None:
+                self._free.take(held.positions)
+                self.positions_by_job[job_id] = held
+                continue
+            self._free.take_block(size, start)
+            self._move(job_id, size, start)
+            self._place_all(())
+
+    def _place_all(self, jobs: Iterable[tuple[int, str]]) -> None:
+        """Place these jobs and all that they displace, by falling number of GPUs."""
+        for num_gpus, job_id in jobs:
+            insort(self._waiting, (-num_gpus, job_id))
+        while self._waiting:
+            negative, job_id = self._waiting.pop(0)
+            self._find_block(job_id, log2(-negative))
+            if job_id in self._staying:
+                self.migrated.add(job_id)
 
     def bring_closer(self) -> None:
         """Migrate movable jobs to free blocks that connect them better, where that pays."""
@@ -243,6 +220,8 @@ class PlacementBuilder:
 
     def _find_block(self, job_id: str, size: int) -> None:
         start = self._free.best_fit(size)
+        if start is None and self._has_claim(job_id):
+            start = self._emptied_block(size)
         if start is None:
             fragments = self._free.fragments(1 << size)
             start = self._block_after_migrations(job_id, size, self._blocks.level(fragments)) if self._movable else None
@@ -303,6 +282,55 @@ class PlacementBuilder:
         free.give(block)
         self._free = free
         return True
+
+    def _has_claim(self, job_id: str) -> bool:
+        return self._migration_rules is not None and job_id in self._migration_rules.claims
+
+    def _displacement_cost(self, job_id: str) -> float:
+        """0 for a job that is placed anew in any case."""
+        assert self._migration_rules is not None
+        if job_id not in self._staying or job_id in self.migrated:
+            return 0.0
+        return self._migration_rules.displacement_cost(job_id)
+
+    def _emptied_block(self, size: int) -> int | None:
+        """The start of the block whose jobs can leave it at the least cost; they wait for another place.
+
+        Larger and equal jobs with a claim keep their blocks. None if jobs that must not migrate lie in all others.
+        """
+        holders, kept = dict[int, str](), 0
+        for job_id, held in self.positions_by_job.items():
+            if self._has_claim(job_id) and held.num_gpus >= 1 << size and self._is_block(held):
+                kept |= held.positions
+            else:
+                holders.update(dict.fromkeys(self._blocks.members(held.positions), job_id))
+        taken = self._blocks.counts(self.taken, size)
+        candidates = self._blocks.members(self._blocks.inside(self._blocks.every_position ^ kept, size))
+        best_cost, best = inf, None
+        num_tried = 0
+        for start in sorted(candidates, key=lambda start: taken[start >> size]):
+            leaving = {holders[each] for each in range(start, start + (1 << size)) if each in holders}
+            cost = sum(map(self._displacement_cost, leaving))
+            if cost < best_cost:
+                best_cost, best = cost, start
+            num_tried += cost < inf
+            if num_tried == MAX_BLOCKS_TRIED:
+                break
+        if best is not None:
+            self._displace({holders[each] for each in range(best, best + (1 << size)) if each in holders})
+        return best
+
+    def _is_block(self, held: GpuPositions) -> bool:
+        return bool(self._blocks.inside(held.positions, log2(held.num_gpus)))
+
+    def _displace(self, job_ids: Set[str]) -> None:
+        """Free the GPUs of these jobs; they are placed anew."""
+        for job_id in sorted(job_ids):
+            held = self.positions_by_job.pop(job_id)
+            self._free.give(held.positions)
+            insort(self._waiting, (-held.num_gpus, job_id))
+        self._movable = [job_id for job_id in self._movable if job_id not in job_ids]
+        self._movers = None
 
     def _migration_benefit(self, job_id: str) -> MigrationBenefit:
         assert self._migration_rules is not None

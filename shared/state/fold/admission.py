@@ -52,6 +52,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         profile_only=isinstance(event, events.ProfileRequested) and event.profile_only,
         minimum_satisfactory_share=() if profiling else event.minimum_satisfactory_share,
         planned_share=() if profiling else event.minimum_satisfactory_share,
+        pinned=isinstance(event, events.JobAdmitted) and event.pinned,
     )
     if known is not None:  # remaining workers of a profiling run are fenced like any older generation
         job = fast_replace(

@@ -72,6 +72,7 @@ def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, de
         num_added_gpus=placement.num_added_gpus,
         reserved_gpus=_kept_reserved_gpus(job, placement),
         placed_at_s=decided.at_s,
+        migrated_at_s=decided.at_s if job.job_id in decided.migrated else job.migrated_at_s,
         started_at_s=None,
         broken=not alive_everywhere,  # a node was lost after the decision
         rendezvous="",

@@ -8,15 +8,18 @@ curve the job does not run.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from elasticflow.shared.frozen_values import fast_replace, memoize_last
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.state.gpu_types import topology_of
 from elasticflow.shared.state.job import Job, has_workers_on
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.topology import GPU, LEVEL_BY_NAME, Level
 
 # --- The fold of profiles that have owners -------------------------------------------------------------
 # The curves without an owner are those of the pool's configuration, and those that older jobs measured. Where an
@@ -98,17 +101,29 @@ def _family_of(profile_key: str) -> str:
 # --- profiles ------------------------------------------------------------------------------------------
 
 NO_CURVE = MeasuredCurve(iterations_per_s={})
+NO_RATES: Mapping[int, float] = MappingProxyType({})
 
 
 def configured_curves(state: PoolState, event: events.PoolConfigured) -> PoolState:
     for configured, table in event.config.curves.items():
-        for profile_key in configured_keys(state, event.config, configured):
+        whole, level = _without_level(configured)
+        for key in configured_keys(state, event.config, configured):
+            profile_key = key.removesuffix(configured.removeprefix(whole))
             known = state.curves.get(profile_key, NO_CURVE)
+            if level is not None:
+                state = with_curve(state, profile_key, replace(known, at_level={**known.at_level, level: table}))
+                continue
             at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
             at_s = {**known.measured_at_s, **at_s}
             curve = replace(known, iterations_per_s=table, measured_at_s=at_s, failure="", probed_to=math.inf)
             state = with_curve(state, profile_key, curve)
     return state
+
+
+def _without_level(configured: str) -> tuple[str, Level | None]:
+    """The key of a configured curve without its level, and the level; None if it names none."""
+    whole, _, name = configured.rpartition("@")
+    return (whole, LEVEL_BY_NAME[name]) if whole and name in LEVEL_BY_NAME else (configured, None)
 
 
 def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequence: int) -> PoolState:
@@ -117,9 +132,9 @@ def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequ
     curve = state.curves.get(event.profile_key, NO_CURVE)
     if event.at_s <= curve.measured_at_s.get(event.num_gpus, -1.0):
         return state
+    curve = _at_place(state, event, curve)
     curve = replace(
         curve,
-        iterations_per_s={**curve.iterations_per_s, event.num_gpus: event.iterations_per_s},
         measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
         dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
         single_gpu=event.single_gpu or curve.single_gpu,
@@ -131,6 +146,43 @@ def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequ
         failure="",
     )
     return fast_replace(with_curve(state, event.profile_key, curve), scheduling_event_sequence=sequence)
+
+
+BETTER_PLACE = 0.1
+"""A promise counts on so much less where a speed is known only of GPUs that are connected better, and no larger number
+bounds it. Training there corrects it."""
+
+
+def _at_place(state: PoolState, event: events.ThroughputMeasured, curve: MeasuredCurve) -> MeasuredCurve:
+    """The curve with a speed at the place where the job trained.
+
+    The table without a level holds for the worst buddy block of each number, which a promise counts on. A speed of GPUs
+    that are connected worse does not change it; one of GPUs that are connected better bounds it.
+    """
+    num_gpus, rate = event.num_gpus, event.iterations_per_s
+    level, block_level = _levels(state, event)
+    if level == block_level:
+        return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: rate})
+    curve = replace(curve, at_level={**curve.at_level, level: {**curve.at_level.get(level, NO_RATES), num_gpus: rate}})
+    known = curve.iterations_per_s.get(num_gpus)
+    if level > block_level:
+        counted = rate if known is None else max(known, rate)
+    elif known is not None:
+        counted = min(known, rate)
+    else:
+        larger = curve.at_level.get(block_level, curve.iterations_per_s).get(2 * num_gpus)
+        counted = min(rate, larger / 2) if larger else rate * (1 - BETTER_PLACE)
+    return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: counted})
+
+
+def _levels(state: PoolState, event: events.ThroughputMeasured) -> tuple[Level, Level]:
+    """What connects the GPUs of the measured job, and the worst buddy block of so many GPUs of its type; equal if the
+    job is elsewhere by now."""
+    job = state.job(event.job_id)
+    if job is None or job.generation != event.generation or len(job.own_gpus) != event.num_gpus:
+        return GPU, GPU
+    topology = topology_of(state, job.own_gpus)
+    return topology.level_of(job.own_gpus), topology.block_level(event.num_gpus)
 
 
 def _measures_own_job(state: PoolState, event: events.ThroughputMeasured, node_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""Given this history, placement moves no promised job, and other jobs only where the migration benefit is higher."""
+"""Placement makes room for promised jobs, and moves other jobs only where the migration benefit is higher."""
 
 from typing import Any
 
@@ -39,10 +39,10 @@ def allocated(history: History, **shares: int) -> History:
     )
 
 
-def fragmented(small_job: Any, *, stop_s: float = 2.0, **config: Any) -> History:
+def fragmented(small_job: Any, *, stop_s: float = 2.0, pair: Any = None, big: Any = None, **config: Any) -> History:
     """Two nodes of 4; `small` runs alone on the first GPU of node-0, `pair` on node-1; then `big` wants four."""
     history = pool(4, 4, resize_cost_s=stop_s, **config)
-    for job_id, job_spec in {"pair": spec(), "big": spec(), "small": small_job}.items():
+    for job_id, job_spec in {"pair": pair or spec(), "big": big or spec(), "small": small_job}.items():
         admitted(history, job_id, job_spec)
     allocated(history, small=1, pair=4).decided(POLICY)
     allocated(history.started("small"), small=1, pair=2).decided(POLICY)
@@ -52,13 +52,38 @@ def fragmented(small_job: Any, *, stop_s: float = 2.0, **config: Any) -> History
     return allocated(history, small=1, pair=2, big=4)
 
 
-def test_a_promised_job_stays_and_the_arriving_job_gets_fragments() -> None:
+def test_a_promised_job_with_room_in_its_schedule_makes_room_for_another() -> None:
+    """The schedule of `pair` holds 176 iterations, and 100 are left; that of `small` holds 90."""
     history = fragmented(spec())
     before = history.state.live_jobs["small"]
     (decided,) = history.decided(POLICY)
+    assert decided.migrated == ("pair",)
+    jobs = history.state.live_jobs
+    assert jobs["small"] == before
+    assert {gpu.node_id for gpu in jobs["pair"].gpus} == {gpu.node_id for gpu in before.gpus}
+    assert len({gpu.node_id for gpu in jobs["big"].gpus}) == 1
+    assert jobs["pair"].migrated_at_s == NOW_S
+
+
+@pytest.mark.parametrize("config", [{}, {"migration_budget": 0.0}])
+def test_without_room_or_budget_promised_jobs_stay_and_the_arriving_job_gets_fragments(config: dict[str, Any]) -> None:
+    num_iterations = 100 if config else 200
+    history = fragmented(spec(), pair=spec(max_iterations=num_iterations), **config)
+    (decided,) = history.decided(POLICY)
     assert decided.migrated == ()
-    assert history.state.live_jobs["small"] == before
     assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 2
+
+
+def test_jobs_that_switch_without_a_stop_take_turns() -> None:
+    """`pair` migrates to free GPUs in a decision of its own: a job that leaves GPUs to another one would stop."""
+    history = fragmented(spec(), stop_free=True)
+    history.started("pair")
+    first, second = history.decided(POLICY)
+    assert ([placed.job_id for placed in first.placements], first.migrated) == (["pair"], ("pair",))
+    assert ([placed.job_id for placed in second.placements], second.migrated) == (["big"], ())
+    pair = history.state.live_jobs["pair"]
+    assert pair.previous_generation is not None
+    assert pair.previous_generation.trains
 
 
 def soft() -> Any:
@@ -79,13 +104,13 @@ def test_a_job_without_a_promise_migrates_where_the_benefit_exceeds_the_cost(sma
 def test_no_migration_makes_a_job_miss_its_soft_deadline(deadline_in_s: float, moves: bool) -> None:
     """100 s are left, a stop takes 2 s: a job that is late anyway may move, and one that has the time."""
     job = spec(job_class=JobClass.SOFT, deadline_s=NOW_S + deadline_in_s)
-    (decided,) = fragmented(job).decided(POLICY)
+    (decided,) = fragmented(job, big=best_effort()).decided(POLICY)
     assert bool(decided.migrated) == moves
 
 
 def test_a_migration_that_costs_more_than_its_benefit_is_not_made() -> None:
-    """A block saves `big` a tenth of its 90 s on 4 GPUs; a stop of one GPU for 37 s costs more."""
-    history = fragmented(best_effort(), stop_s=37.0)
+    """A block saves `big` a tenth of its 25 s on 4 GPUs; a stop of one GPU for 11 s costs more."""
+    history = fragmented(best_effort(), stop_s=11.0, big=best_effort())
     (decided,) = history.decided(POLICY)
     assert decided.migrated == ()
 
@@ -93,19 +118,19 @@ def test_a_migration_that_costs_more_than_its_benefit_is_not_made() -> None:
 @pytest.mark.parametrize(("cluster_rate", "moves"), [(4.0, False), (2.0, True)])
 def test_throughput_by_topology_level_decides_on_a_migration(cluster_rate: float, moves: bool) -> None:
     curves = {"linear/b64@node": {4: 4.0}, "linear/b64@cluster": {4: cluster_rate}}
-    (decided,) = fragmented(best_effort(), stop_s=30.0, curves=curves).decided(POLICY)
+    (decided,) = fragmented(best_effort(), stop_s=30.0, big=best_effort(), curves=curves).decided(POLICY)
     assert bool(decided.migrated) == moves
 
 
 def test_the_cost_of_a_migration_counts_the_gpus_that_move() -> None:
-    by_num_gpus = {1: 37.0, 4: 1.0}
-    (decided,) = fragmented(best_effort(), resize_cost_s_by_num_gpus=by_num_gpus).decided(POLICY)
+    by_num_gpus = {1: 11.0, 4: 1.0}
+    (decided,) = fragmented(best_effort(), big=best_effort(), resize_cost_s_by_num_gpus=by_num_gpus).decided(POLICY)
     assert decided.migrated == ()
 
 
 def test_the_cost_of_a_migration_follows_the_observed_start_cost() -> None:
     history = pool(4, 4)
-    for job_id, job_spec in {"pair": spec(), "big": spec(), "small": best_effort()}.items():
+    for job_id, job_spec in {"pair": spec(), "big": best_effort(), "small": best_effort()}.items():
         admitted(history, job_id, job_spec)
     allocated(history, small=1, pair=4).decided(POLICY)
     allocated(history, small=1, pair=2).started("small", at_s=NOW_S + 37.0).decided(POLICY)
@@ -115,7 +140,7 @@ def test_the_cost_of_a_migration_follows_the_observed_start_cost() -> None:
 
 def test_a_start_under_way_is_not_disturbed() -> None:
     history = pool(4, 4)
-    for job_id, job_spec in {"pair": spec(), "big": spec(), "small": best_effort()}.items():
+    for job_id, job_spec in {"pair": spec(), "big": best_effort(), "small": best_effort()}.items():
         admitted(history, job_id, job_spec)
     allocated(history, small=1, pair=4).decided(POLICY)
     allocated(history, small=1, pair=2, big=4)

@@ -3,15 +3,14 @@
 import pytest
 
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.placement.free_blocks import Blocks
+from elasticflow.shared.scheduling.jobs.placement_curves import UNMEASURED_SAVING, PlacementCurves
+from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks
 from elasticflow.shared.scheduling.placement.placement import (
-    UNMEASURED_SAVING,
     MigrationBenefit,
     MigrationRules,
-    PlacementCurves,
     place,
 )
-from elasticflow.shared.scheduling.placement.topology import CLUSTER, NODE, RACK, SOCKET, Node, Topology
+from elasticflow.shared.state.topology import CLUSTER, NODE, RACK, SOCKET, Node, Topology
 
 
 def gpus(node_id: str, *indices: int) -> tuple[GpuId, ...]:

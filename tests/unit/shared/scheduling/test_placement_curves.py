@@ -2,24 +2,17 @@
 
 import pytest
 
+from elasticflow.shared.scheduling.jobs.placement_curves import UNMEASURED_SAVING, PlacementCurves, placement_curves
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.scheduling.placement.placement import (
-    UNMEASURED_SAVING,
-    MigrationBenefit,
-    PlacementCurves,
-    placement_curves,
-)
-from elasticflow.shared.scheduling.placement.topology import CLUSTER, NODE, RACK, SOCKET
+from elasticflow.shared.scheduling.placement.placement import MigrationBenefit
 from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.topology import CLUSTER, NODE, RACK, SOCKET
 
 CURVES = placement_curves(
-    {
-        "m/b64": MeasuredCurve(iterations_per_s={1: 1.0, 2: 1.8, 8: 3.0, 16: 4.0}),
-        "m/b64@node": MeasuredCurve(iterations_per_s={2: 2.0, 4: 3.0, 8: 6.0}),
-        "m/b64@cluster": MeasuredCurve(iterations_per_s={8: 2.0}),
-        "n/b64@cluster": MeasuredCurve(iterations_per_s={8: 1.0}),
-    },
-    "m/b64",
+    MeasuredCurve(
+        iterations_per_s={1: 1.0, 2: 1.8, 8: 3.0, 16: 4.0},
+        at_level={NODE: {2: 2.0, 4: 3.0, 8: 6.0}, CLUSTER: {8: 2.0}},
+    )
 )
 
 
@@ -50,8 +43,8 @@ def test_one_table_for_all_places_is_what_a_promise_counts_on() -> None:
 
 
 def test_the_margin_applies_to_every_level() -> None:
-    measured = {"m@rack": MeasuredCurve(iterations_per_s={2: 4.0, 3: 9.0, 4: 0.0})}
-    assert placement_curves(measured, "m", 0.5).guaranteed(RACK) == ScalingCurve((2,), (2.0,))
+    measured = MeasuredCurve(iterations_per_s={}, at_level={RACK: {2: 4.0, 3: 9.0, 4: 0.0}})
+    assert placement_curves(measured, 0.5).guaranteed(RACK) == ScalingCurve((2,), (2.0,))
 
 
 def test_a_closer_place_saves_what_the_tables_say_or_else_a_little() -> None:

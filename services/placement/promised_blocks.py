@@ -1,0 +1,117 @@
+"""The claim of a promised job to a whole buddy block, and what it may cost other jobs to make room for it. Pure.
+
+A promise counts on the speed of the worst block of each size, and its schedule has room for migrations (docs/adr/0107).
+"""
+
+# pyright: strict
+
+import math
+from collections.abc import Sequence
+
+from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
+from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    held_num_gpus,
+    iteration_at,
+    known_curve,
+    migration_cost,
+    resize_cost,
+    stalled_until_s,
+)
+from elasticflow.shared.scheduling.placement.placement import MigrationBenefit
+from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.pool import PoolState, spec_of
+
+PROFILING_S = 60.0  # of all its GPUs, that a profiling run which begins anew counts as
+BROKEN_S = 3_600.0  # as much for a job that would miss a deadline, or has missed it
+
+
+def has_claim(state: PoolState, job: Job) -> bool:
+    """Whether the promise to a job counts on a whole block."""
+    return job.promised and state.config.migration_budget > 0
+
+
+def displacement_gpu_seconds(state: PoolState, job: Job, benefit: MigrationBenefit, now_s: float) -> float:
+    """The GPU-seconds that a job loses if it leaves its GPUs for another job's claim; inf if its promise would break.
+
+    Survivors of a loss, and scripts with unsaved work, stay where they are.
+    """
+    if job.reserved_gpus or job.broken or job.has_outdated_spec:
+        return math.inf
+    if not job.promised:
+        seconds = PROFILING_S if job.phase is Phase.PROFILING else min(benefit.stop_s, BROKEN_S)
+        return seconds * len(job.gpus)
+    if job.pinned or job.restarts_to_resize:
+        return math.inf
+    stop_s = migration_cost(state).seconds(job.num_gpus)
+    curve = known_curve(state, spec_of(job), job.speed)
+    if curve is None or not job.planned_share:
+        return BROKEN_S * len(job.gpus)  # its promise is broken, and keeps no other one from being kept
+    if _spare_iterations(state, job, curve, now_s) < stop_s * _planned_rate(job, curve, now_s):
+        return math.inf
+    return stop_s * len(job.gpus)
+
+
+def _planned_rate(job: Job, curve: ScalingCurve, now_s: float) -> float:
+    """Iterations/s that its schedule counts on now."""
+    held = (curve.throughput(n) for start_s, end_s, n in segments(job.planned_share) if start_s <= now_s < end_s)
+    return next(held, 0.0)
+
+
+def _spare_iterations(state: PoolState, job: Job, curve: ScalingCurve, now_s: float) -> float:
+    """The iterations that its schedule has room for beyond those that are left."""
+    cost = resize_cost(state)
+    held, ready_s, previous_end_s, room = (
+        held_num_gpus(job),
+        stalled_until_s(job, cost, migration_cost(state)),
+        now_s,
+        0.0,
+    )
+    for start_s, end_s, num_gpus in segments(job.planned_share):
+        if end_s <= now_s:
+            continue
+        begins_s = max(start_s, now_s)
+        if num_gpus != held or begins_s > previous_end_s:
+            ready_s = begins_s + cost.seconds(num_gpus)
+        room += curve.throughput(num_gpus) * max(end_s - max(begins_s, ready_s), 0.0)
+        held, previous_end_s = num_gpus, end_s
+    done = iteration_at(job, curve, now_s, state.config.progress_timeout_s)
+    return room - (spec_of(job).max_iterations - done)
+
+
+# --- turns ---------------------------------------------------------------------------------------------
+
+
+def in_turns(
+    state: PoolState, placed: Sequence[PlacedJob], migrated: frozenset[str], now_s: float
+) -> tuple[PlacementDecided, ...]:
+    """The placements as one decision after the other, so that running workers need not stop.
+
+    A job that leaves GPUs to another job of the same decision stops (`fold/plan.py`). So jobs that migrate to free GPUs
+    come first, then those that take what these leave, and so on.
+    """
+    if not placed:
+        return ()
+    turns, waiting = list[list[PlacedJob]](), list(placed)
+    while state.config.stop_free and migrated and waiting:
+        held = {gpu for each in waiting for gpu in state.live_jobs[each.job_id].gpus}
+        ready = [
+            each
+            for each in waiting
+            if each.job_id in migrated and held.difference(state.live_jobs[each.job_id].gpus).isdisjoint(each.gpus)
+        ]
+        if not ready:
+            break
+        turns.append(ready)
+        waiting = [each for each in waiting if each not in ready]
+    if waiting:
+        turns.append(waiting)
+    return tuple(
+        PlacementDecided(
+            placements=tuple(together),
+            migrated=tuple(sorted(each.job_id for each in together if each.job_id in migrated)),
+            at_s=now_s,
+        )
+        for together in turns
+    )

@@ -1,0 +1,132 @@
+"""Promised jobs have whole blocks: jobs make room for each other, and what may not move stays."""
+
+from collections.abc import Mapping
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.scheduling.jobs.placement_curves import PlacementCurves
+from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks
+from elasticflow.shared.scheduling.placement.placement import MigrationBenefit, MigrationRules, Placement, place
+from elasticflow.shared.state.topology import CLUSTER, Node, Topology
+from testbed.histories import gpus
+
+NO_BENEFIT = MigrationBenefit(curves=PlacementCurves(None, {}), num_gpus=1, stay_s=0.0, stop_s=1.0)
+TWO_NODES = Topology((Node("a", 4), Node("b", 4)))
+
+
+def placed(
+    topology: Topology,
+    current: Mapping[str, tuple[GpuId, ...]],
+    wanted: Mapping[str, int],
+    costs: Mapping[str, float],
+    claims: frozenset[str] | None = None,
+) -> Placement:
+    """All jobs have claims unless said otherwise; a job without a cost must not migrate."""
+    rules = MigrationRules(
+        movable=frozenset(),
+        migration_benefit=lambda job_id: NO_BENEFIT,
+        claims=frozenset(wanted) if claims is None else claims,
+        displacement_cost=lambda job_id: costs.get(job_id, inf),
+    )
+    return place(topology, current, wanted, rules)
+
+
+def test_the_cheapest_job_makes_room_for_a_block() -> None:
+    current = {"cheap": gpus("a:0"), "dear": gpus("b:0")}
+    placement = placed(TWO_NODES, current, {"cheap": 1, "dear": 1, "big": 4}, {"cheap": 1.0, "dear": 2.0})
+    assert placement.gpus_by_job["big"] == gpus("a:0", "a:1", "a:2", "a:3")
+    assert placement.gpus_by_job["dear"] == gpus("b:0")
+    assert placement.gpus_by_job["cheap"] in {gpus("b:1"), gpus("b:2"), gpus("b:3")}
+    assert placement.migrated == ("cheap",)
+
+
+def test_a_job_that_makes_room_displaces_a_smaller_one() -> None:
+    """The free pair is split over both nodes: the pair that leaves node a needs the place of the single job."""
+    current = {"pair": gpus("a:0", "a:1"), "held": gpus("b:0", "b:1"), "single": gpus("b:2")}
+    placement = placed(TWO_NODES, current, {"pair": 2, "held": 2, "single": 1, "big": 2}, dict.fromkeys(current, 1.0))
+    assert not placement.migrated, "a pair is free on node a"
+    wanted = {"pair": 2, "held": 2, "single": 1, "big": 4}
+    with pytest.raises(AssertionError, match="more GPUs wanted"):
+        placed(TWO_NODES, current, wanted, {})
+    current = {"pair": gpus("a:0", "a:1"), "single": gpus("b:2"), "other": gpus("b:0")}
+    placement = placed(TWO_NODES, current, {"pair": 2, "single": 1, "other": 1, "big": 4}, dict.fromkeys(current, 1.0))
+    blocks = Blocks(TWO_NODES)
+    assert blocks.level(blocks.positions(placement.gpus_by_job["big"])) < CLUSTER
+    assert blocks.level(blocks.positions(placement.gpus_by_job["pair"])) < CLUSTER
+
+
+def test_a_job_without_a_block_around_jobs_that_stay_gets_fragments() -> None:
+    current = {"one": gpus("a:0"), "two": gpus("b:0")}
+    placement = placed(TWO_NODES, current, {"one": 1, "two": 1, "big": 4}, {})
+    assert {gpu.node_id for gpu in placement.gpus_by_job["big"]} == {"a", "b"}
+    assert not placement.migrated
+
+
+def test_a_job_without_a_claim_displaces_none() -> None:
+    current = {"one": gpus("a:0"), "two": gpus("b:0")}
+    wanted = {"one": 1, "two": 1, "big": 4}
+    placement = placed(TWO_NODES, current, wanted, {"one": 1.0, "two": 1.0}, claims=frozenset({"one", "two"}))
+    assert not placement.migrated
+
+
+def test_a_job_that_is_apart_is_brought_together_once_a_block_can_be_free() -> None:
+    apart = {"big": gpus("a:0", "a:1", "b:0", "b:1"), "one": gpus("a:2")}
+    placement = placed(TWO_NODES, apart, {"big": 4, "one": 1}, {"big": 4.0, "one": 1.0})
+    assert placement.gpus_by_job["big"] == gpus("b:0", "b:1", "b:2", "b:3")
+    assert placement.migrated == ("big",)
+    assert not placed(TWO_NODES, apart, {"big": 4, "one": 1}, {"one": 1.0}).migrated, "it has no room itself"
+
+
+@st.composite
+def pools_in_use(draw: st.DrawFn) -> tuple[Topology, dict[str, tuple[GpuId, ...]], dict[str, int]]:
+    """Nodes of any size, jobs anywhere on their GPUs, and numbers of GPUs that fit together."""
+    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+    topology = Topology(tuple(Node(f"node-{number}", size) for number, size in enumerate(sizes)))
+    free = draw(st.permutations(topology.gpus))
+    current, wanted, num_left = dict[str, tuple[GpuId, ...]](), dict[str, int](), topology.num_gpus
+    for number in range(draw(st.integers(1, 12))):
+        size = 1 << draw(st.integers(0, 4))
+        if size > num_left:
+            continue
+        num_left -= size
+        wanted[f"job-{number}"] = size
+        held = draw(st.sampled_from([0, size, 1]))
+        if held and held <= len(free):
+            current[f"job-{number}"], free = tuple(free[:held]), free[held:]
+    return topology, current, wanted
+
+
+@given(pools_in_use())
+def test_every_promised_job_gets_a_block_if_all_may_move(
+    pool: tuple[Topology, dict[str, tuple[GpuId, ...]], dict[str, int]],
+) -> None:
+    topology, current, wanted = pool
+    placement = placed(topology, current, wanted, dict.fromkeys(wanted, 1.0))
+    blocks = Blocks(topology)
+    assert placement.gpus_by_job.keys() == wanted.keys()
+    taken = [gpu for held in placement.gpus_by_job.values() for gpu in held]
+    assert len(taken) == len(set(taken)) == sum(wanted.values())
+    for job_id, num_gpus in wanted.items():
+        level = blocks.level(blocks.positions(placement.gpus_by_job[job_id]))
+        assert level <= topology.block_level(num_gpus), job_id
+    stayed = {job_id for job_id in current if len(current[job_id]) == wanted[job_id]}
+    assert set(placement.migrated) <= stayed
+    for job_id in stayed.difference(placement.migrated):
+        assert set(placement.gpus_by_job[job_id]) == set(current[job_id]), "only a migration changes its GPUs"
+
+
+@given(pools_in_use())
+def test_the_levels_of_blocks_are_those_of_the_pairs(
+    pool: tuple[Topology, dict[str, tuple[GpuId, ...]], dict[str, int]],
+) -> None:
+    topology, _, _ = pool
+    blocks = Blocks(topology)
+    sizes = range(topology.num_gpus.bit_length())
+    assert topology.block_levels == tuple(blocks.blocks_by_level(size)[-1][0] for size in sizes)
+    for gpus_held in (topology.gpus[:2], topology.gpus[1:3], topology.gpus[::2]):
+        if gpus_held:
+            assert topology.level_of(gpus_held) == blocks.level(blocks.positions(gpus_held))

@@ -1,0 +1,93 @@
+"""Speeds by what connects the GPUs: a table for buddy blocks, and tables for other places."""
+
+import pytest
+
+from elasticflow.shared.messages import events
+from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
+from elasticflow.shared.state.measured_curve import MeasuredCurve
+from elasticflow.shared.state.pool import spec_of
+from elasticflow.shared.state.topology import CLUSTER, SOCKET
+from testbed.histories import LINEAR, NOW_S, History, best_effort, gpus, pool
+
+KEY = "linear/b64"
+
+
+def trains_on(*names: str, history: History | None = None) -> History:
+    history = history or pool(2, 2)
+    admitted = events.JobAdmitted(
+        job_id="a",
+        tenant="lab",
+        spec=best_effort(),
+        deadline_s=None,
+        minimum_satisfactory_share=(),
+        gpu_seconds=0.0,
+        at_s=NOW_S,
+    )
+    placed = events.PlacementDecided(
+        placements=(events.PlacedJob(job_id="a", generation=1, gpus=gpus(*names)),), at_s=NOW_S
+    )
+    for service, event in (("admission", admitted), ("placement", placed)):
+        decided = events.PlanDecided(service=service, based_on=history.state.sequence, now_s=NOW_S, events=(event,))
+        history.then(decided)
+    return history.started("a")
+
+
+def measured(history: History, iterations_per_s: float, num_gpus: int = 2) -> MeasuredCurve:
+    history.then(
+        events.ThroughputMeasured(
+            profile_key=KEY,
+            num_gpus=num_gpus,
+            iterations_per_s=iterations_per_s,
+            job_id="a",
+            generation=1,
+            source="training",
+            at_s=NOW_S + 9.0,
+        )
+    )
+    return history.state.curves[KEY]
+
+
+def test_a_speed_within_a_block_corrects_the_curve() -> None:
+    curve = measured(trains_on("node-0:0", "node-0:1"), 1.7)
+    assert curve.iterations_per_s[2] == 1.7
+    assert not curve.at_level
+
+
+def test_a_speed_on_gpus_that_are_far_apart_is_of_that_place_alone() -> None:
+    curve = measured(trains_on("node-0:0", "node-1:0"), 0.8)
+    assert curve.iterations_per_s[2] == LINEAR[2]
+    assert curve.at_level == {CLUSTER: {2: 0.8}}
+
+
+def test_a_higher_speed_far_apart_shows_that_a_block_is_as_fast() -> None:
+    curve = measured(trains_on("node-0:0", "node-1:0"), 2.4)
+    assert curve.iterations_per_s[2] == 2.4
+
+
+@pytest.mark.parametrize(("known", "counted"), [({}, 2.7), ({4: 4.0}, 2.0)])
+def test_a_speed_of_better_connected_gpus_bounds_that_of_the_worst_block(
+    known: dict[int, float], counted: float
+) -> None:
+    """Of two GPUs, the third ones of both nodes are the worst block. Twice as many GPUs are at most twice as fast."""
+    history = trains_on("node-0:0", "node-0:1", history=pool(3, 3, curves={KEY: {1: 1.5, **known}}))
+    curve = measured(history, 3.0)
+    assert curve.at_level == {SOCKET: {2: 3.0}}
+    assert curve.iterations_per_s[2] == pytest.approx(counted)
+
+
+def test_a_configured_table_of_a_level_holds_where_blocks_have_it() -> None:
+    apart = {f"{KEY}@cluster": {2: 0.5, 4: 1.0}}
+    of_nodes = pool(2, 2, curves=apart, throughput_margin=0.0)
+    assert of_nodes.state.curves[KEY].at_level == {CLUSTER: {2: 0.5, 4: 1.0}}
+    for history, rate_of_two in ((of_nodes, 2.0), (pool(1, 1, 1, 1, curves=apart), 0.5)):
+        trains_on("node-0:0", history=history)
+        curve = known_curve(history.state, spec_of(history.state.live_jobs["a"]))
+        assert curve is not None
+        assert (curve.throughput(2), curve.throughput(4)) == (rate_of_two, 1.0)
+
+
+def test_where_promised_jobs_never_migrate_the_slowest_known_place_counts() -> None:
+    history = trains_on("node-0:0", history=pool(4, 4, curves={f"{KEY}@cluster": {2: 0.5}}, migration_budget=0.0))
+    curve = known_curve(history.state, spec_of(history.state.live_jobs["a"]))
+    assert curve is not None
+    assert (curve.throughput(2), curve.throughput(4)) == (0.5, 4.0)
