@@ -121,7 +121,7 @@ def _type_changed(event: events.GpuTypeChanged, state: PoolState) -> str:
 def placed_in_words(placed: events.PlacedJob, migrated: bool, new: Job) -> str:
     if not placed.gpus:
         return f"generation {placed.generation}: suspended, it holds no GPUs"
-    moved = ", moved to defragment the cluster" if migrated else ""
+    moved = ", moved for a whole block of GPUs, its own or another job's" if migrated else ""
     kept = f", for a while without {len(new.reserved_gpus) - len(placed.gpus)} of its GPUs" if new.reserved_gpus else ""
     counts = ":".join(map(str, placed.virtual_nodes_by_rank))
     divided = f" with virtual nodes {counts}" if counts else ""

@@ -94,7 +94,7 @@ class PlacementDecided:
 
     VERSION: ClassVar[int] = 1
     placements: tuple[PlacedJob, ...]
-    migrated: tuple[Token, ...] = ()  # moved only to defragment
+    migrated: tuple[Token, ...] = ()  # moved although their number of GPUs stays
     at_s: TimeS
 
 
