@@ -13,7 +13,7 @@ from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.nodes import slower_nodes
-from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
+from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState, slow_until_s
 from elasticflow.shared.state.promise import promise_of
 
 # --- Padding loads of a folded pool as rows of plain values, for tables and JSON -----------------------
@@ -278,7 +278,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             jobs=tuple(holder.get(GpuId(node.node_id, index), "") for index in range(node.num_gpus)),
             since_s=node.since_s,
             left=node.left,
-            slow_until_s={slow.gpu_index: slow.since_s + state.config.slow_gpu_s for slow in node.slow_gpus},
+            slow_until_s={slow.gpu_index: slow_until_s(state, slow) for slow in node.slow_gpus},
             num_padding_gpus=num_padding_gpus[node.node_id],
             gpu_type=node.gpu_type,
             gpu_memory_bytes=node.gpu_memory_bytes,

@@ -325,13 +325,18 @@ def slow_gpu(state: PoolState, gpu: GpuId) -> SlowGpu | None:
     return next((each for each in slow if each.gpu_index == gpu.gpu_index), None)
 
 
+def slow_until_s(state: PoolState, slow: SlowGpu) -> float:
+    """When a GPU no longer counts as slow, unless it is reported again."""
+    return slow.since_s + state.config.slow_gpu_s
+
+
 def slow_gpus_at(state: PoolState, now_s: float) -> dict[GpuId, SlowGpu]:
     """The GPUs that count as slow at now_s."""
     return {
         GpuId(node.node_id, slow.gpu_index): slow
         for node in state.nodes.values()
         for slow in node.slow_gpus
-        if node.takes_jobs and now_s - slow.since_s < state.config.slow_gpu_s
+        if node.takes_jobs and now_s < slow_until_s(state, slow)
     }
 
 

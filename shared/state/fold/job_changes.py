@@ -209,6 +209,7 @@ def _moved(state: PoolState, job: Job, gpu_type: str, sequence: int) -> tuple[Po
         num_gpus=0,
         num_added_gpus=len(job.gpus),
         reserved_gpus=(),
+        predicted_speedup=0.0,
         gpu_type_kept_at_s=None,
         gpu_type_kept_sequence=0,
     )
