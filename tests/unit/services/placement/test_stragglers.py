@@ -186,8 +186,8 @@ def test_a_slow_gpu_carries_fewer_virtual_nodes(job: Any) -> None:
     assert job_now.is_switching, "no worker stops"
     assert (job_now.num_gpus, held_num_gpus(job_now), job_now.reserved_gpus) == (2, 2, ())
     assert sentences(history)[-1] == (
-        "generation 2 is placed on node-0:0,1 with virtual nodes 6:2, fewer on GPUs that count as slow; predicted: 1.33 "
-        "times the speed of even parts on its whole share; generation 1 trains until all workers are ready"
+        "generation 2 is placed on node-0:0,1 with virtual nodes 6:2, fewer on GPUs that count as slow; predicted: "
+        "1.33 times the speed of even parts on its whole share; generation 1 trains until all workers are ready"
     )
 
 
