@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from elasticflow.services.placement.due_jobs import new_generation, relieving_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.heterogeneous.straggler_division import DividedSteps, Division, measured_one_gpu
+from elasticflow.shared.scheduling.heterogeneous.straggler_division import DividedSteps, Division, one_gpu_of
 from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, SlowGpu, rack_of, slow_gpus_at, slow_until_s, spec_of
@@ -91,9 +91,10 @@ def _relieved(state: PoolState, job: Job, delayed_by: Mapping[GpuId, SlowGpu]) -
     state: with all types.
     """
     share, spec = job.share_gpus, spec_of(job)
+    num_virtual_nodes = max(each.num_virtual_nodes for each in delayed_by.values())
     steps = DividedSteps(
         slowdowns=tuple(max(delayed_by[gpu].slowdown, 1.0) if gpu in delayed_by else 1.0 for gpu in share),
-        one_gpu=measured_one_gpu(state, submitted_spec(job), spec.gpu_type),
+        one_gpu=one_gpu_of(state, submitted_spec(job), spec.gpu_type, num_virtual_nodes),
         least_gpus=spec.gpu_range.least,
     )
     used = tuple(index for index, gpu in enumerate(share) if gpu in job.gpus)

@@ -120,7 +120,7 @@ class SlowGpu:
     """A GPU on which a worker was slower than its peers. It counts as slow for `PoolConfig.slow_gpu_s`.
 
     slowdown: the worker's time for equal work, divided by the median of its peers'.
-    job_id, generation: of the report.
+    job_id, generation: of the report. num_virtual_nodes: of the job; 0: unknown.
     """
 
     gpu_index: int
@@ -128,6 +128,7 @@ class SlowGpu:
     job_id: str
     generation: int
     since_s: float
+    num_virtual_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,7 +292,8 @@ class Runs:
 
     def _report_straggler(self, run: Run, rank: int, slowness: Slowness) -> None:
         if run.trains and self._loop.now_s < slowness.until_s:
-            self._report_rank0(run, Lagged(rank=rank, slowdown=slowness.slowdown))
+            count = self._timing.num_virtual_nodes
+            self._report_rank0(run, Lagged(rank=rank, slowdown=slowness.slowdown, num_virtual_nodes=count))
             after_s = self._timing.straggler_after_s
             self._loop.after(after_s, lambda: self._report_straggler(run, rank, slowness))
 

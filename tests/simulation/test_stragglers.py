@@ -51,7 +51,9 @@ def run(slowdown: float, slow_gpu_s: float = 300.0, *, profiled: bool = True) ->
         num_gpus_by_node={"a": 4},
         config=PoolConfig(stop_free=True, slow_gpu_s=slow_gpu_s, curves={} if profiled else {"new/b256": CURVE}),
         timing_model=TimingModel(
-            true_curves={SPEC.measured_key: CURVE}, slow_gpus={GpuId("a", 1): Slowness(slowdown, HEALTHY_S)}
+            true_curves={SPEC.measured_key: CURVE},
+            slow_gpus={GpuId("a", 1): Slowness(slowdown, HEALTHY_S)},
+            report_every_s=5.0,
         ),
         arrivals=(Arrival(at_s=5.0, command=SubmitJob(job_id="job", tenant="lab", spec=SPEC)),),
     )
@@ -93,7 +95,7 @@ def problems(cluster: VirtualCluster) -> list[str]:
 
 def test_it_carries_fewer_virtual_nodes_until_it_is_healthy() -> None:
     cluster = run(3.0)
-    first, relieved, last = generations(cluster)
+    *_, first, relieved, last = generations(cluster)
     assert [each.virtual_nodes_by_rank for each in (first, relieved, last)] == [(), (5, 1, 5, 5), ()]
     assert first.gpus == relieved.gpus == last.gpus
     assert relieved.predicted_speedup == pytest.approx(RELIEVED / SLOWED)
@@ -125,12 +127,12 @@ LOST_NODES = Faults(node_crash_every_s=60.0, worker_crash_every_s=40.0, until_s=
     few_daily([(1, LOST_NODES), (2, STORM), (3, LOST_NODES), (4, STORM), (5, LOST_NODES), (6, STORM)], 2),
 )
 def test_no_invariant_is_broken_beside_faults(seed: int, faults: Faults) -> None:
-    base = random_scenario(seed, curves_known=bool(seed % 2), num_jobs=10, max_iterations=3_000)
+    base = random_scenario(seed, curves_known=bool(seed % 2), num_jobs=6, max_iterations=3_000)
     slow = {GpuId(node, 1): Slowness(2.0 + seed, START_S + 400.0) for node in "abcd"}
     scenario = replace(
         base,
         config=replace(base.config, slow_gpu_s=60.0),
-        timing_model=replace(base.timing_model, slow_gpus=slow),
+        timing_model=replace(base.timing_model, slow_gpus=slow, report_every_s=2.0),
     )
     with VirtualCluster(scenario, services, seed=seed, faults=faults) as cluster:
         cluster.run(7_200.0)

@@ -33,7 +33,7 @@ class Division:
 class DividedSteps:
     """The steps of a job on the GPUs of its share. slowdowns: of each; 1 if it does not count as slow.
 
-    one_gpu: the step times by virtual nodes, as measured; None: unknown, as is the number of virtual nodes.
+    one_gpu: the step times by virtual nodes; None: the number of virtual nodes is unknown.
     least_gpus: on which the job may run.
     """
 
@@ -47,11 +47,12 @@ class DividedSteps:
         return Division(used=tuple(range(len(self.slowdowns))))
 
     def step_s(self, division: Division) -> float:
-        """The step of the slowest GPU; without measured step times, in steps of a GPU of even parts that is not slow.
+        """The step of the slowest GPU.
 
-        These are then an upper bound: with V virtual nodes, ceil(V / m) is at most ceil(n / m) times ceil(V / n).
+        Where the number V of virtual nodes is unknown, it counts as that of GPUs. That is an upper bound of what GPUs
+        cost that are left out: ceil(V / m) is at most ceil(n / m) times ceil(V / n).
         """
-        one_gpu = self.one_gpu or _proportional(sum(division.counts) or len(self.slowdowns))
+        one_gpu = self.one_gpu or proportional(sum(division.counts) or len(self.slowdowns))
         num_used = len(division.used)
         counts = division.counts or (-(-len(one_gpu.step_s_V) // num_used),) * num_used
         computes_s = max(
@@ -105,17 +106,24 @@ class DividedSteps:
         return len(division.used) >= max(self.least_gpus, 1)
 
 
-def measured_one_gpu(state: PoolState, submitted: JobSpec, own: str) -> GpusOfType | None:
-    """The step times of a job on one GPU of its recorded type; None if no profile has measured them.
+def one_gpu_of(state: PoolState, submitted: JobSpec, own: str, num_virtual_nodes: int) -> GpusOfType | None:
+    """A GPU of this recorded type: as a profile has measured it, else with steps proportional to its virtual nodes.
 
-    state: with all types.
+    state: with all types. num_virtual_nodes: as the job has reported; 0: unknown.
     """
     times = job_step_times(state, submitted)
-    return times.gpus(own, 1) if times is not None and own in times.by_type else None
+    measured = times.gpus(own, 1) if times is not None and own in times.by_type else None
+    if measured is not None and num_virtual_nodes in (0, len(measured.step_s_V)):
+        return measured
+    return proportional(num_virtual_nodes) if num_virtual_nodes else None
 
 
-def _proportional(num_virtual_nodes: int) -> GpusOfType:
-    """One GPU, in its steps of one virtual node."""
+def proportional(num_virtual_nodes: int) -> GpusOfType:
+    """One GPU, in its steps of one virtual node.
+
+    A step has a fixed part, too: more virtual nodes take no longer than this says, and fewer no longer than before. So
+    a division that is predicted to be faster is not slower, but may gain less.
+    """
     return GpusOfType(name="", num_gpus=1, step_s_V=tuple(map(float, range(1, num_virtual_nodes + 1))))
 
 

@@ -188,6 +188,7 @@ def worker_lagged(state: PoolState, job: Job, event: events.WorkerLagged) -> Poo
         job_id=job.job_id,
         generation=job.generation,
         since_s=event.at_s,
+        num_virtual_nodes=event.num_virtual_nodes,
     )
     node = state.nodes[gpu.node_id]
     others = (other for other in node.slow_gpus if other.gpu_index != gpu.gpu_index)

@@ -25,9 +25,20 @@ KEPT_S = 600.0
 
 
 def lagged(
-    rank: int = 0, generation: int = 1, at_s: float = SETTLED_AT_S, slowdown: float = 2.0
+    rank: int = 0,
+    generation: int = 1,
+    at_s: float = SETTLED_AT_S,
+    slowdown: float = 2.0,
+    num_virtual_nodes: int = 0,
 ) -> events.WorkerLagged:
-    return events.WorkerLagged(job_id="a", generation=generation, rank=rank, slowdown=slowdown, at_s=at_s)
+    return events.WorkerLagged(
+        job_id="a",
+        generation=generation,
+        rank=rank,
+        slowdown=slowdown,
+        num_virtual_nodes=num_virtual_nodes,
+        at_s=at_s,
+    )
 
 
 def training(*num_gpus: int, job: Any = None, **config: Any) -> History:
@@ -47,10 +58,10 @@ def placed(history: History, now_s: float = SETTLED_AT_S) -> list[tuple[GpuId, .
 
 def test_rank_0_s_executor_reports_a_straggler_once_and_again_while_it_lasts() -> None:
     node = ExecutorNode().training(2)
-    said = Lagged(rank=1, slowdown=2.0)
+    said = Lagged(rank=1, slowdown=2.0, num_virtual_nodes=8)
     node.reports(said).reports(said).settle()
     (event,) = node.emitted_of(events.WorkerLagged)
-    assert (event.rank, event.generation, event.slowdown) == (1, 1, 2.0)
+    assert (event.rank, event.generation, event.slowdown, event.num_virtual_nodes) == (1, 1, 2.0, 8)
     node.at(NOW_S + KEPT_S / 2 - 1).reports(said)
     assert len(node.emitted_of(events.WorkerLagged)) == 1
     node.at(NOW_S + KEPT_S / 2 + 1).settle()
@@ -214,6 +225,20 @@ def test_an_unknown_number_of_virtual_nodes_is_never_named() -> None:
     relieved = generation(history)
     assert (relieved.gpus, relieved.virtual_nodes_by_rank) == (gpus("node-0:1"), ())
     assert relieved.predicted_speedup == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("history", "counts"),
+    [
+        (lambda: training(2), (6, 2)),
+        (lambda: with_step_times(training(2), "bitwise", 8), (6, 2)),
+        (lambda: with_step_times(training(2), "bitwise", 16), (6, 2)),
+    ],
+    ids=["not measured", "measured", "the class has changed since"],
+)
+def test_the_number_of_virtual_nodes_is_that_of_the_report(history: Any, counts: tuple[int, ...]) -> None:
+    """Another one would fail the job."""
+    assert generation(history().then(lagged(1, num_virtual_nodes=8))).virtual_nodes_by_rank == counts
 
 
 @pytest.mark.parametrize(
