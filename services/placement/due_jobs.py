@@ -122,6 +122,25 @@ def counted_gpus(state: PoolState, job: Job) -> tuple[GpuId, ...]:
     return tuple(gpu for gpu in job.reserved_gpus or job.own_gpus if takes_jobs(state, gpu.node_id))
 
 
+# --- given up ------------------------------------------------------------------------------------------
+# The GPUs that operators have taken from a job by name (docs/adr/0109).
+
+
+def given_up_gpus(state: PoolState, job_id: str) -> tuple[GpuId, ...]:
+    """Those that the job has given up for as long as its GPU limits last."""
+    limits = state.gpu_limits.get(job_id)
+    return limits.without_gpus if limits is not None else ()
+
+
+def remaining_gpus(held: tuple[GpuId, ...], given_up: Collection[GpuId], num_gpus: int) -> tuple[GpuId, ...]:
+    """What a job keeps of its GPUs: all others if it is to hold as many or more, else so many on the fullest nodes."""
+    others = [gpu for gpu in held if gpu not in given_up]
+    per_node = Counter(gpu.node_id for gpu in others)
+    fullest_first = sorted(others, key=lambda gpu: (-per_node[gpu.node_id], gpu.node_id))
+    kept = set(fullest_first[:num_gpus] if num_gpus else others)
+    return tuple(gpu for gpu in others if gpu in kept)
+
+
 # --- due jobs ------------------------------------------------------------------------------------------
 
 MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before

@@ -19,9 +19,11 @@ from elasticflow.services.placement.due_jobs import (
     counted_gpus,
     due_jobs,
     exceeds_pool,
+    given_up_gpus,
     mixed_generation,
     new_generation,
     relieved_until_s,
+    remaining_gpus,
     shrunk_to_survivors,
 )
 from elasticflow.services.placement.stragglers import next_change_s, without_delay
@@ -135,6 +137,8 @@ def _placed_on_type(
         wanted[job.job_id] = shares[job.job_id]
         if not job.reserved_gpus:
             current[job.job_id] = job.own_gpus
+        if given_up := given_up_gpus(state, job.job_id):
+            current[job.job_id] = remaining_gpus(current[job.job_id], given_up, shares[job.job_id])
     slow = slow_gpus_at(state, now_s)
 
     @remember
@@ -142,11 +146,12 @@ def _placed_on_type(
         return placement_curves(state.curves, profile_key)
 
     migration_rules = MigrationRules(
-        movable={job.job_id for job in unplanned if _may_move(job)} if not slow else set(),
+        movable={job.job_id for job in unplanned if _may_move(state, job)} if not slow else set(),
         migration_benefit=lambda job_id: _migration_benefit(state, state.live_jobs[job_id], curves_of, now_s),
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
-    placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
+    given_up = {job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus}
+    placement = place(topology, current, wanted, migration_rules, avoided=avoided, given_up=given_up, last=last)
     own = {job_id: gpus for job_id, gpus in placement.gpus_by_job.items() if job_id not in joined}
     return Placement(gpus_by_job=own, migrated=placement.migrated)
 
@@ -183,10 +188,11 @@ def _next_due_s(state: PoolState) -> float | None:
     return next((at_s for at_s in sorted(may_be_due_s) if due_jobs(state, shares, at_s)), None)
 
 
-def _may_move(job: Job) -> bool:
-    """Whether the job trains without a promise. A start or a profiling run is not disturbed."""
-    trains = job.training and job.phase is Phase.ADMITTED
-    return trains and not job.promised and not job.reserved_gpus and not job.num_added_gpus
+def _may_move(state: PoolState, job: Job) -> bool:
+    """Whether the job trains without a promise. A start or a profiling run is not disturbed; nor does a job move that
+    might return to GPUs that it has given up."""
+    trains = job.training and job.phase is Phase.ADMITTED and not job.promised
+    return trains and not job.reserved_gpus and not job.num_added_gpus and not given_up_gpus(state, job.job_id)
 
 
 def _migration_benefit(

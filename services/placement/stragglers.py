@@ -9,7 +9,7 @@ only reported. A job that is placed anew gets other GPUs if these are connected 
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from elasticflow.services.placement.due_jobs import new_generation, relieving_generation
+from elasticflow.services.placement.due_jobs import given_up_gpus, new_generation, relieving_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.heterogeneous.straggler_division import DividedSteps, Division, one_gpu_of
@@ -35,9 +35,10 @@ def without_delay(state: PoolState, part: PoolState, now_s: float, held: Iterabl
         delayed_by = {gpu: slow[gpu] for gpu in job.share_gpus if gpu in slow and slow[gpu].job_id == job.job_id}
         if not delayed_by or not _may_change(job, now_s):
             continue
+        other = free.difference(given_up_gpus(state, job.job_id))
         # with even parts, a job that has relieved all its slow GPUs would wait again for those not replaced
-        if free and (not job.predicted_speedup or len(free) >= len(delayed_by)):
-            yield new_generation(job, _replaced(part, job, delayed_by, free))
+        if other and (not job.predicted_speedup or len(other) >= len(delayed_by)):
+            yield new_generation(job, _replaced(part, job, delayed_by, other))
         elif (relieved := _relieved(state, job, delayed_by)) is not None:
             yield relieved
 

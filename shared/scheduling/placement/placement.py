@@ -6,7 +6,8 @@ without a free block; the job then gets fragments and is never rejected. `alloca
 Source: ElasticFlow, section 4.3.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from elasticflow.shared.messages.share_schedule import GpuId
@@ -138,6 +139,7 @@ def place(
     num_gpus_by_job: Mapping[str, int],
     migration_rules: MigrationRules | None = None,
     avoided: Collection[GpuId] = (),
+    given_up: Mapping[str, Collection[GpuId]] | None = None,
     last: LastPositions | None = None,
 ) -> Placement:
     """Give each job its number of GPUs, in one buddy block wherever one is free.
@@ -147,6 +149,7 @@ def place(
     migration_rules: None: no job migrates.
     avoided: GPUs that are used only where others are not connected as well; no job leaves them or goes without for
     them.
+    given_up: by job whose GPUs change, those that it gets only if too few others are free.
     """
     assert sum(num_gpus_by_job.values()) <= topology.num_gpus, "more GPUs wanted than there are"
     last = LastPositions(topology) if last is None else last
@@ -162,7 +165,7 @@ def place(
             assert not num_gpus & (num_gpus - 1), f"{num_gpus} is not a power of two"
             changing[job_id] = num_gpus
     builder = PlacementBuilder(blocks, staying, last.taken_by(staying), migration_rules, blocks.positions(avoided))
-    builder.resize(changing, current)
+    builder.resize(changing, current, {job_id: blocks.positions(gpus) for job_id, gpus in (given_up or {}).items()})
     builder.bring_closer()
     last.keep(builder.positions_by_job, builder.taken)
     return Placement(
@@ -203,22 +206,40 @@ class PlacementBuilder:
         """All taken positions."""
         return self._blocks.every_position ^ self._free.positions
 
-    def resize(self, wanted: Mapping[str, int], current: Mapping[str, tuple[GpuId, ...]]) -> None:
+    def resize(
+        self,
+        wanted: Mapping[str, int],
+        current: Mapping[str, tuple[GpuId, ...]],
+        given_up: Mapping[str, BitSet],
+    ) -> None:
         """Place the jobs whose number of GPUs changes, largest first.
 
         First jobs that can shrink inside their own GPUs, then jobs that can grow around them, then all others by best
-        fit.
+        fit. given_up: positions that a job gets only if too few others are free.
         """
         waiting = sorted(wanted, key=lambda job_id: (-wanted[job_id], job_id))
         held = [job_id for job_id in waiting if current.get(job_id)]
         for job_id in sorted(held, key=lambda job_id: wanted[job_id] > len(current[job_id])):
             size, own = log2(wanted[job_id]), self._blocks.positions(current[job_id])
-            start = self._free.best_fit(size, self._blocks.near(own, size))
-            if start is not None:
-                self._assign(job_id, size, start)
+            with self._free_without(given_up.get(job_id, 0), wanted[job_id]):
+                start = self._free.best_fit(size, self._blocks.near(own, size))
+                if start is not None:
+                    self._assign(job_id, size, start)
         for job_id in waiting:
             if job_id not in self.positions_by_job:
-                self._find_block(job_id, log2(wanted[job_id]))
+                with self._free_without(given_up.get(job_id, 0), wanted[job_id]):
+                    self._find_block(job_id, log2(wanted[job_id]))
+
+    @contextmanager
+    def _free_without(self, given_up: BitSet, num_gpus: int) -> Iterator[None]:
+        """These positions do not count as free meanwhile, if enough others are."""
+        withheld = given_up & self._free.positions
+        if not withheld or (self._free.positions ^ withheld).bit_count() < num_gpus:
+            yield
+            return
+        self._free.take(withheld)
+        yield
+        self._free.give(withheld)
 
     def bring_closer(self) -> None:
         """Migrate movable jobs to free blocks that connect them better, where that pays."""
