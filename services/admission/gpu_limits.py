@@ -38,9 +38,9 @@ def set_gpu_limits(session: AdmissionSession, command: SetGpuLimits) -> Admissio
     job, now_s = session.state.job(command.job_id), session.now_s
     known = session.state.gpu_limits.get(command.job_id)
     why = _obstacle(job, known, command, now_s)
-    limits = why if why is not None or job is None else _limits(session.pool, job, known, command)
-    if job is None or not isinstance(limits, GpuLimits):
-        rejected = GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=limits or "", at_s=now_s)
+    limits = _limits(session.pool, job, known, command) if job is not None and why is None else why or ""
+    if job is None or isinstance(limits, str):
+        rejected = GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=limits, at_s=now_s)
         return session.with_event(rejected)
     if _clears(command):
         cleared = GpuLimitsCleared(job_id=command.job_id, reason="its operator has released it", at_s=now_s)

@@ -9,7 +9,6 @@ import pytest
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import (
     AllocationDecided,
-    Event,
     GenerationStarted,
     JobFinished,
     JobProgressed,
@@ -62,7 +61,7 @@ def run(slowdown: float, slow_gpu_s: float = 300.0, *, profiled: bool = True) ->
     return cluster
 
 
-def all_events(cluster: VirtualCluster) -> Iterator[Event]:
+def all_events(cluster: VirtualCluster) -> Iterator[object]:
     for entry in cluster.entries:
         yield from entry.message.events if isinstance(entry.message, PlanDecided) else (entry.message,)
 
