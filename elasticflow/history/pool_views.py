@@ -165,7 +165,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
+    """One node. jobs[i]: the job that holds GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
     slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if unnamed.
     gpu_memory_bytes: of each GPU; 0 if unknown. isolation, unenforced: as in `NodeJoined`. slower_than_type:
     by which part it is slower than other nodes of its type; 0.0 if it is not, or if too few jobs show it."""
@@ -268,7 +268,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
     """All nodes, by node id."""
     num_padding_gpus = Counter(gpu.node_id for gpu in padding_gpus(state))
     slower = slower_nodes(state)
-    holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in job.gpus}
+    holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in (*job.gpus, *job.share_gpus)}
     return tuple(
         NodeView(
             node_id=node.node_id,

@@ -212,6 +212,7 @@ def test_a_gpu_that_delays_others_more_than_it_helps_is_left_out_and_stays_reser
     assert job_now.is_switching
     assert (job_now.num_gpus, held_num_gpus(job_now)) == (4, 4), "each plan counts its share"
     assert job_now.share_gpus == gpus("node-0:0", "node-0:1", "node-0:2", "node-0:3")
+    assert node_views(history.state)[0].jobs == ("a",) * 4
     assert sentences(history)[-1] == (
         "generation 2 is placed on node-0:0,2,3, without node-0:1 of its share, which counts as slow; predicted: 2.00 "
         "times the speed of even parts on its whole share; generation 1 trains until all workers are ready"
