@@ -166,8 +166,8 @@ class JobView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """One node. jobs[i]: the job that holds GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer
-    counts as slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if unnamed.
-    gpu_memory_bytes: of each GPU; 0 if unknown. isolation, unenforced: as in `NodeJoined`. slower_than_type:
+    counts as slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if
+    unnamed. gpu_memory_bytes: of each GPU; 0 if unknown. isolation, unenforced: as in `NodeJoined`. slower_than_type:
     by which part it is slower than other nodes of its type; 0.0 if it is not, or if too few jobs show it."""
 
     node_id: str

@@ -38,13 +38,14 @@ def set_gpu_limits(session: AdmissionSession, command: SetGpuLimits) -> Admissio
     job, now_s = session.state.job(command.job_id), session.now_s
     known = session.state.gpu_limits.get(command.job_id)
     why = _obstacle(job, known, command, now_s)
-    limits = _limits(session.pool, job, known, command) if job is not None and why is None else why or ""
-    if job is None or isinstance(limits, str):
-        rejected = GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=limits, at_s=now_s)
-        return session.with_event(rejected)
+    if job is None or why is not None:
+        return session.with_event(_rejected(command, why or "", now_s))
     if _clears(command):
         cleared = GpuLimitsCleared(job_id=command.job_id, reason="its operator has released it", at_s=now_s)
         return session.with_event(cleared).replanned()
+    limits = _limits(session.pool, job, known, command)
+    if isinstance(limits, str):
+        return session.with_event(_rejected(command, limits, now_s))
     if limits == known:
         return session
     request = _Request(session=session.with_plan() if job.promised else session, job=job)
@@ -65,6 +66,10 @@ def expired_gpu_limits(state: PoolState, now_s: float) -> list[GpuLimitsCleared]
         for job_id, limits in sorted(state.gpu_limits.items())
         if limits.until_s is not None and limits.until_s <= now_s
     ]
+
+
+def _rejected(command: SetGpuLimits, why: str, now_s: float) -> GpuLimitsRejected:
+    return GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
 
 
 def _clears(command: SetGpuLimits) -> bool:
