@@ -302,6 +302,13 @@ def test_a_job_gives_up_exactly_the_named_gpus_and_keeps_others_that_it_holds(
     assert history.state.live_jobs["a"].is_switching
 
 
+def test_fewer_than_remain_may_be_asked_for_and_not_more() -> None:
+    for asked, most in ((1, 1), (4, 2)):
+        history = slack(4)
+        shares(history)
+        assert scaled(history, named("node-0:3", max_gpus=asked)).max_gpus == most
+
+
 def test_a_job_gives_up_a_node_and_grows_elsewhere_only() -> None:
     history = slack(2, 2, 4, curves={"linear/b64": {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}})
     assert shares(history) == {"a": 8}
