@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from elasticflow.sdk.job_fields import uri_of
+from elasticflow.shared.messages.event_summary import gpus_of_words
 from elasticflow.shared.messages.job_spec import Scalar
 from elasticflow.times import Deadline, duration_in_words, parse_deadline, seconds_of, timestamp_of
 
@@ -50,6 +51,15 @@ def duration_of(text: str, option: str) -> float | None:
         return seconds_of(text) if text else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def gpus_named(texts: Sequence[str], option: str) -> Sequence[str]:
+    """The texts, each of which names GPUs of a node, such as "node-1:3" or "node-1:0,3"."""
+    try:
+        gpus_of_words(" ".join(texts))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    return texts
 
 
 def size_of(text: str, option: str) -> int:

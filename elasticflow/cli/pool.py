@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ import typer
 from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, OwnerOptions, PoolOptions, run
 from elasticflow.cli.option_table import takes_tables
-from elasticflow.cli.option_values import duration_of, end_of
+from elasticflow.cli.option_values import duration_of, end_of, gpus_named
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config
@@ -212,6 +213,25 @@ For = Annotated[
 Release = Annotated[bool, typer.Option("--release", help="Clear the limits: the scheduler chooses the number again.")]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUpOptions:
+    """What a job gives up by name."""
+
+    gpus: Annotated[
+        tuple[str, ...],
+        typer.Option("--gpu", metavar="NODE:INDEX", help="A GPU that it gives up; node-1:0,3 are two. Repeatable."),
+    ] = ()
+    nodes: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--node",
+            metavar="NODE",
+            help="A node of which it gives up all GPUs. Repeatable.",
+            autocompletion=completion.nodes,
+        ),
+    ] = ()
+
+
 @takes_tables
 def scale_out(
     job_id: JobId,
@@ -248,11 +268,16 @@ def scale_in(
     job_id: JobId,
     num_gpus: NumGpus = None,
     lasting: For = "",
+    given_up: GivenUpOptions = GivenUpOptions(),
     release: Release = False,
     where: OwnerOptions = OwnerOptions(),
     as_json: Json = False,
 ) -> None:
     """Give a job at most N GPUs, from now on.
+
+    Instead of a number, --gpu and --node name what it gives up. A job holds a
+    power of two of GPUs, so of three that remain it keeps two. It gets those
+    that it has given up only if too few others are free.
 
     If its promise cannot be kept on so few, admission rejects it and offers
     another number; the exit code is then 1. New limits replace the previous
@@ -262,12 +287,20 @@ def scale_in(
     Examples:
       eflow scale-in digits-3f9a1c
       eflow scale-in digits-3f9a1c 1 --for 10m
+      eflow scale-in digits-3f9a1c --gpu node-1:3
+      eflow scale-in digits-3f9a1c --node node-1 --for 2h
       eflow scale-in digits-3f9a1c --release
     """
+    without = " ".join((*gpus_named(given_up.gpus, "--gpu"), *given_up.nodes))
+    if release and without:
+        raise typer.BadParameter("it clears the limits, so it names no GPUs", param_hint="--release")
 
     async def ask(client: Client) -> Answer:
         if release:
             return await client.release(job_id)
+        if without:
+            lasts = duration_of(lasting, "--for")
+            return await client.scale(job_id, max_gpus=num_gpus, without=without, duration=lasts)
         most = num_gpus or (await _job(client, job_id)).num_gpus // 2
         if not most:
             raise InvalidJob(f"{job_id} holds 1 GPU at most, the fewest possible; give a number to limit it")

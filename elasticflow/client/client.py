@@ -30,6 +30,7 @@ from elasticflow.shared.messages.commands import (
     SetGpuLimits,
     SubmitJob,
 )
+from elasticflow.shared.messages.event_summary import gpus_of_words
 from elasticflow.shared.messages.events import (
     AmendRejected,
     CancelRejected,
@@ -45,6 +46,7 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.runtime.bus.with_retry import with_retry
@@ -190,19 +192,29 @@ class Client(ArtifactReader, DetachedLoads):
         *,
         min_gpus: int | None = None,
         max_gpus: int | None = None,
+        without: str = "",
         until: Moment | None = None,
         duration: Duration | None = None,
         timeout: Duration = REPLY_TIMEOUT_S,
     ) -> GpuLimitsSet | GpuLimitsRejected:
         """Set an operator's GPU limits on a job, in place of the previous ones.
 
-        until, duration: when the limits end; without both they never expire. Admission rejects limits that break a
-        promise. Raises InvalidJob, Undecided.
+        without: what the job gives up, such as "node-1:3", "node-1:0,3 node-2:1" or the whole "node-1".
+        until, duration: when the limits end; without both they never expire.
+        Admission rejects limits that break a promise. Raises InvalidJob, Undecided.
         """
-        if min_gpus is None and max_gpus is None:
-            raise InvalidJob("min_gpus, max_gpus: give at least one of them, or release the job")
-        until_s = self._instant_s(until, duration, "until, duration")
-        command = SetGpuLimits(job_id=job_id, tenant=self.tenant, min_gpus=min_gpus, max_gpus=max_gpus, until_s=until_s)
+        if min_gpus is None and max_gpus is None and not without:
+            raise InvalidJob("min_gpus, max_gpus, without: give one of them, or release the job")
+        gpus, nodes = _given_up(without)
+        command = SetGpuLimits(
+            job_id=job_id,
+            tenant=self.tenant,
+            min_gpus=min_gpus,
+            max_gpus=max_gpus,
+            until_s=self._instant_s(until, duration, "until, duration"),
+            without_gpus=gpus,
+            without_nodes=nodes,
+        )
         return await self._reply_to(command, (GpuLimitsSet, GpuLimitsRejected), timeout)
 
     async def release(
@@ -251,6 +263,16 @@ class Client(ArtifactReader, DetachedLoads):
 # --- One call of the asynchronous client from synchronous code -----------------------------------------
 
 T = TypeVar("T")
+
+
+def _given_up(without: str) -> tuple[tuple[GpuId, ...], tuple[str, ...]]:
+    """The GPUs and the nodes of a text such as "node-1:0,3 node-2". Raises InvalidJob."""
+    words = without.split()
+    try:
+        gpus = gpus_of_words(" ".join(word for word in words if ":" in word))
+    except ValueError as error:
+        raise InvalidJob(f"without: {error}") from None
+    return gpus, tuple(word for word in words if ":" not in word)
 
 
 def with_client(endpoint: Endpoint, tenant: str, call: Callable[[Client], Awaitable[T]]) -> T:

@@ -122,12 +122,23 @@ def placed_in_words(placed: events.PlacedJob, migrated: bool, new: Job) -> str:
     if not placed.gpus:
         return f"generation {placed.generation}: suspended, it holds no GPUs"
     moved = ", moved for a whole block of GPUs, its own or another job's" if migrated else ""
-    kept = f", for a while without {len(new.reserved_gpus) - len(placed.gpus)} of its GPUs" if new.reserved_gpus else ""
+    kept = _relieved_in_words(placed, new) if placed.predicted_speedup else ""
+    if new.reserved_gpus and not placed.predicted_speedup:
+        kept = f", for a while without {len(new.reserved_gpus) - len(placed.gpus)} of its GPUs"
     counts = ":".join(map(str, placed.virtual_nodes_by_rank))
     divided = f" with virtual nodes {counts}" if counts else ""
     joined = f", the last {placed.num_added_gpus} of other types" if placed.num_added_gpus else ""
     where = f"generation {placed.generation} is placed on {gpus_in_words(placed.gpus)}{joined}{divided}{moved}{kept}"
     return f"{where}{_meanwhile(new.previous_generation)}"
+
+
+def _relieved_in_words(placed: events.PlacedJob, new: Job) -> str:
+    """What a generation does without on slow GPUs, and what that is worth."""
+    left_out = tuple(gpu for gpu in new.share_gpus if gpu not in placed.gpus)
+    fewer = ", fewer on GPUs that count as slow" if placed.virtual_nodes_by_rank else ""
+    without = f", without {gpus_in_words(left_out)} of its share, which counts as slow" if left_out else ""
+    faster = f"{placed.predicted_speedup:.2f} times the speed of even parts on its whole share"
+    return f"{fewer}{without}; predicted: {faster}"
 
 
 def _meanwhile(previous_generation: PreviousGeneration | None) -> str:

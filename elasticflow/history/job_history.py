@@ -229,7 +229,8 @@ class EventsInWords:
                 mine = next((p for p in event.placements if p.job_id == name), None)
                 if mine is None:
                     return ""
-                return placed_in_words(mine, name in event.migrated, new) + _mixed(self.state, new)
+                placed = placed_in_words(mine, name in event.migrated, new) + _mixed(self.state, new)
+                return placed + _no_longer_relieved(old, new)
             case events.ThroughputMeasured() if is_profile_of(new, event.profile_key):
                 how = (
                     "in a profiling run" if event.source == "profile" else f"by {shown(event.job_id)} while it trained"
@@ -320,6 +321,12 @@ def _allocated(old: int, new: int, because: str) -> str:
     verb = "starts with" if not old else "grows to" if new > old else "shrinks to"
     what = f"its share {verb} {gpus_counted(new)}" + (f" from {old}" if old and new else "")
     return f"{what if new else f'it loses its share of {gpus_counted(old)}'}: {because}"
+
+
+def _no_longer_relieved(old: Job | None, new: Job) -> str:
+    """Why a job takes even parts on its whole share again; "" otherwise."""
+    is_over = old is not None and old.predicted_speedup and not new.predicted_speedup
+    return "; its GPUs no longer count as slow" if old and is_over and set(old.share_gpus) == set(new.gpus) else ""
 
 
 def _mixed(state: PoolState, job: Job) -> str:

@@ -13,7 +13,7 @@ from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.nodes import slower_nodes
-from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
+from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState, slow_until_s
 from elasticflow.shared.state.promise import promise_of
 
 # --- Padding loads of a folded pool as rows of plain values, for tables and JSON -----------------------
@@ -165,9 +165,9 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node. jobs[i]: the job on GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer counts as
-    slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if unnamed.
-    gpu_memory_bytes: of each GPU; 0 if unknown. isolation, unenforced: as in `NodeJoined`. slower_than_type:
+    """One node. jobs[i]: the job that holds GPU i, "" if it is free. slow_until_s: by slow GPU, when it no longer
+    counts as slow. num_padding_gpus: idle GPUs that padding loads may use now; 0 without a live load. gpu_type: "" if
+    unnamed. gpu_memory_bytes: of each GPU; 0 if unknown. isolation, unenforced: as in `NodeJoined`. slower_than_type:
     by which part it is slower than other nodes of its type; 0.0 if it is not, or if too few jobs show it."""
 
     node_id: str
@@ -268,7 +268,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
     """All nodes, by node id."""
     num_padding_gpus = Counter(gpu.node_id for gpu in padding_gpus(state))
     slower = slower_nodes(state)
-    holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in job.gpus}
+    holder = {gpu: job.job_id for job in state.live_jobs.values() for gpu in (*job.gpus, *job.share_gpus)}
     return tuple(
         NodeView(
             node_id=node.node_id,
@@ -278,7 +278,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             jobs=tuple(holder.get(GpuId(node.node_id, index), "") for index in range(node.num_gpus)),
             since_s=node.since_s,
             left=node.left,
-            slow_until_s={slow.gpu_index: slow.since_s + state.config.slow_gpu_s for slow in node.slow_gpus},
+            slow_until_s={slow.gpu_index: slow_until_s(state, slow) for slow in node.slow_gpus},
             num_padding_gpus=num_padding_gpus[node.node_id],
             gpu_type=node.gpu_type,
             gpu_memory_bytes=node.gpu_memory_bytes,

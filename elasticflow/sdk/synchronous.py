@@ -197,6 +197,7 @@ def scale(
     *,
     min_gpus: int | None = None,
     max_gpus: int | None = None,
+    without: str = "",
     until: Moment | None = None,
     duration: Duration | None = None,
     tenant: str = "",
@@ -206,13 +207,21 @@ def scale(
 ) -> GpuLimitsSet | GpuLimitsRejected:
     """Set an operator's GPU limits on a job. until, duration: when they end; without both they never expire.
 
+    without: what the job gives up, such as "node-1:3", "node-1:0,3 node-2:1" or the whole "node-1".
     Admission rejects limits that break a promise, and offers a number of GPUs. Raises InvalidJob, Undecided.
     """
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     return with_client(
         endpoint,
         tenant,
-        lambda client: client.scale(job_id, min_gpus=min_gpus, max_gpus=max_gpus, until=until, duration=duration),
+        lambda client: client.scale(
+            job_id,
+            min_gpus=min_gpus,
+            max_gpus=max_gpus,
+            without=without,
+            until=until,
+            duration=duration,
+        ),
     )
 
 

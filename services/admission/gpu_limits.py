@@ -13,9 +13,10 @@ from elasticflow.services.admission.rejection import RUNS_NOWHERE, no_such_job
 from elasticflow.services.admission.replan import Found, Replanning, own
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import SetGpuLimits
-from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past
+from elasticflow.shared.messages.event_summary import gpus_counted, gpus_in_words, in_the_past
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
-from elasticflow.shared.messages.gpu_limits import GpuLimits, range_problem
+from elasticflow.shared.messages.gpu_limits import GpuLimits, largest_size_up_to, range_problem
+from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.admission.planned_pool import flat, planned_pool
@@ -36,14 +37,15 @@ def set_gpu_limits(session: AdmissionSession, command: SetGpuLimits) -> Admissio
     """Set the GPU limits of a job, or clear them. Setting the same limits again has no effect."""
     job, now_s = session.state.job(command.job_id), session.now_s
     known = session.state.gpu_limits.get(command.job_id)
-    limits = GpuLimits(min_gpus=command.min_gpus, max_gpus=command.max_gpus, until_s=command.until_s)
     why = _obstacle(job, known, command, now_s)
-    if why is not None or job is None:
-        rejected = GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=why or "", at_s=now_s)
-        return session.with_event(rejected)
+    if job is None or why is not None:
+        return session.with_event(_rejected(command, why or "", now_s))
     if _clears(command):
         cleared = GpuLimitsCleared(job_id=command.job_id, reason="its operator has released it", at_s=now_s)
         return session.with_event(cleared).replanned()
+    limits = _limits(session.pool, job, known, command)
+    if isinstance(limits, str):
+        return session.with_event(_rejected(command, limits, now_s))
     if limits == known:
         return session
     request = _Request(session=session.with_plan() if job.promised else session, job=job)
@@ -66,8 +68,47 @@ def expired_gpu_limits(state: PoolState, now_s: float) -> list[GpuLimitsCleared]
     ]
 
 
+def _rejected(command: SetGpuLimits, why: str, now_s: float) -> GpuLimitsRejected:
+    return GpuLimitsRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
+
+
 def _clears(command: SetGpuLimits) -> bool:
-    return command.min_gpus is None and command.max_gpus is None
+    named = command.without_gpus or command.without_nodes
+    return command.min_gpus is None and command.max_gpus is None and not named
+
+
+def _limits(pool: PoolState, job: Job, known: GpuLimits | None, command: SetGpuLimits) -> GpuLimits | str:
+    """The limits that the command means, or why it means none. pool: of all types, which names may be of.
+
+    Once a job has given up what is named, the same command means the limits that it has.
+    """
+    numbers = GpuLimits(min_gpus=command.min_gpus, max_gpus=command.max_gpus, until_s=command.until_s)
+    if not command.without_gpus and not command.without_nodes:
+        return numbers
+    if command.min_gpus is not None:
+        return "min_gpus: a job that gives up GPUs cannot ask for more with the same limits; name fewer, or no minimum"
+    named = _named(pool, command)
+    if known is not None and known.without_gpus == named and known.until_s == command.until_s:
+        return known
+    held = (*job.share_gpus, *job.added_gpus)
+    elsewhere = [gpu for gpu in command.without_gpus if gpu not in held]
+    without_job = [node_id for node_id in command.without_nodes if all(gpu.node_id != node_id for gpu in held)]
+    if elsewhere or without_job:
+        missing = [*([gpus_in_words(tuple(elsewhere))] if elsewhere else []), *without_job]
+        holds = f"it holds {gpus_in_words(held)}" if held else "it holds none now"
+        return f"it has no GPUs to give up on {', '.join(missing)}: {holds}"
+    remaining = len(set(job.share_gpus).difference(named))
+    if not remaining:
+        return "it would hold no GPU of its share any more; name fewer, or cancel it"
+    most = largest_size_up_to(remaining)
+    return replace(numbers, max_gpus=min(command.max_gpus or most, most), without_gpus=named)
+
+
+def _named(pool: PoolState, command: SetGpuLimits) -> tuple[GpuId, ...]:
+    """The GPUs that the command names, by itself or with their node, each once."""
+    nodes = (pool.nodes[node_id] for node_id in command.without_nodes if node_id in pool.nodes)
+    of_nodes = (GpuId(node.node_id, index) for node in nodes for index in range(node.num_gpus))
+    return tuple(dict.fromkeys((*command.without_gpus, *of_nodes)))
 
 
 def _obstacle(job: Job | None, known: GpuLimits | None, command: SetGpuLimits, now_s: float) -> str | None:
@@ -121,6 +162,8 @@ class _Request:
             others = ((size, replace(limits, max_gpus=size)) for size in more)
         possible = next((size for size, other in others if isinstance(self.under(other), GpuLimitsSet)), None)
         offer = "no other number is possible" if possible is None else f"{possible} would be possible"
+        if limits.without_gpus and possible is not None:
+            offer = f"it would be possible if {possible} remained: name fewer"
         return GpuLimitsRejected(
             job_id=self.job.job_id,
             tenant=self.job.tenant,
@@ -183,5 +226,6 @@ class _Request:
             min_gpus=limits.min_gpus,
             max_gpus=limits.max_gpus,
             until_s=limits.until_s,
+            without_gpus=limits.without_gpus,
             at_s=self.session.now_s,
         )

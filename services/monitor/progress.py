@@ -9,11 +9,13 @@ from elasticflow.shared.state.finish_time import LONGEST_REPORT_S, REPORT_EVERY_
 from elasticflow.shared.state.gpu_types import topology_of
 from elasticflow.shared.state.job import SETTLED_S, Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
-from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.pool import PoolState, slow_gpu, slow_until_s, spec_of
 from elasticflow.shared.state.topology import Level
 
 SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
+# of a generation, in which workers report a straggler: more than the straggler detection needs
+STRAGGLER_KNOWN_S, STRAGGLER_KNOWN_STEPS = 15.0, 15
 
 
 def is_outdated(job: Job, progress: Progress, now_s: float) -> bool:
@@ -75,8 +77,10 @@ def corrections(state: MonitorState, job: Job, progress: Progress, now_s: float)
         if not _may_correct(state.pool, curve, num_gpus, now_s):
             return []
         measured = _mean_speed(state, job, now_s)
-        expected = _expected_speed(state.pool, job, curve)
-        if expected is not None and abs(measured - expected) <= SPEED_CHANGE * expected:
+        known = _expected_speed(state.pool, job, curve)
+        is_close = known is not None and abs(measured - known) <= SPEED_CHANGE * known
+        is_lower = known is None or measured < known
+        if is_close or (is_lower and _may_be_delayed(state.pool, job, progress, now_s)):
             return []
     return [
         ThroughputMeasured(
@@ -89,6 +93,16 @@ def corrections(state: MonitorState, job: Job, progress: Progress, now_s: float)
             at_s=now_s,
         )
     ]
+
+
+def _may_be_delayed(pool: PoolState, job: Job, progress: Progress | None, now_s: float) -> bool:
+    """Whether a slow GPU may be why the job is slower than its curve: one is known, or would not be reported yet."""
+    speed = progress.mean_iterations_per_s if progress is not None else None
+    if len(job.gpus) == 1 or progress is None or not speed:
+        return False
+    reported_by_s = progress.since_s + max(STRAGGLER_KNOWN_S, STRAGGLER_KNOWN_STEPS / speed)
+    slow = (slow_gpu(pool, gpu) for gpu in job.gpus)
+    return now_s < reported_by_s or any(each is not None and now_s < slow_until_s(pool, each) for each in slow)
 
 
 def settled_speed(job: Job, progress: Progress | None, now_s: float) -> float | None:

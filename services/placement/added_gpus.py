@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import takewhile
 
-from elasticflow.services.placement.due_jobs import allocated_of_others, held_of_others, new_generation
+from elasticflow.services.placement.due_jobs import allocated_of_others, given_up_gpus, held_of_others, new_generation
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.gpu_types import as_recorded, recorded_type
@@ -55,7 +55,8 @@ def added_gpus(
         for gpu_type, counts in mix.items():
             held = [gpu for gpu in kept.get(job_id, ()) if recorded_type(state, gpu) == gpu_type]
             own = (*own_gpus.get(job_id, ()), *chosen)
-            chosen += _near_and_in_few_nodes(state, own, free[gpu_type], held, len(counts))
+            others = free[gpu_type].difference(given_up_gpus(state, job_id))
+            chosen += _near_and_in_few_nodes(state, own, others, held, len(counts))
         if len(chosen) == sum(map(len, mix.values())):
             found[job_id] = tuple(chosen)
             for of_type in free.values():
@@ -70,7 +71,7 @@ def _allocated(state: PoolState, job: Job) -> tuple[GpuId, ...]:
     kept = list[GpuId]()
     for gpu in held_of_others(state, job):
         gpu_type = recorded_type(state, gpu)
-        if left[gpu_type]:
+        if left[gpu_type] and gpu not in given_up_gpus(state, job.job_id):
             left[gpu_type] -= 1
             kept.append(gpu)
     return tuple(kept)

@@ -6,7 +6,7 @@ A job whose workers are switching keeps its GPUs for a while; its later shares m
 # pyright: strict
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -15,7 +15,7 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.jobs import alive, takes_jobs
 from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type, placed_mix, recorded_type
 from elasticflow.shared.state.job import Job, Phase, nodes_of
-from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.shared.state.pool import PoolState, slow_gpu, slow_gpus_at, slow_until_s, spec_of
 
 # --- allocated mix -------------------------------------------------------------------------------------
 # The virtual nodes of a job on GPUs of several types, as allocated. Pure (docs/adr/0049).
@@ -69,6 +69,13 @@ def mixed_generation(state: PoolState, job: Job, own: tuple[GpuId, ...], added: 
     )
 
 
+def relieving_generation(
+    job: Job, gpus: tuple[GpuId, ...], counts: tuple[int, ...], predicted_speedup: float
+) -> PlacedJob:
+    """Slow GPUs of its share have fewer virtual nodes, or are left out and stay reserved (docs/adr/0109)."""
+    return replace(new_generation(job, gpus), virtual_nodes_by_rank=counts, predicted_speedup=predicted_speedup)
+
+
 # --- shrink to survivors -------------------------------------------------------------------------------
 # Survivors of a loss train on without the lost workers, and replacements join later (docs/adr/0025).
 #
@@ -115,6 +122,25 @@ def counted_gpus(state: PoolState, job: Job) -> tuple[GpuId, ...]:
     return tuple(gpu for gpu in job.reserved_gpus or job.own_gpus if takes_jobs(state, gpu.node_id))
 
 
+# --- given up ------------------------------------------------------------------------------------------
+# The GPUs that operators have taken from a job by name (docs/adr/0109).
+
+
+def given_up_gpus(state: PoolState, job_id: str) -> tuple[GpuId, ...]:
+    """Those that the job has given up for as long as its GPU limits last."""
+    limits = state.gpu_limits.get(job_id)
+    return limits.without_gpus if limits is not None else ()
+
+
+def remaining_gpus(held: tuple[GpuId, ...], given_up: Collection[GpuId], num_gpus: int) -> tuple[GpuId, ...]:
+    """What a job keeps of its GPUs: all others if it is to hold as many or more, else so many on the fullest nodes."""
+    others = [gpu for gpu in held if gpu not in given_up]
+    per_node = Counter(gpu.node_id for gpu in others)
+    fullest_first = sorted(others, key=lambda gpu: (-per_node[gpu.node_id], gpu.node_id))
+    kept = set(fullest_first[:num_gpus] if num_gpus else others)
+    return tuple(gpu for gpu in others if gpu in kept)
+
+
 # --- due jobs ------------------------------------------------------------------------------------------
 
 MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
@@ -146,7 +172,8 @@ def due_jobs(state: PoolState, shares: Mapping[str, int], now_s: float) -> set[s
     beside it, and jobs that give GPUs back come first.
     """
     live = state.live_jobs.values()
-    due = [job for job in live if _is_due(state, job, shares[job.job_id])]
+    slow = slow_gpus_at(state, now_s) if any(job.predicted_speedup for job in live) else {}
+    due = [job for job in live if _is_due(state, job, shares[job.job_id], slow)]
     now = [job for job in due if not _is_switching_undisturbed(job, now_s)]
     if len(now) == len(due) and not any(_waits_for_other_type(state, job) for job in live):
         return {job.job_id for job in due}
@@ -159,12 +186,20 @@ def due_jobs(state: PoolState, shares: Mapping[str, int], now_s: float) -> set[s
     return placed
 
 
-def _is_due(state: PoolState, job: Job, num_gpus: int) -> bool:
+def relieved_until_s(state: PoolState) -> set[float]:
+    """When GPUs no longer count as slow that jobs relieve."""
+    relieved = [gpu for job in state.live_jobs.values() if job.predicted_speedup for gpu in job.share_gpus]
+    return {slow_until_s(state, slow) for gpu in relieved if (slow := slow_gpu(state, gpu)) is not None}
+
+
+def _is_due(state: PoolState, job: Job, num_gpus: int, slow: Collection[GpuId]) -> bool:
     if _waits_for_other_type(state, job):
         return False
     is_outdated = (job.broken or job.has_outdated_spec) and bool(job.gpus)
     if is_outdated or (state.draining and not state.draining.isdisjoint(nodes_of(job.gpus))):
         return True
+    if job.predicted_speedup:  # slow GPUs take part as before once none counts as slow
+        return len(counted_gpus(state, job)) != num_gpus or not any(gpu in slow for gpu in job.share_gpus)
     if len(job.gpus) - job.num_added_gpus != num_gpus:
         return True
     may_be_mixed = job.num_added_gpus > 0 or job.job_id in state.virtual_nodes_by_type

@@ -19,12 +19,15 @@ from elasticflow.services.placement.due_jobs import (
     counted_gpus,
     due_jobs,
     exceeds_pool,
+    given_up_gpus,
     mixed_generation,
     new_generation,
+    relieved_until_s,
+    remaining_gpus,
     shrunk_to_survivors,
 )
 from elasticflow.services.placement.promised_blocks import displacement_gpu_seconds, has_claim, in_turns
-from elasticflow.services.placement.stragglers import replacement_due_s, replacements
+from elasticflow.services.placement.stragglers import next_change_s, without_delay
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.share_schedule import GpuId, segments
@@ -53,7 +56,7 @@ def decide(
     state: PoolState, commands: tuple[Command, ...], now_s: float, cache: PlanningCache | None = None
 ) -> tuple[PlacementDecided, ...]:
     """New generations for jobs whose workers wait after a loss; else for jobs whose share differs from the GPUs they
-    hold, whose workers broke, or that benefit from a migration; else for one job that a slow GPU delays."""
+    hold, whose workers broke, or that benefit from a migration; else for one job that slow GPUs delay."""
     cache = PlanningCache() if cache is None else cache
     state = without_awaited_nodes(state)
     return (
@@ -135,6 +138,8 @@ def _placed_on_type(
         wanted[job.job_id] = shares[job.job_id]
         if not job.reserved_gpus:
             current[job.job_id] = job.own_gpus
+        if given_up := given_up_gpus(state, job.job_id):
+            current[job.job_id] = remaining_gpus(current[job.job_id], given_up, shares[job.job_id])
     slow = slow_gpus_at(state, now_s)
 
     @remember
@@ -151,10 +156,11 @@ def _placed_on_type(
         return inf if job is None else displacement_gpu_seconds(state, job, benefit(job_id), now_s)
 
     migration_rules = MigrationRules(
-        movable={job.job_id for job in unplanned if _may_move(job)} if not slow else set(),
+        movable={job.job_id for job in unplanned if _may_move(state, job)} if not slow else set(),
         migration_benefit=benefit,
         claims=claims.keys(),
         displacement_cost=displacement_cost,
+        given_up={job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus},
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
@@ -169,9 +175,9 @@ def _gpus_that_leave(state: PoolState, cache: PlanningCache) -> Iterator[GpuId]:
 
 
 def _replaced(state: PoolState, now_s: float) -> tuple[PlacementDecided, ...]:
-    """Another GPU for one worker on a slow GPU: the nearest free one, where workers need not stop for it."""
+    """Other GPUs for one job that slow ones delay, or less work on these, where workers need not stop for it."""
     held = state.live_jobs.values()
-    each = (replacement for part in parts(state).values() for replacement in replacements(part, now_s, held))
+    each = (placed for part in parts(state).values() for placed in without_delay(state, part, now_s, held))
     return _decided(islice(each, 1), now_s)
 
 
@@ -179,25 +185,26 @@ def wake_at_s(state: PoolState) -> float | None:
     """When the next decision is due although no event comes."""
     state = without_awaited_nodes(state)
     held = list(state.live_jobs.values())
-    replaced_s = (replacement_due_s(part, held) for part in parts(state).values())
-    due_s = [_switches_end_s(state), *replaced_s]
+    replaced_s = (next_change_s(state, part, held) for part in parts(state).values())
+    due_s = [_next_due_s(state), *replaced_s]
     return min((at_s for at_s in due_s if at_s is not None), default=None)
 
 
-def _switches_end_s(state: PoolState) -> float | None:
-    """When a switch has had its time, if another share can be placed then."""
-    is_switching = [job for job in state.live_jobs.values() if job.is_switching]
-    shares = allocated_shares(state) if is_switching else {}
-    if not is_switching or exceeds_pool(state, shares):
+def _next_due_s(state: PoolState) -> float | None:
+    """When a switch has had its time, or a GPU no longer counts as slow, if a job can be placed anew then."""
+    switches_end_s = {job.placed_at_s + MAX_SWITCH_S for job in state.live_jobs.values() if job.is_switching}
+    may_be_due_s = switches_end_s | relieved_until_s(state)
+    shares = allocated_shares(state) if may_be_due_s else {}
+    if not may_be_due_s or exceeds_pool(state, shares):
         return None
-    ends_s = sorted({job.placed_at_s + MAX_SWITCH_S for job in is_switching})
-    return next((end_s for end_s in ends_s if due_jobs(state, shares, end_s)), None)
+    return next((at_s for at_s in sorted(may_be_due_s) if due_jobs(state, shares, at_s)), None)
 
 
-def _may_move(job: Job) -> bool:
-    """Whether the job trains without a promise. A start or a profiling run is not disturbed."""
-    trains = job.training and job.phase is Phase.ADMITTED
-    return trains and not job.promised and not job.reserved_gpus and not job.num_added_gpus
+def _may_move(state: PoolState, job: Job) -> bool:
+    """Whether the job trains without a promise. A start or a profiling run is not disturbed; nor does a job move that
+    might return to GPUs that it has given up."""
+    trains = job.training and job.phase is Phase.ADMITTED and not job.promised
+    return trains and not job.reserved_gpus and not job.num_added_gpus and not given_up_gpus(state, job.job_id)
 
 
 def _migration_benefit(

@@ -10,6 +10,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
     GpuType,
+    NodeNames,
     PositiveGpus,
     PositiveIterations,
     ReservationS,
@@ -18,7 +19,7 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 from elasticflow.shared.messages.load_spec import LoadSpec, NumTasks
-from elasticflow.shared.messages.share_schedule import ShareSchedule
+from elasticflow.shared.messages.share_schedule import NamedGpus, ShareSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,9 @@ class AmendJob:
 class SetGpuLimits:
     """Limit the GPUs of an admitted job: `GpuLimitsSet`, `GpuLimitsCleared` or `GpuLimitsRejected`.
 
-    New limits replace the previous ones; without numbers the limits are cleared. until_s: when they expire.
-    (Amoeba, Table 1: scale_out, scale_in.)
+    New limits replace the previous ones; without numbers and GPUs the limits are cleared. until_s: when they expire.
+    without_gpus, without_nodes: what the job gives up of the GPUs that it holds. Of the others it keeps at most a power
+    of two. (Amoeba, Table 1: scale_out, scale_in, which names GPUs.)
     """
 
     VERSION: ClassVar[int] = 1
@@ -100,6 +102,8 @@ class SetGpuLimits:
     min_gpus: PositiveGpus | None = None
     max_gpus: PositiveGpus | None = None
     until_s: TimeS | None = None
+    without_gpus: NamedGpus = ()
+    without_nodes: NodeNames = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

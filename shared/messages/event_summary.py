@@ -47,6 +47,18 @@ def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:
     return " ".join(f"{node}:{','.join(map(str, indices))}" for node, indices in by_node.items())
 
 
+def gpus_of_words(text: str) -> tuple[GpuId, ...]:
+    """The GPUs of a text that `gpus_in_words` could have written. Raises ValueError, which says what is wrong."""
+    gpus = list[GpuId]()
+    for of_node in text.split():
+        node_id, separator, indices = of_node.rpartition(":")
+        numbers = indices.split(",")
+        if not separator or not node_id or not all(each.isascii() and each.isdigit() for each in numbers):
+            raise ValueError(f"{of_node!r} is not NODE:INDEX; write node-1:3, or node-1:0,3 for two GPUs of a node")
+        gpus += (GpuId(node_id, int(number)) for number in numbers)
+    return tuple(gpus)
+
+
 def memory_in_words(num_bytes: int) -> str:
     """The memory of a GPU, as "79.6 GiB" or "4,096 GiB"; "" if unknown."""
     gib = num_bytes / 2**30

@@ -6,6 +6,8 @@ Most jobs need no range. It is for models that do not run, or do not converge, o
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from elasticflow.shared.messages.share_schedule import GpuId
+
 
 class GpuRange(NamedTuple):
     """A range from `least` to `most` GPUs, both powers of two; most None: no upper limit."""
@@ -74,12 +76,14 @@ class GpuLimits:
     """An operator's limits for one job, in addition to the range in its spec.
 
     until_s: when they expire; None: never. yields_to: the job whose promise is at risk, which ends them now.
+    without_gpus: those that the job has given up.
     """
 
     min_gpus: int | None
     max_gpus: int | None
     until_s: float | None
     yields_to: str = ""
+    without_gpus: tuple[GpuId, ...] = ()
 
     @property
     def gpu_range(self) -> GpuRange:

@@ -69,6 +69,7 @@ PATTERNS_IN_WORDS = {
 }
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
+NodeNames = Annotated[tuple[Token, ...], Len(max_length=1024)]
 MaybeToken = Annotated[str, StringConstraints(pattern=_MAYBE_TOKEN_PATTERN)]  # "": unknown
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=_LINE_PATTERN)]
 ModelName = Annotated[str, StringConstraints(max_length=200, pattern=_LINE_PATTERN)]  # "": the function names it

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
+from annotated_types import Len
 from pydantic import AfterValidator
 
 from elasticflow.shared.messages.limits import Index, TimeS, Token
@@ -13,6 +14,10 @@ class GpuId(NamedTuple):
 
     node_id: Token
     gpu_index: Index
+
+
+MAX_NAMED_GPUS = 4096
+NamedGpus = Annotated[tuple[GpuId, ...], Len(max_length=MAX_NAMED_GPUS)]
 
 
 class ShareSegment(NamedTuple):

@@ -112,6 +112,7 @@ def _gpu_limits_set(job: Job, limits: GpuLimits) -> events.GpuLimitsSet:
         min_gpus=limits.min_gpus,
         max_gpus=limits.max_gpus,
         until_s=limits.until_s,
+        without_gpus=limits.without_gpus,
         minimum_satisfactory_share=job.minimum_satisfactory_share,
         at_s=job.decided_at_s,
     )

@@ -159,7 +159,8 @@ class Job:
     virtual_nodes_by_rank: tuple[int, ...] = ()  # of the current generation; empty: as even as possible
     num_added_gpus: int = 0  # the last of its GPUs: of other types (record 0049); all after its type has changed
     slower_when_mixed: bool = False  # GPUs of other types slowed it down: none join it again
-    reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while survivors train on a part of it
+    reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while it trains on a part of it
+    predicted_speedup: float = 0.0  # of the current generation, which relieves slow GPUs: as in `PlacedJob`
     placed_at_s: float = 0.0
     migrated_at_s: float = -math.inf  # when it last migrated although its number of GPUs stayed
     started_at_s: float | None = None  # when the current generation began to train; None before
@@ -198,6 +199,11 @@ class Job:
     def added_gpus(self) -> tuple[GpuId, ...]:
         """The GPUs of other types, in rank order."""
         return self.gpus[len(self.gpus) - self.num_added_gpus :]
+
+    @property
+    def share_gpus(self) -> tuple[GpuId, ...]:
+        """The GPUs that count as its share: its own, and slow ones that it leaves out for a while (docs/adr/0109)."""
+        return self.reserved_gpus if self.predicted_speedup and self.reserved_gpus else self.own_gpus
 
     @property
     def live(self) -> bool:

@@ -120,7 +120,7 @@ class SlowGpu:
     """A GPU on which a worker was slower than its peers. It counts as slow for `PoolConfig.slow_gpu_s`.
 
     slowdown: the worker's time for equal work, divided by the median of its peers'.
-    job_id, generation: of the report.
+    job_id, generation: of the report. num_virtual_nodes: of the job; 0: unknown.
     """
 
     gpu_index: int
@@ -128,6 +128,7 @@ class SlowGpu:
     job_id: str
     generation: int
     since_s: float
+    num_virtual_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,13 +326,18 @@ def slow_gpu(state: PoolState, gpu: GpuId) -> SlowGpu | None:
     return next((each for each in slow if each.gpu_index == gpu.gpu_index), None)
 
 
+def slow_until_s(state: PoolState, slow: SlowGpu) -> float:
+    """When a GPU no longer counts as slow, unless it is reported again."""
+    return slow.since_s + state.config.slow_gpu_s
+
+
 def slow_gpus_at(state: PoolState, now_s: float) -> dict[GpuId, SlowGpu]:
     """The GPUs that count as slow at now_s."""
     return {
         GpuId(node.node_id, slow.gpu_index): slow
         for node in state.nodes.values()
         for slow in node.slow_gpus
-        if node.takes_jobs and now_s - slow.since_s < state.config.slow_gpu_s
+        if node.takes_jobs and now_s < slow_until_s(state, slow)
     }
 
 

@@ -17,6 +17,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Finished,
     FromWorker,
     Interrupted,
+    Lagged,
     Profiled,
     Progressed,
     RendezvousListening,
@@ -30,6 +31,7 @@ from elasticflow.simulator.pipeline.virtual_workers import (
     Rendezvous,
     Run,
     RunKey,
+    Slowness,
     TimingModel,
     TrueSpeeds,
     VirtualProcess,
@@ -198,7 +200,15 @@ class Runs:
             world_size = plan.world_size
             gpu_types = plan.gpu_types_by_rank or (self._speeds.type_of(node_id),) * world_size
             rate = self._speeds.iterations_per_s(spec, gpu_types, plan.virtual_nodes_by_rank)
-            run = Run(key=key, spec=spec, world_size=world_size, purpose=purpose, iterations_per_s=rate)
+            run = Run(
+                key=key,
+                spec=spec,
+                world_size=world_size,
+                purpose=purpose,
+                iterations_per_s=rate,
+                gpu_types=gpu_types,
+                virtual_nodes=plan.virtual_nodes_by_rank,
+            )
             self.by_key[key] = run
         return run
 
@@ -261,10 +271,31 @@ class Runs:
             if takes_s < math.inf:
                 self._loop.after(takes_s, lambda: self._profiled(run))
             return
+        self._slow_down(run)
         left = max(run.spec.max_iterations - run.from_iteration, 1)
         self._loop.after(left / run.iterations_per_s, lambda: self._finished(run))
         self._loop.after(self._timing.report_every_s, lambda: self._report_progress(run))
         self._loop.after(self._timing.checkpoint_every_s, lambda: self._checkpoint_again(run))
+
+    def _slow_down(self, run: Run) -> None:
+        """The slow GPUs of a training run set its speed; rank 0 reports each as long as it is slow."""
+        slowness = [self._timing.slow_gpus.get(run.processes[rank].gpu) for rank in range(run.world_size)]
+        slowdowns = tuple(each.slowdown if each and self._loop.now_s < each.until_s else 1.0 for each in slowness)
+        if max(slowdowns) > 1.0:
+            run.iterations_per_s = self._speeds.iterations_per_s(run.spec, run.gpu_types, run.virtual_nodes, slowdowns)
+        for rank, each in enumerate(slowness):
+            if each is not None and slowdowns[rank] > 1.0 and run.world_size > 1:
+                self._loop.after(
+                    self._timing.straggler_after_s,
+                    lambda rank=rank, each=each: self._report_straggler(run, rank, each),
+                )
+
+    def _report_straggler(self, run: Run, rank: int, slowness: Slowness) -> None:
+        if run.trains and self._loop.now_s < slowness.until_s:
+            count = self._timing.num_virtual_nodes
+            self._report_rank0(run, Lagged(rank=rank, slowdown=slowness.slowdown, num_virtual_nodes=count))
+            after_s = self._timing.straggler_after_s
+            self._loop.after(after_s, lambda: self._report_straggler(run, rank, slowness))
 
     def _report_progress(self, run: Run) -> None:
         if run.trains:

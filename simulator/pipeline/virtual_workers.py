@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from elasticflow.services.executor.decisions.local_events_and_actions import LocalEvent, WorkerId
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -54,6 +54,8 @@ class Run:
     world_size: int
     purpose: Literal["train", "profile"]
     iterations_per_s: float
+    gpu_types: tuple[str, ...] = ()  # by rank
+    virtual_nodes: tuple[int, ...] = ()  # by rank; empty: as many on each
     measures_step_times: bool = False
     processes: dict[int, VirtualProcess] = field(default_factory=dict)  # by rank, those that live
     rendezvous: Rendezvous | None = None
@@ -130,6 +132,13 @@ class Processes:
 START = TrainingTime.of_cost(ResizeCost.flat(1.0), stop_s=0.02)
 
 
+class Slowness(NamedTuple):
+    """A GPU takes so many times as long for equal work, in runs that begin before until_s of the virtual clock."""
+
+    slowdown: float
+    until_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingModel:
     """true_curves: iterations/s by profile and number of GPUs; in between, those of the next smaller number.
@@ -145,6 +154,8 @@ class TimingModel:
     training: TrainingTime = START  # restart: from the last worker that joins to the first step
     stop_s: float = 0.1  # for the checkpoint at the boundary
     profile_s: float = 0.6
+    slow_gpus: Mapping[GpuId, Slowness] = field(default_factory=dict[GpuId, Slowness])  # in training runs
+    straggler_after_s: float = 10.0  # from the first step to the report of a straggler, and from one to the next
     slow_profiles_s: Mapping[str, float] = field(default_factory=dict[str, float])
     checkpoint_every_s: float = 5.0
     snapshot_every: int = 100  # messages of the ledger
@@ -174,15 +185,21 @@ class TrueSpeeds:
     def type_of(self, node_id: str) -> str:
         return self._gpu_type_by_node.get(node_id, "")
 
-    def iterations_per_s(self, spec: JobSpec, gpu_types: tuple[str, ...], virtual_nodes: tuple[int, ...]) -> float:
-        """gpu_types: of each worker. virtual_nodes: the same; empty: as many on each."""
-        if len(set(gpu_types)) == 1 and not virtual_nodes:
+    def iterations_per_s(
+        self,
+        spec: JobSpec,
+        gpu_types: tuple[str, ...],
+        virtual_nodes: tuple[int, ...],
+        slowdowns: tuple[float, ...] = (),
+    ) -> float:
+        """gpu_types, slowdowns: of each worker. virtual_nodes: the same; empty: as many on each."""
+        if len(set(gpu_types)) == 1 and not virtual_nodes and not slowdowns:
             return true_rate(self._curve(spec, gpu_types[0]), len(gpu_types))
         counts = virtual_nodes or (self._largest_part(len(gpu_types)),) * len(gpu_types)
         communication_s = {each: self._communication_s(spec, each, len(gpu_types)) for each in set(gpu_types)}
         return 1.0 / max(
-            self._one_gpu_s(spec, gpu_type, count) + communication_s[gpu_type]
-            for gpu_type, count in zip(gpu_types, counts, strict=True)
+            slowdown * self._one_gpu_s(spec, gpu_type, count) + communication_s[gpu_type]
+            for gpu_type, count, slowdown in zip(gpu_types, counts, slowdowns or (1.0,) * len(counts), strict=True)
         )
 
     def single_gpu(self, spec: JobSpec, gpu_type: str) -> SingleGpuStepTimes:

@@ -53,6 +53,30 @@ async def test_gpu_limits_from_the_command_to_their_end(cli: CommandLinePool) ->
     assert verified.status == 0, verified.out + verified.err
 
 
+async def test_a_job_gives_up_gpus_by_name(cli: CommandLinePool) -> None:
+    await cli.eflow(
+        "submit", "line.py", "--iterations", "2000", "--deadline", "3000s", "--name", "j1", "--gpus", "1..4"
+    )
+    waits = await cli.eflow("scale-in", "j1", "--gpu", "node-0:3")
+    assert (waits.status, "it holds none now" in waits.out) == (1, True)
+    wrong = await cli.eflow("scale-in", "j1", "--gpu", "node-0")
+    assert (wrong.status, "write node-1:3" in wrong.err) == (2, True)
+    both = await cli.eflow("scale-in", "j1", "--release", "--node", "node-0")
+    assert (both.status, "so it names no GPUs" in both.err) == (2, True)
+    await cli.place("j1", "node-0:0", "node-0:1", "node-0:2", "node-0:3")
+    taken = await cli.eflow("scale-in", "j1", "--gpu", "node-0:3", "--gpu", "node-0:1", "--json")
+    assert (taken.status, taken.value["scaled"], taken.value["max_gpus"]) == (0, True, 2)
+    assert taken.value["without_gpus"] == [["node-0", 3], ["node-0", 1]]
+    assert "j1 is limited to at most 2 GPUs and none of node-0:3,1; clear that with" in (await cli.eflow("jobs")).out
+    elsewhere = await cli.eflow("scale-in", "j1", "--node", "node-1", "--for", "1h")
+    assert elsewhere.status == 1
+    assert "it has no GPUs to give up on node-1: it holds node-0:0,1,2,3" in elsewhere.out
+    assert "none of node-0:3,1" in (await cli.eflow("explain", "j1")).out
+    by_call = await asyncio.to_thread(elasticflow.scale, "j1", without="node-0:2,3 node-0:0", nats_url=cli.url)
+    assert isinstance(by_call, events.GpuLimitsSet)
+    assert by_call.max_gpus == 1
+
+
 async def test_gpu_limits_expire(cli: CommandLinePool) -> None:
     await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "j1")
     scaled = await cli.eflow("scale-in", "j1", "1", "--for", "0.5s", "--json")

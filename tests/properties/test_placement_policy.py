@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.services.placement.policy import MAX_SWITCH_S, POLICY, decide
+from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, Phase
@@ -122,3 +123,61 @@ def test_placement_does_not_depend_on_the_order_of_jobs(data: st.DataObject, his
     order = data.draw(st.permutations(JOB_IDS))
     reordered = replace(state, live_jobs=Map([(job_id, state.live_jobs[job_id]) for job_id in order]))
     assert decide(state, (), NOW_S) == decide(reordered, (), NOW_S)
+
+
+def comes_to_rest(history: History, now_s: float) -> None:
+    """Placement decides until it is content; all workers start and end as it says."""
+    for _ in range(20):
+        decided = history.decided(POLICY, now_s=now_s)
+        for job_id, job in history.state.live_jobs.items():
+            if job.gpus and not job.training:
+                history.started(job_id, at_s=now_s)
+            for left in history.state.live_jobs[job_id].stopping:
+                history.then(
+                    events.WorkersStopped(job_id=job_id, generation=left.generation, node_id=left.node_id, at_s=now_s)
+                )
+        if not decided:
+            return
+    raise AssertionError("placement never comes to rest")
+
+
+@given(st.data(), pools())
+def test_whatever_is_slow_a_share_stays_and_all_gpus_take_part_again_at_the_end(
+    data: st.DataObject, history: History
+) -> None:
+    history.configured(stop_free=True)
+    shares = data.draw(gpu_counts(history.state.num_gpus, JOB_IDS))
+    history.state = allocated(history.state, shares)
+    now_s = NOW_S
+    comes_to_rest(history, now_s)
+    for _ in range(data.draw(st.integers(1, 4))):
+        for job_id in data.draw(st.lists(st.sampled_from(JOB_IDS), unique=True, max_size=4)):
+            job = history.state.live_jobs[job_id]
+            if job.gpus:
+                lagged = events.WorkerLagged(
+                    job_id=job_id,
+                    generation=job.generation,
+                    rank=data.draw(st.integers(0, len(job.gpus) - 1)),
+                    slowdown=data.draw(st.sampled_from([1.5, 2.0, 3.0, 9.0])),
+                    num_virtual_nodes=data.draw(st.sampled_from([0, 8])),
+                    at_s=now_s,
+                )
+                history.then(lagged)
+        now_s += data.draw(st.sampled_from([0.0, 30.0, 61.0, 300.0]))
+        comes_to_rest(history, now_s)
+        jobs = history.state.live_jobs
+        assert {job_id: len(job.share_gpus) for job_id, job in jobs.items()} == shares
+        assert all(set(job.gpus) <= set(job.share_gpus) for job in jobs.values())
+        assert all(sum(job.virtual_nodes_by_rank) in (0, 8) for job in jobs.values())
+        held = [gpu for job in jobs.values() for gpu in job.share_gpus]
+        assert len(set(held)) == len(held)
+    for _ in range(40):
+        wake_at_s = POLICY.wake_at_s(history.state)
+        if wake_at_s is None:
+            break
+        assert wake_at_s > now_s, "it wakes without a decision"
+        now_s = wake_at_s
+        comes_to_rest(history, now_s)
+    jobs = history.state.live_jobs
+    assert {job_id: len(job.gpus) for job_id, job in jobs.items()} == shares
+    assert not any(job.predicted_speedup or job.virtual_nodes_by_rank for job in jobs.values())

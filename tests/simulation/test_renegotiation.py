@@ -16,6 +16,7 @@ from elasticflow.shared.messages.commands import (
 )
 from elasticflow.shared.messages.events import PlanDecided, PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import (
@@ -79,8 +80,9 @@ def _with_range(arrival: Arrival, chance: np.random.Generator) -> Arrival:
 
 
 def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:
-    """Operators bound jobs of every class under way, or release them, and ask for checkpoints."""
-    chance = np.random.default_rng([seed, 8])
+    """Operators bound jobs of every class under way, or release them, and ask for checkpoints; or name what they give
+    up."""
+    chance, names = np.random.default_rng([seed, 8]), np.random.default_rng([seed, 10])
     for arrival in base.arrivals:
         command = arrival.command
         for _ in range(3 if isinstance(command, SubmitJob) else 0):
@@ -96,6 +98,10 @@ def _scalings(seed: int, base: Scenario) -> Iterator[Arrival]:
                 until_s=until_s,
             )
             yield Arrival(at_s=at_s, command=scale)
+            named = SetGpuLimits(
+                job_id=command.job_id, tenant=command.tenant, without_gpus=(GpuId("abcd"[names.integers(4)], 1),)
+            )
+            yield Arrival(at_s=arrival.at_s + float(names.exponential(25.0)), command=named)
         if isinstance(command, SubmitJob):
             keep = RequestCheckpoint(job_id=command.job_id, tenant=command.tenant)
             yield Arrival(at_s=arrival.at_s + float(chance.exponential(25.0)), command=keep)
@@ -135,6 +141,20 @@ def test_operators_are_granted_some_bounds_and_refused_others() -> None:
     kinds = {type(event) for event in decided}
     assert {events.GpuLimitsSet, events.GpuLimitsRejected, events.GpuLimitsCleared} <= kinds
     assert {events.CheckpointRequested, events.CheckpointUpToDate, events.CheckpointRejected} <= kinds
+
+
+@pytest.mark.parametrize("seed", few_daily(range(3), 1))
+def test_the_next_generation_has_none_of_the_gpus_that_are_given_up(seed: int) -> None:
+    given_up, num_placed = dict[str, set[GpuId]](), 0
+    for event in said(life(seed, NO_FAULTS)):
+        if isinstance(event, events.GpuLimitsSet | events.GpuLimitsCleared):
+            given_up[event.job_id] = set(event.without_gpus) if isinstance(event, events.GpuLimitsSet) else set()
+        elif isinstance(event, events.PlacementDecided):
+            for placed in event.placements:
+                named = given_up.pop(placed.job_id, set())
+                assert named.isdisjoint(placed.gpus)
+                num_placed += bool(named and placed.gpus)
+    assert num_placed > 0
 
 
 @pytest.mark.parametrize("seed", few_daily(range(2), 1))

@@ -49,7 +49,8 @@ def with_step_times(
     history: History, reproducible: Literal["bitwise", "fast"] = "fast", num_virtual_nodes: int = 16
 ) -> History:
     """The usual spec is measured on one GPU of each type: its steps are proportional to their virtual nodes."""
-    for key, curve in (("linear/b64", LINEAR), (f"linear/b64@{history.state.gpu_types[1]}", SLOWER)):
+    others = ((f"linear/b64@{gpu_type}", SLOWER) for gpu_type in history.state.gpu_types[1:])
+    for key, curve in (("linear/b64", LINEAR), *others):
         step_s = {count: count / num_virtual_nodes / curve[1] for count in counts_to_measure(num_virtual_nodes)}
         history.then(
             events.ThroughputMeasured(

@@ -56,6 +56,22 @@ async def test_switches_between_counts_and_a_loss_do_not_change_the_bits(each_no
     assert await end_of(each_node, workers) == one_worker
 
 
+async def test_a_straggler_that_is_relieved_left_out_and_back_changes_no_bits(
+    each_node, spec_of, one_worker, slow_down
+):
+    """As placement decides it: fewer virtual nodes on the GPU of rank 0, then none, then even parts as before."""
+    job_id = each_node.new_job_id()
+    spec = stateful(spec_of, str(slow_down))
+    workers = await each_node.launch(spec, job_id=job_id, num_workers=3, micro_batch_size=4)
+    await workers.first(Progressed)
+    for members, counts in (([0, 1, 2], (1, 4, 3)), ([1, 2], ()), ([None, 0, 1], ())):
+        workers = await each_node.switch_generation(workers, members, micro_batch_size=4, virtual_nodes_by_rank=counts)
+        switched = await all_switched(workers, members)
+        assert 0 < switched.iteration < LAST
+    slow_down.unlink()
+    assert await end_of(each_node, workers) == one_worker
+
+
 async def test_the_fast_mode_weights_unequal_parts_and_sees_each_sample_once_an_epoch(
     node, spec_of, tmp_path, slow_down
 ):

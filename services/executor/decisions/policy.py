@@ -254,6 +254,7 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 generation=job.generation,
                 rank=rank0.lagged.rank,
                 slowdown=rank0.lagged.slowdown,
+                num_virtual_nodes=rank0.lagged.num_virtual_nodes,
                 at_s=rank0.lagged_at_s,
                 node_id=state.node_id,
             )

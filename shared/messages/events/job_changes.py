@@ -18,7 +18,7 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 from elasticflow.shared.messages.rejection import Offer
-from elasticflow.shared.messages.share_schedule import ShareSchedule
+from elasticflow.shared.messages.share_schedule import NamedGpus, ShareSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class AmendRejected:
 class GpuLimitsSet:
     """An operator's GPU limits apply to the job from now on; this schedule keeps its promise. From admission.
 
+    without_gpus: those that it gives up. While the limits last, it gets them only if too few others are free.
     gpu_seconds, replanned: as in `JobAmended`.
     """
 
@@ -67,6 +68,7 @@ class GpuLimitsSet:
     min_gpus: PositiveGpus | None
     max_gpus: PositiveGpus | None
     until_s: TimeS | None
+    without_gpus: NamedGpus = ()
     minimum_satisfactory_share: ShareSchedule = ()
     gpu_seconds: DurationS = 0.0
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])

@@ -24,6 +24,7 @@ from elasticflow.shared.messages.limits import (
     Name,
     NumBytes,
     NumGpus,
+    NumVirtualNodes,
     PositiveDurationS,
     ProfileKey,
     Rate,
@@ -219,6 +220,8 @@ class WorkerLagged:
     """A worker takes longer for each sample than its peers: its GPU is slow. From the executor of rank 0.
 
     slowdown: its time, divided by the median of its peers'.
+    num_virtual_nodes: of the job, which a placement may divide unequally; in the fast mode, equal parts of its batch.
+        0: unknown, from an older worker.
     """
 
     VERSION: ClassVar[int] = 1
@@ -226,6 +229,7 @@ class WorkerLagged:
     generation: Generation
     rank: Index
     slowdown: Rate
+    num_virtual_nodes: NumVirtualNodes = 0
     at_s: TimeS
     node_id: Token | None = None
 

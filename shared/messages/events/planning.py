@@ -71,6 +71,8 @@ class PlacedJob:
 
     virtual_nodes_by_rank: virtual nodes of the worker on each GPU; empty: as even as possible.
     num_added_gpus: the last GPUs, of other types than the job's; they are no part of its share.
+    predicted_speedup: because GPUs of its share are slow, they have fewer virtual nodes, or are not among its GPUs. So
+        it makes so many times as many steps as with even parts on its whole share. 0: no GPU counts as slow.
     """
 
     job_id: Token
@@ -78,6 +80,7 @@ class PlacedJob:
     gpus: Annotated[tuple[GpuId, ...], Len(max_length=4096)]
     virtual_nodes_by_rank: VirtualNodesByRank = ()
     num_added_gpus: NumGpus = 0
+    predicted_speedup: Rate = 0.0
 
     def __post_init__(self) -> None:
         if self.virtual_nodes_by_rank and len(self.virtual_nodes_by_rank) != len(self.gpus):

@@ -16,6 +16,7 @@ from elasticflow.shared.messages.limits import (
     Iterations,
     NumBytes,
     NumSamples,
+    NumVirtualNodes,
     PositiveDurationS,
     Rate,
     Sequence,
@@ -103,10 +104,14 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lagged:
-    """A worker of the generation has been slower than its peers for many steps in a row. From rank 0."""
+    """A worker of the generation has been slower than its peers for many steps in a row. From rank 0.
+
+    num_virtual_nodes: as in `WorkerLagged`.
+    """
 
     rank: Index
     slowdown: Rate  # its time for its own part of a step, divided by its peers' median
+    num_virtual_nodes: NumVirtualNodes = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

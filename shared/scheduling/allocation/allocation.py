@@ -290,7 +290,7 @@ def _without_schedule(schedules: Schedules, rows: Integers) -> Integers:
 class IdleCause(StrEnum):
     """The first that applies, in this order.
 
-    between_placements: allocated to a job, which is not placed there yet.
+    between_placements: allocated to a job, which is not placed there yet, or leaves it out because it is slow.
     no_demand: no job is live. flat_curve: no job gains enough from more GPUs.
     power_of_two: the next useful number of GPUs of every job exceeds those that are idle.
     reserve: kept for failures; without the reserve a job could use them.

@@ -205,7 +205,7 @@ class LiveJobRows:
         arrays = self._arrays
         self._iterations[slot] = spec.max_iterations
         self._left[slot] = spec.max_iterations - job.iteration
-        self._curve_rates[slot] = curve.throughput(len(job.own_gpus)) if job.training else 0.0
+        self._curve_rates[slot] = curve.throughput(len(job.share_gpus)) if job.training else 0.0
         self._rates[slot] = progress_rate(job, curve)
         self._progressed_at[slot] = job.progressed_at_s
         self._write_unsaved(slot)

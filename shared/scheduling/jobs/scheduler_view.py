@@ -176,10 +176,10 @@ def iteration_at(job: Job, curve: ScalingCurve, now_s: float, timeout_s: float) 
 
 
 def progress_rate(job: Job, curve: ScalingCurve) -> float:
-    """Iterations/s to assume without a report: the reported speed, if that is less than the curve of its own GPUs."""
+    """Iterations/s to assume without a report: the reported speed, if that is less than the curve of its share."""
     if not job.training:
         return 0.0
-    rate = curve.throughput(len(job.own_gpus))
+    rate = curve.throughput(len(job.share_gpus))
     return rate if job.iterations_per_s is None else min(rate, job.iterations_per_s)
 
 
@@ -189,7 +189,7 @@ def held_num_gpus(job: Job) -> int:
     A promised job may have to leave GPUs of other types at any time, so that each plan budgets a stop (docs/adr/0049).
     """
     leaves = job.promised and job.num_added_gpus > 0
-    return 0 if job.broken or job.has_outdated_spec or leaves else len(job.own_gpus)
+    return 0 if job.broken or job.has_outdated_spec or leaves else len(job.share_gpus)
 
 
 def stalled_until_s(job: Job, cost: ResizeCost, migration_cost: ResizeCost) -> float:

@@ -7,7 +7,8 @@ GPUs. Source: ElasticFlow, section 4.3.
 """
 
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 
@@ -61,12 +62,14 @@ class MigrationRules:
 
     claims: jobs with a claim to a block. displacement_cost(job_id): GPU-seconds that a migration costs which another
     job's claim forces on a job; inf if it must not migrate.
+    given_up: by job whose number of GPUs changes, those that it gets only if too few others are free.
     """
 
     movable: Set[str]
     migration_benefit: Callable[[str], MigrationBenefit]
     claims: Set[str] = frozenset()
     displacement_cost: Callable[[str], float] = lambda job_id: inf
+    given_up: Mapping[str, Collection[GpuId]] = MappingProxyType({})
 
 
 def place(
@@ -143,6 +146,9 @@ class PlacementBuilder:
         self._movable = sorted(migration_rules.movable & staying.keys()) if migration_rules else []
         self._movers: MigratableJobs | None = None  # of the movable jobs; None: not computed yet
         self._staying = staying.keys()
+        given_up = migration_rules.given_up if migration_rules is not None else {}
+        self._given_up = {job_id: blocks.positions(gpus) for job_id, gpus in given_up.items()}
+        self._withheld = 0  # free positions that the job does not get which is placed now
         self._waiting: list[tuple[int, str]] = []  # the negative number of GPUs, and the job: largest first
 
     @property
@@ -160,9 +166,10 @@ class PlacementBuilder:
         held = [job_id for job_id in waiting if current.get(job_id)]
         for job_id in sorted(held, key=lambda job_id: wanted[job_id] > len(current[job_id])):
             size, own = log2(wanted[job_id]), self._blocks.positions(current[job_id])
-            start = self._free.best_fit(size, self._blocks.near(own, size))
-            if start is not None:
-                self._assign(job_id, size, start)
+            with self._free_without(job_id, wanted[job_id]):
+                start = self._free.best_fit(size, self._blocks.near(own, size))
+                if start is not None:
+                    self._assign(job_id, size, start)
         self._place_all((wanted[job_id], job_id) for job_id in waiting if job_id not in self.positions_by_job)
 
     def keep_claims(self) -> None:
@@ -193,9 +200,23 @@ class PlacementBuilder:
             insort(self._waiting, (-num_gpus, job_id))
         while self._waiting:
             negative, job_id = self._waiting.pop(0)
-            self._find_block(job_id, log2(-negative))
+            with self._free_without(job_id, -negative):
+                self._find_block(job_id, log2(-negative))
             if job_id in self._staying:
                 self.migrated.add(job_id)
+
+    @contextmanager
+    def _free_without(self, job_id: str, num_gpus: int) -> Iterator[None]:
+        """The positions that the job gives up do not count as free meanwhile, if enough others are."""
+        withheld = self._given_up.get(job_id, 0) & self._free.positions
+        if not withheld or (self._free.positions ^ withheld).bit_count() < num_gpus:
+            yield
+            return
+        self._free.take(withheld)
+        self._withheld = withheld
+        yield
+        self._withheld = 0
+        self._free.give(withheld)
 
     def bring_closer(self) -> None:
         """Migrate movable jobs to free blocks that connect them better, where that pays."""
@@ -305,7 +326,8 @@ class PlacementBuilder:
             else:
                 holders.update(dict.fromkeys(self._blocks.members(held.positions), job_id))
         taken = self._blocks.counts(self.taken, size)
-        candidates = self._blocks.members(self._blocks.inside(self._blocks.every_position ^ kept, size))
+        allowed = self._blocks.every_position & ~(kept | self._withheld)
+        candidates = self._blocks.members(self._blocks.inside(allowed, size))
         best_cost, best = inf, None
         num_tried = 0
         for start in sorted(candidates, key=lambda start: taken[start >> size]):

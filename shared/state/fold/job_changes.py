@@ -148,7 +148,9 @@ def with_gpu_range(job: Job, gpu_range: GpuRange) -> JobSpec:
 
 
 def gpu_limits_set(state: PoolState, job: Job, event: events.GpuLimitsSet, sequence: int) -> PoolState:
-    limits = GpuLimits(min_gpus=event.min_gpus, max_gpus=event.max_gpus, until_s=event.until_s)
+    limits = GpuLimits(
+        min_gpus=event.min_gpus, max_gpus=event.max_gpus, until_s=event.until_s, without_gpus=event.without_gpus
+    )
     gpu_range = submitted_range(job).intersection(limits.gpu_range)
     if job.phase is not Phase.ADMITTED or gpu_range.is_empty:
         return state
@@ -209,6 +211,7 @@ def _moved(state: PoolState, job: Job, gpu_type: str, sequence: int) -> tuple[Po
         num_gpus=0,
         num_added_gpus=len(job.gpus),
         reserved_gpus=(),
+        predicted_speedup=0.0,
         gpu_type_kept_at_s=None,
         gpu_type_kept_sequence=0,
     )

@@ -116,6 +116,7 @@ def ended(
         num_gpus=0,
         gpus=(),
         reserved_gpus=(),
+        predicted_speedup=0.0,
         stopping=all_stopping(state, job),
         previous_generation=None,
     )

@@ -37,6 +37,7 @@ def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
                 job,
                 num_gpus=num_gpus,
                 reserved_gpus=job.reserved_gpus if num_gpus == job.num_gpus else (),
+                predicted_speedup=job.predicted_speedup if num_gpus == job.num_gpus else 0.0,
                 planned_share=event.planned.get(job_id, job.planned_share),
             )
     state = fast_replace(
@@ -71,6 +72,7 @@ def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, de
         virtual_nodes_by_rank=placement.virtual_nodes_by_rank,
         num_added_gpus=placement.num_added_gpus,
         reserved_gpus=_kept_reserved_gpus(job, placement),
+        predicted_speedup=placement.predicted_speedup,
         placed_at_s=decided.at_s,
         migrated_at_s=decided.at_s if job.job_id in decided.migrated else job.migrated_at_s,
         started_at_s=None,
@@ -85,9 +87,9 @@ def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, de
 
 
 def _kept_reserved_gpus(job: Job, placement: events.PlacedJob) -> tuple[GpuId, ...]:
-    """A job on a part of its share consists of survivors (decision record 0025).
+    """A job on a part of its share consists of survivors (docs/adr/0025), or leaves slow GPUs out (docs/adr/0109).
 
-    The other GPUs stay reserved for the workers that replace the lost ones.
+    The other GPUs stay reserved for the workers that join later.
     """
     share = job.reserved_gpus or job.own_gpus
     placed = placement.gpus[: len(placement.gpus) - placement.num_added_gpus]

@@ -188,6 +188,7 @@ def worker_lagged(state: PoolState, job: Job, event: events.WorkerLagged) -> Poo
         job_id=job.job_id,
         generation=job.generation,
         since_s=event.at_s,
+        num_virtual_nodes=event.num_virtual_nodes,
     )
     node = state.nodes[gpu.node_id]
     others = (other for other in node.slow_gpus if other.gpu_index != gpu.gpu_index)
@@ -205,12 +206,18 @@ def job_warned(job: Job, warning: str) -> Job:
 
 def is_new_slow_gpu(state: PoolState, job: Job, rank: int, at_s: float) -> bool:
     """Whether a report on this rank of the current generation adds anything: its GPU does not yet count as slow,
-    or will soon no longer do so."""
+    or will soon no longer do so.
+
+    A GPU that the generation relieves is not reported anew. It takes longer for each sample because it has few, also
+    once it is healthy, so that it would never take part as before.
+    """
     if not is_intact(job, job.generation) or rank >= len(job.gpus):
         return False
     known = slow_gpu(state, job.gpus[rank])
     if known is None:
         return True
+    if known.job_id == job.job_id and job.predicted_speedup and job.virtual_nodes_by_rank:
+        return False
     same = (known.job_id, known.generation) == (job.job_id, job.generation)
     return at_s - known.since_s > (state.config.slow_gpu_s / 2 if same else 0.0)
 

@@ -14,6 +14,9 @@ from itertools import pairwise
 _MOST_BY_DEFAULT = 8  # each is a forward and a backward pass of its own: more of them cost more time
 
 
+_PARTS_OF_FAST_JOBS = 256  # of the batch: few enough to measure, and enough to balance dozens of GPUs
+
+
 def default_count(global_batch_size: int) -> int:
     """The largest power of two up to 8 and to the batch."""
     return 1 << (min(global_batch_size, _MOST_BY_DEFAULT).bit_length() - 1)
@@ -61,6 +64,10 @@ class VirtualNodes:
         sizes = tuple(size for size in self.counts_by_rank if size)
         ones = tuple(min(size, 1) for size in self.counts_by_rank)
         return replace(self, count=len(sizes), counts_by_rank=ones, relative_sizes=sizes)
+
+    def placeable_count(self, *, is_fast: bool) -> int:
+        """So many virtual nodes a placement divides; in the fast mode, where any number fits, so many equal parts."""
+        return min(_PARTS_OF_FAST_JOBS, self.global_batch_size) if is_fast else self.count
 
     def samples(self, virtual_node: int) -> slice:
         """Its contiguous part of a global batch."""

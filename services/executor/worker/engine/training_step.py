@@ -231,7 +231,9 @@ class TrainingSteps(JobState):
         self._memory.step_ended(self.iteration)
         self.telemetry.step_ended(self.iteration, self.finite_metrics())
         if self.is_rank_0 and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
-            self.telemetry.report_straggler(straggler.rank, straggler.slowdown)
+            is_fast = self.function.reproducible == "fast"
+            count = self.members.virtual_nodes.placeable_count(is_fast=is_fast)
+            self.telemetry.report_straggler(straggler.rank, straggler.slowdown, count)
         return agreement
 
     def _share_plain_state(self) -> None:

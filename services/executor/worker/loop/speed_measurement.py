@@ -23,7 +23,6 @@ log = structlog.get_logger()
 
 _MIN_ITERATIONS = 3
 _LEAST_STEP_S = 1e-6  # of the clock
-_PARTS_OF_FAST_JOBS = 256  # of the batch: few enough to measure, and enough to balance dozens of GPUs
 
 
 def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
@@ -96,7 +95,7 @@ def _step_times(trainer: Trainer, channel: Channel, whole_s: float, until_s: flo
     """
     whole = trainer.members.virtual_nodes
     is_fast = trainer.function.reproducible == "fast"
-    num_virtual_nodes = min(_PARTS_OF_FAST_JOBS, whole.global_batch_size) if is_fast else whole.count
+    num_virtual_nodes = whole.placeable_count(is_fast=is_fast)
     step_s_by_virtual_nodes = {num_virtual_nodes: whole_s}
     for count in counts_to_measure(num_virtual_nodes)[:-1]:
         if time.monotonic() >= until_s or trainer.is_over:

@@ -59,9 +59,9 @@ class Telemetry:
             self._progressed_at_s = now_s
             self._step_ends.append((iteration, now_s))
 
-    def report_straggler(self, rank: int, slowdown: float) -> None:
-        """rank: of a straggler in this generation, which rank 0 has detected."""
-        self._channel.send(Lagged(rank=rank, slowdown=slowdown))
+    def report_straggler(self, rank: int, slowdown: float, num_virtual_nodes: int) -> None:
+        """rank: of a straggler in this generation, which rank 0 has detected. num_virtual_nodes: of the job."""
+        self._channel.send(Lagged(rank=rank, slowdown=slowdown, num_virtual_nodes=num_virtual_nodes))
 
     def warn(self, warning: str) -> None:
         """Write a warning into the job's log and its history, of which the user asks `eflow explain`."""

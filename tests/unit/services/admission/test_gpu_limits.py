@@ -9,6 +9,7 @@ from elasticflow.history.pool_views import job_views
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
+from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob, SetGpuLimits
 from elasticflow.shared.messages.events import PlanDecided
@@ -18,7 +19,7 @@ from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from elasticflow.shared.state.snapshot_encoding import dump, load
-from testbed.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, gpus, pool, submit
 
 
 def command(job_id: str = "a", tenant: str = "lab", **changes: Any) -> SetGpuLimits:
@@ -264,3 +265,159 @@ def test_the_job_history_and_the_list_of_jobs_show_gpu_limits() -> None:
         "the request to scale it was rejected: no; 2 could be had",
         "its GPU limits were cleared: its time is over",
     ]
+
+
+# --- GPUs that are given up by name ------------------------------------------------------------------------
+
+
+def held(history: History, job_id: str = "a") -> set[str]:
+    return {f"{gpu.node_id}:{gpu.gpu_index}" for gpu in history.state.live_jobs[job_id].gpus}
+
+
+def named(*names: str, **changes: Any) -> SetGpuLimits:
+    return command(without_gpus=gpus(*names), **changes)
+
+
+@pytest.mark.parametrize(
+    ("given_up", "most", "remaining"),
+    [
+        (("node-0:3",), 2, {"node-0:0", "node-0:1"}),
+        (("node-0:0",), 2, {"node-0:1", "node-0:2"}),
+        (("node-0:0", "node-0:2"), 2, {"node-0:1", "node-0:3"}),
+        (("node-0:0", "node-0:1", "node-0:2"), 1, {"node-0:3"}),
+    ],
+    ids=["the last", "the first", "one of each pair", "all but one"],
+)
+def test_a_job_gives_up_exactly_the_named_gpus_and_keeps_others_that_it_holds(
+    given_up: tuple[str, ...], most: int, remaining: set[str]
+) -> None:
+    history = slack(4, 4, curves={"linear/b64": {1: 1.0, 2: 2.0, 4: 4.0}}, stop_free=True)
+    assert shares(history) == {"a": 4}
+    assert held(history) == {f"node-0:{index}" for index in range(4)}
+    history.started("a")
+    answer = scaled(history, named(*given_up))
+    assert (answer.max_gpus, answer.without_gpus) == (most, gpus(*given_up))
+    assert shares(history) == {"a": most}
+    assert held(history) == remaining
+    assert history.state.live_jobs["a"].is_switching
+
+
+def test_fewer_than_remain_may_be_asked_for_and_not_more() -> None:
+    for asked, most in ((1, 1), (4, 2)):
+        history = slack(4)
+        shares(history)
+        assert scaled(history, named("node-0:3", max_gpus=asked)).max_gpus == most
+
+
+def test_a_job_gives_up_a_node_and_grows_elsewhere_only() -> None:
+    history = slack(2, 2, 4, curves={"linear/b64": {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}})
+    assert shares(history) == {"a": 8}
+    answer = scaled(history, command(without_nodes=("node-0", "node-1")))
+    assert (answer.max_gpus, answer.without_gpus) == (4, gpus("node-0:0", "node-0:1", "node-1:0", "node-1:1"))
+    assert shares(history) == {"a": 4}
+    assert held(history) == {f"node-2:{index}" for index in range(4)}
+
+
+def suspended_and_resumed(*others_hold: str) -> set[str]:
+    """GPUs of a job that gave up the second GPU, lost its share and gets one again; other jobs hold these then."""
+    history = slack(2, 2, curves={"linear/b64": {1: 1.0, 2: 2.0}})
+    shares(history)
+    on_node = next(iter(held(history))).partition(":")[0]
+    scaled(history, named(f"{on_node}:1"))
+    assert shares(history) == {"a": 1}
+    assert held(history) == {f"{on_node}:0"}
+    job = history.state.live_jobs["a"]
+    without = fast_replace(job, gpus=(), num_gpus=1)
+    other = fast_replace(
+        job, job_id="b", gpus=gpus(*(f"{on_node}:0" if name == "own" else name for name in others_hold))
+    )
+    other = fast_replace(other, num_gpus=len(other.gpus))
+    live = history.state.live_jobs.set("a", without).set("b", other)
+    history.state = fast_replace(history.state, live_jobs=live)
+    history.decided(PLACEMENT)
+    return {name.replace(on_node, "its") for name in held(history)}
+
+
+def test_what_was_given_up_comes_back_only_if_too_few_others_are_free() -> None:
+    """A promise must not wait because of a name."""
+    assert suspended_and_resumed("own", "node-1:0") == {"node-1:1"}
+    assert suspended_and_resumed("own", "node-1:0", "node-1:1") == {"its:1"}
+
+
+def test_the_released_job_may_hold_what_it_had_given_up() -> None:
+    history = slack(4)
+    shares(history)
+    scaled(history, named("node-0:3", until_s=NOW_S + 50.0))
+    assert shares(history) == {"a": 2}
+    history.decided(ADMISSION, now_s=NOW_S + 50.0)
+    assert shares(history, NOW_S + 50.0) == {"a": 4}
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            lambda: named("node-1:0"),
+            "it has no GPUs to give up on node-1:0: it holds node-0:0,1,2,3",
+        ),
+        (
+            lambda: command(without_nodes=("node-1", "gone")),
+            "it has no GPUs to give up on node-1, gone: it holds node-0:0,1,2,3",
+        ),
+        (
+            lambda: command(without_nodes=("node-0",)),
+            "it would hold no GPU of its share any more; name fewer, or cancel it",
+        ),
+        (lambda: named("node-0:1", min_gpus=2), "cannot ask for more with the same limits"),
+    ],
+    ids=["not held", "no such node", "nothing remains", "more and fewer"],
+)
+def test_what_a_job_cannot_give_up_is_rejected_with_what_it_holds(asked: Any, why: str) -> None:
+    history = slack(4, 1, curves={"linear/b64": {1: 1.0, 2: 2.0, 4: 4.0}})
+    shares(history)
+    assert why in rejected(history, asked()).explanation
+
+
+def test_a_job_that_waits_has_nothing_to_give_up() -> None:
+    history = slack(4)
+    assert "it holds none now" in rejected(history, named("node-0:0")).explanation
+
+
+def test_a_promise_that_the_rest_cannot_keep_says_how_many_must_remain() -> None:
+    history = pool(4, curves={"linear/b64": {1: 1.0, 2: 2.0, 4: 4.0}})
+    history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 60.0))
+    assert shares(history) == {"a": 4}
+    answer = rejected(history, named("node-0:0", "node-0:1", "node-0:2"))
+    assert answer.num_gpus == 2
+    assert answer.explanation.endswith("could not be kept; it would be possible if 2 remained: name fewer")
+    scaled(history, named("node-0:0"))
+
+
+def test_a_job_that_needs_four_gpus_gives_up_none() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, submit("a", deadline_s=NOW_S + 400.0, min_gpus=4))
+    shares(history)
+    assert "it runs on 4.. GPUs only, as its user says" in rejected(history, named("node-0:0")).explanation
+
+
+def test_the_same_names_again_have_no_effect() -> None:
+    history = slack(4)
+    shares(history)
+    scaled(history, named("node-0:3"))
+    shares(history)
+    assert history.decided(ADMISSION, named("node-0:3")) == ()
+    again = idempotent_reply(history.state, named("node-0:3"))
+    assert isinstance(again, events.GpuLimitsSet)
+    assert (again.max_gpus, again.without_gpus) == (2, gpus("node-0:3"))
+    assert load(dump(history.state)).gpu_limits == history.state.gpu_limits
+
+
+def test_the_history_names_what_was_given_up() -> None:
+    history = slack(4)
+    shares(history)
+    scaled(history, named("node-0:3"))
+    shares(history)
+    entries = [(sequence, NOW_S, message) for sequence, message in enumerate(history.messages, 1)]
+    texts = [entry.text for entry in job_history(entries, "a")]
+    assert any(text.startswith("its operator limited it to at most 2 GPUs and none of node-0:3: ") for text in texts)
+    assert texts[-2] == ("its share shrinks to 2 GPUs from 4: it was limited to at most 2 GPUs and none of node-0:3")

@@ -333,6 +333,27 @@ def test_the_speed_of_an_uneven_division_corrects_nothing() -> None:
     assert told(facts, events.ThroughputMeasured) == []
 
 
+@pytest.mark.parametrize(
+    ("rate", "slow_gpu_s", "corrected_at_s"),
+    [(0.5, 600.0, None), (0.5, 0.0, 31.0), (1.5, 0.0, 17.0), (3.0, 600.0, 11.0)],
+    ids=["a slow GPU delays it", "15 steps", "15 s", "it is faster all the same"],
+)
+def test_a_slow_gpu_corrects_no_curve(rate: float, slow_gpu_s: float, corrected_at_s: float | None) -> None:
+    """Workers report a straggler within 15 s and 15 steps. The curve has 2 iterations/s on two GPUs."""
+    history = running("a", slow_gpu_s=slow_gpu_s)
+    placed = PlacedJob(job_id="a", generation=2, gpus=gpus("node-0:0", "node-0:1"))
+    gone = events.WorkersStopped(job_id="a", generation=1, node_id="node-0", iteration=0, at_s=NOW_S)
+    history.then(events.PlacementDecided(placements=(placed,), at_s=NOW_S), gone).started("a", at_s=NOW_S + 1.0)
+    lagged = events.WorkerLagged(job_id="a", generation=2, rank=1, slowdown=4.0, at_s=NOW_S + 12.0)
+    monitor, facts = Monitor(history), list[Any]()
+    for second in range(1, 41):
+        if second == 12:
+            monitor.then(lagged)
+        facts += monitor.hears(NOW_S + second, beat(report("a", 3 * second, rate=rate, generation=2)))
+    measured = told(facts, events.ThroughputMeasured)
+    assert (measured[0].at_s - NOW_S if measured else None) == corrected_at_s
+
+
 @pytest.mark.parametrize("confidence", [None, 0.99])
 def test_the_speed_of_a_probe_is_reported_unchanged(confidence: float | None) -> None:
     history = running("a", curves={"linear/b64": {}}, confidence=confidence)

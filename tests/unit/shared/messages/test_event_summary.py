@@ -1,8 +1,13 @@
-"""Events of any size as one line."""
+"""Events of any size as one line; and GPUs as words, in both directions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.event_summary import summary
-from testbed.histories import NOW_S
+from elasticflow.shared.messages.event_summary import gpus_in_words, gpus_of_words, summary
+from elasticflow.shared.messages.share_schedule import GpuId
+from testbed.histories import NOW_S, gpus
 
 
 def test_of_many_schedules_a_few_are_shown_and_the_rest_is_counted() -> None:
@@ -19,3 +24,19 @@ def test_of_many_schedules_a_few_are_shown_and_the_rest_is_counted() -> None:
     assert shown["planned"]["..."] == "968 more"
     assert shown["num_gpus_by_job"]["..."] == "968 more"
     assert len(shown["planned"]) == len(shown["num_gpus_by_job"]) == 33
+
+
+@given(st.lists(st.builds(GpuId, st.sampled_from(["a", "node-1", "x_2"]), st.integers(0, 99)), unique=True))
+def test_gpus_are_read_as_they_are_written(named: list[GpuId]) -> None:
+    assert set(gpus_of_words(gpus_in_words(tuple(named)))) == set(named)
+
+
+def test_gpus_of_several_nodes_keep_their_order() -> None:
+    assert gpus_of_words("b:2,0 a:1") == gpus("b:2", "b:0", "a:1")
+    assert gpus_of_words("") == ()
+
+
+@pytest.mark.parametrize("text", ["node-1", "node-1:", ":3", "node-1:-3", "node-1:3,", "node-1:x", "node-1:\u0663"])
+def test_what_names_no_gpu_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="write node-1:3"):
+        gpus_of_words(text)

@@ -17,6 +17,7 @@ def gpus(node_id: str, *indices: int) -> tuple[GpuId, ...]:
     return tuple(GpuId(node_id, index) for index in indices)
 
 
+UNUSED = MigrationBenefit(curves=PlacementCurves(None, {}), num_gpus=1, stay_s=0.0, stop_s=0.0)
 TWO_OF_FOUR = Topology((Node("a", 4), Node("b", 4)))
 
 
@@ -199,3 +200,22 @@ def test_more_than_exist_is_a_broken_invariant() -> None:
         place(TWO_OF_FOUR, {}, {"x": 8, "y": 1})
     with pytest.raises(AssertionError, match="power of two"):
         place(TWO_OF_FOUR, {}, {"x": 3})
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ({}, gpus("a", 2, 3)),
+        ({"x": gpus("b", 0, 1, 2, 3), "y": gpus("a", 3)}, gpus("a", 1, 2)),
+        ({"x": gpus("b", 0, 1, 2, 3), "y": gpus("a", 2, 3)}, gpus("a", 0, 1)),
+    ],
+    ids=["another block", "fragments of what remains", "too few others are free"],
+)
+def test_a_job_gets_what_it_has_given_up_only_if_too_few_others_are_free(
+    others: dict[str, tuple[GpuId, ...]], expected: tuple[GpuId, ...]
+) -> None:
+    wanted = {"j": 2, **{other: len(held) for other, held in others.items()}}
+    current = {"j": gpus("a", 1), **others}
+    rules = MigrationRules(movable=frozenset(), migration_benefit=lambda _: UNUSED, given_up={"j": gpus("a", 0)})
+    assert place(TWO_OF_FOUR, current, wanted, rules).gpus_by_job["j"] == expected
+    assert place(TWO_OF_FOUR, current, wanted).gpus_by_job["j"] == gpus("a", 0, 1), "around the one that it has"
