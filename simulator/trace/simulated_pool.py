@@ -7,7 +7,7 @@ from itertools import product
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import ThroughputMeasured
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.pool_config import BestEffortRule, PoolConfig
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.timing.training_time import single_gpu_steps
@@ -29,6 +29,7 @@ def pool_config(
     speed_noise: float = 0.0,
     gpu_types: Sequence[str] = (NO_TYPE,),
     stop_free: bool = False,
+    best_effort: BestEffortRule = "shortest-first",
 ) -> PoolConfig:
     """Settings with the true curves and costs, without margins for error."""
     return PoolConfig(
@@ -36,6 +37,7 @@ def pool_config(
         resize_cost_s_by_num_gpus=dict(zip(resize_cost.num_gpus_C, resize_cost.seconds_C, strict=True)),
         progress_timeout_s=NEVER_S,
         admission=admission,
+        best_effort=best_effort,
         reserve_nodes=reserve_nodes,
         throughput_margin=0.0,
         confidence=confidence,
@@ -95,4 +97,5 @@ def spec_of(job: TraceJob) -> JobSpec:
         min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
         mixed_gpu_types=job.mixed_gpu_types,
+        priority=1.0 if job.priority is None else job.priority,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.pool_config import BestEffortRule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
@@ -131,6 +132,7 @@ class SimulatedRun:
     cluster: ClusterShape
     policy: str = "selective"
     overhead: str = "reference"
+    best_effort: BestEffortRule = "shortest-first"
     reserve_nodes: int = 0
     failures: Failures | None = None
     ends: NodeEnds | None = None
@@ -169,6 +171,7 @@ class SimulatedRun:
             chosen.policies,
             resize_cost=self.resize_cost,
             admission=chosen.admission,
+            best_effort=self.best_effort,
             reserve_nodes=self.reserve_nodes,
             failures=self.failures,
             ends=self.ends,
