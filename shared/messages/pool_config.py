@@ -77,7 +77,7 @@ class PoolConfig:
     # a job without a promise waits at most so many times its own length while shorter ones pass; not elastic-tiresias
     best_effort_wait_factor: Annotated[float, Strict(), Gt(0), Le(1e6)] = 3.0
     # a job keeps its GPUs for so many times its resize cost before a shorter one may stop it; not fair
-    best_effort_run_factor: Annotated[float, Strict(), Ge(0), Le(1e6)] = 10.0
+    best_effort_run_factor: Annotated[float, Strict(), Ge(0), Le(1e6)] = 20.0
     reserve_nodes: Annotated[int, Strict(), Ge(0), Le(2)] = 0  # promises hold with up to so many nodes down
     throughput_margin: Fraction = 0.1  # promises assume speeds so much below the measured curve
     # replaces the margin: promises assume the speed that a job reaches with this probability
