@@ -9,7 +9,8 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 from elasticflow.shared.messages.job_spec import JobClass
@@ -38,9 +39,7 @@ class Claim:
     taken: int = 0
 
 
-def fair_shares(
-    claims: Iterable[Claim], num_gpus: int, tenant_weights: Mapping[str, float] = _EQUAL
-) -> dict[str, int]:
+def fair_shares(claims: Iterable[Claim], num_gpus: int, tenant_weights: Mapping[str, float] = _EQUAL) -> dict[str, int]:
     """Weighted max-min fair shares in two steps: the tenant with the least for its weight is next, and of its jobs the
     one with the least for its own weight.
 
@@ -150,24 +149,47 @@ class Turn:
     runs_until_s: float = math.inf
 
 
-_FIRST, _KEEPS, _LATER = 0, 1, 2
+class Rank(IntEnum):
+    """The first part of a place.
+
+    A job that waits for several GPUs may stop jobs that keep theirs: they would never be free at once. One that waits
+    for one GPU gets the next one.
+    """
+
+    WAITS_FOR_SEVERAL = 0
+    KEEPS = 1
+    OVERDUE = 2
+    IN_ORDER = 3
+
+
+def _turn(
+    job: BestEffortJob, in_order: Order, overdue: Order, overdue_at_s: float, keeps_until_s: float, now_s: float
+) -> Turn:
+    """The place of a job: `in_order` by the rule, or `overdue` from that instant on, or that of a job that keeps its
+    GPUs."""
+    settled: Order = (Rank.IN_ORDER, *in_order)
+    if now_s >= overdue_at_s:
+        settled = (Rank.OVERDUE if job.levels[0] == 1 else Rank.WAITS_FOR_SEVERAL, *overdue)
+    keeps = now_s < keeps_until_s and settled[0] > Rank.KEEPS
+    return Turn(
+        job=job,
+        place=(Rank.KEEPS, *overdue) if keeps else settled,
+        settled=settled,
+        waits_until_s=overdue_at_s,
+        runs_until_s=keeps_until_s if keeps else math.inf,
+    )
 
 
 def _shortest_first(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> Turn:
-    """The shortest remaining job first. A running job counts as shorter by what a stop would cost it."""
-    overdue_at_s, settles_at_s = job.overdue_at_s(limits), job.settles_at_s(limits)
+    """The shortest remaining job first. A running job counts as shorter by what a stop would cost it.
+
+    It waits at most `wait_factor` times its own length while shorter ones pass, and then for jobs that keep their GPUs
+    or have waited longer. A job that needs one GPU at least stops another at the earliest after `run_factor` times the
+    resize cost of that job's last start: so these stops cost at most one part in `run_factor` of its time.
+    """
     left_s = (job.remaining_s - (job.stop_s if job.held else 0.0)) / job.weight
-    settled: Order = (_LATER, left_s, job.job_id)
-    if now_s >= overdue_at_s:
-        settled = (_FIRST, job.due_s(limits), job.job_id)
-    keeps = now_s < settles_at_s and settled[0] == _LATER
-    return Turn(
-        job=job,
-        place=(_KEEPS, 0.0, job.job_id) if keeps else settled,
-        settled=settled,
-        waits_until_s=overdue_at_s,
-        runs_until_s=settles_at_s,
-    )
+    due: Order = (job.due_s(limits), job.job_id)
+    return _turn(job, (left_s, job.job_id), due, job.overdue_at_s(limits), job.settles_at_s(limits), now_s)
 
 
 def _least_attained(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> Turn:
@@ -176,24 +198,14 @@ def _least_attained(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> 
     Attained service is the part of the length that is done, on the fewest GPUs. Waiting is all of the time besides.
     Sources: Tiresias, section 3; Amoeba, section 6.
     """
-    settles_at_s, fewest = job.settles_at_s(limits), job.levels[0]
+    fewest, arrived = job.levels[0], (job.admitted_at_s, job.job_id)
     queue = bisect_right(TIRESIAS_QUANTA_GPU_S, job.ran_s * fewest / job.weight)
     promoted_at_s = job.admitted_at_s + (1.0 + TIRESIAS_PROMOTE_AFTER) * job.ran_s if queue else math.inf
-    settled: Order = (_LATER, queue, job.admitted_at_s, job.job_id)
-    if now_s >= promoted_at_s:
-        settled = (_FIRST, 0, job.admitted_at_s, job.job_id)
-    keeps = now_s < settles_at_s and settled[0] == _LATER
-    sinks_at_s = math.inf
-    if queue < len(TIRESIAS_QUANTA_GPU_S):
-        left_s = TIRESIAS_QUANTA_GPU_S[queue] * job.weight / fewest - job.ran_s
-        sinks_at_s = now_s + max(left_s / job.speedup, _AGAIN_S)
-    return Turn(
-        job=job,
-        place=(_KEEPS, 0, job.admitted_at_s, job.job_id) if keeps else settled,
-        settled=settled,
-        waits_until_s=promoted_at_s,
-        runs_until_s=settles_at_s if keeps else sinks_at_s,
-    )
+    turn = _turn(job, (queue, *arrived), arrived, promoted_at_s, job.settles_at_s(limits), now_s)
+    if turn.place != turn.settled or queue == len(TIRESIAS_QUANTA_GPU_S):
+        return turn
+    left_s = TIRESIAS_QUANTA_GPU_S[queue] * job.weight / fewest - job.ran_s
+    return replace(turn, runs_until_s=now_s + max(left_s / job.speedup, _AGAIN_S))
 
 
 def _fair(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> Turn:
@@ -201,10 +213,10 @@ def _fair(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> Turn:
 
     No job is stopped but for an overdue one of its tenant, and for tenants that have less than their share.
     """
-    overdue_at_s = job.overdue_at_s(limits)
-    place: Order = (_KEEPS if job.held else _LATER, -job.weight, job.admitted_at_s, job.job_id)
+    overdue_at_s, arrived = job.overdue_at_s(limits), (job.admitted_at_s, job.job_id)
+    place: Order = (Rank.KEEPS if job.held else Rank.IN_ORDER, -job.weight, *arrived)
     if now_s >= overdue_at_s:
-        place = (_FIRST, job.due_s(limits), job.admitted_at_s, job.job_id)
+        place = (Rank.WAITS_FOR_SEVERAL, job.due_s(limits), *arrived)
     return Turn(job=job, place=place, settled=place, waits_until_s=overdue_at_s)
 
 
