@@ -14,7 +14,6 @@ from elasticflow.simulator.timing.training_time import single_gpu_steps
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
-TENANT = "trace"
 NEVER_S = 1e11  # progress is known exactly, so it may be extrapolated without limit
 AT_ONCE_S = 1e-3  # until a lost node is detected
 
@@ -83,7 +82,7 @@ def single_gpu_profiles(
 
 def submission(job: TraceJob) -> SubmitJob:
     """The command of the job's user."""
-    return SubmitJob(job_id=job.job_id, tenant=TENANT, spec=spec_of(job))
+    return SubmitJob(job_id=job.job_id, tenant=job.tenant, spec=spec_of(job))
 
 
 def spec_of(job: TraceJob) -> JobSpec:

@@ -222,7 +222,7 @@ IMMINENT_S = 0.05
 _NO_ROWS: Mapping[int, float] = MappingProxyType({})
 
 SharesOf = Callable[[int, Mapping[int, int]], Mapping[int, int]]
-"""shares_of(num_gpus, taken) -> the GPUs of rows, by row, that share num_gpus; taken: by row, what rows have already."""
+"""shares_of(num_gpus, taken) -> the GPUs of each row that shares num_gpus. taken: by row, what rows have already."""
 
 
 def no_shares(num_gpus: int, taken: Mapping[int, int]) -> Mapping[int, int]:

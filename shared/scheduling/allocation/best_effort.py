@@ -224,6 +224,11 @@ Rule = Callable[[BestEffortJob, WaitingLimits, float], Turn]
 _RULES: Mapping[str, Rule] = {"shortest-first": _shortest_first, "fair": _fair, "elastic-tiresias": _least_attained}
 
 
+def turn_by_rule(rule: str, job: BestEffortJob, limits: WaitingLimits, now_s: float) -> Turn:
+    """The place of a job by the rule of this name."""
+    return _RULES[rule](job, limits, now_s)
+
+
 # --- queue ---------------------------------------------------------------------------------------------
 
 
@@ -292,8 +297,7 @@ def best_effort_queue(state: PoolState, pool: PlannedPool, now_s: float) -> Best
     first."""
     config = state.config
     limits = WaitingLimits(wait_factor=config.best_effort_wait_factor, run_factor=config.best_effort_run_factor)
-    rule = _RULES[config.best_effort]
-    turns = [rule(job, limits, now_s) for job in _jobs(state, pool)]
+    turns = [turn_by_rule(config.best_effort, job, limits, now_s) for job in _jobs(state, pool)]
     turns.sort(key=lambda turn: (not turn.job.has_minimum, turn.place))
     padding = {row for row in pool.others if spec_of(pool.listed[row]).job_class is JobClass.PADDING}
     tenants = {turn.job.tenant for turn in turns} if config.best_effort == "fair" else None
