@@ -65,9 +65,7 @@ def stream_beside_a_long_job() -> Workload:
 
 
 @pytest.mark.parametrize(("rule", "most_slowdown", "most_stops"), [("shortest-first", 5.0, 40), ("fair", 1.1, 1)])
-def test_a_long_job_is_not_starved_by_short_ones(
-    rule: BestEffortRule, most_slowdown: float, most_stops: int
-) -> None:
+def test_a_long_job_is_not_starved_by_short_ones(rule: BestEffortRule, most_slowdown: float, most_stops: int) -> None:
     result = run(stream_beside_a_long_job(), rule)
     long, *_ = result.fates
     assert long.finished_at_s is not None

@@ -9,9 +9,12 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool
@@ -93,8 +96,7 @@ class WaitingLimits:
     run_factor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestEffortJob:
+class BestEffortJob(NamedTuple):
     """A job without a promise at one instant. Its lengths are seconds alone on the fewest GPUs on which it runs.
 
     weight: its priority over the mean of its tenant's, so that a tenant gains nothing if it raises all of them.
@@ -134,8 +136,7 @@ class BestEffortJob:
         return self.placed_at_s + (1.0 + limits.run_factor) * self.stop_s if self.held else -math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(NamedTuple):
     """The place of a job in the order, smallest first.
 
     settled: its place without the GPUs that it keeps for now. waits_until_s, runs_until_s: when the place changes by
@@ -205,7 +206,7 @@ def _least_attained(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> 
     if turn.place != turn.settled or queue == len(TIRESIAS_QUANTA_GPU_S):
         return turn
     left_s = TIRESIAS_QUANTA_GPU_S[queue] * job.weight / fewest - job.ran_s
-    return replace(turn, runs_until_s=now_s + max(left_s / job.speedup, _AGAIN_S))
+    return turn._replace(runs_until_s=now_s + max(left_s / job.speedup, _AGAIN_S))
 
 
 def _fair(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> Turn:
@@ -298,7 +299,8 @@ def best_effort_queue(state: PoolState, pool: PlannedPool, now_s: float) -> Best
     config = state.config
     limits = WaitingLimits(wait_factor=config.best_effort_wait_factor, run_factor=config.best_effort_run_factor)
     turns = [turn_by_rule(config.best_effort, job, limits, now_s) for job in _jobs(state, pool)]
-    turns.sort(key=lambda turn: (not turn.job.has_minimum, turn.place))
+    turns.sort(key=attrgetter("place"))
+    turns.sort(key=lambda turn: not turn.job.has_minimum)
     padding = {row for row in pool.others if spec_of(pool.listed[row]).job_class is JobClass.PADDING}
     tenants = {turn.job.tenant for turn in turns} if config.best_effort == "fair" else None
     return BestEffortQueue(
@@ -309,33 +311,48 @@ def best_effort_queue(state: PoolState, pool: PlannedPool, now_s: float) -> Best
 
 
 def _jobs(state: PoolState, pool: PlannedPool) -> list[BestEffortJob]:
-    jobs, listed = pool.plan.table.jobs, pool.listed
+    """Columns are read at once: a pool may have a thousand such jobs, and each decision looks at all of them."""
+    rows, jobs = np.array(pool.others, np.int64), pool.plan.table.jobs
+    if not len(rows):
+        return []
+    listed = [(job := pool.listed[row], spec_of(job)) for row in pool.others]
     priorities = defaultdict[str, list[float]](list)
-    for row in pool.others:
-        priorities[listed[row].tenant].append(spec_of(listed[row]).priority)
+    for job, spec in listed:
+        priorities[job.tenant].append(spec.priority)
     mean_priority = {tenant: math.fsum(each) / len(each) for tenant, each in priorities.items()}
-    found = list[BestEffortJob]()
-    for row in pool.others:
-        job, spec, levels = listed[row], spec_of(listed[row]), int(jobs.num_levels_J[row])
-        gpu_limits = state.gpu_limits.get(job.job_id)
-        num_gpus_L: tuple[int, ...] = tuple(jobs.levels_JL[row, :levels].tolist())
-        held, slowest = int(jobs.held_J[row]), float(jobs.rates_JL[row, 0])
-        level = max(bisect_right(num_gpus_L, held) - 1, 0)
-        found.append(
-            BestEffortJob(
-                row=row,
-                job_id=job.job_id,
-                tenant=job.tenant,
-                admitted_at_s=job.decided_at_s if job.admitted_at_s is None else job.admitted_at_s,
-                length_s=spec.max_iterations / slowest,
-                remaining_s=float(jobs.remaining_J[row]) / slowest,
-                levels=num_gpus_L,
-                held=held,
-                placed_at_s=job.placed_at_s,
-                stop_s=float(jobs.costs_JL[row, level]),
-                speedup=float(jobs.rates_JL[row, level]) / slowest,
-                weight=spec.priority / mean_priority[job.tenant],
-                has_minimum=gpu_limits is not None and gpu_limits.min_gpus is not None,
-            )
+    most_levels = jobs.levels_JL.shape[1]
+    is_level_JL = np.arange(most_levels) < jobs.num_levels_J[rows, None]
+    held = jobs.held_J[rows]
+    level = np.maximum((is_level_JL & (jobs.levels_JL[rows] <= held[:, None])).sum(axis=1) - 1, 0)
+    slowest = jobs.rates_JL[rows, 0]
+    columns = zip(
+        listed,
+        pool.others,
+        jobs.levels_JL[rows].tolist(),
+        jobs.num_levels_J[rows].tolist(),
+        held.tolist(),
+        slowest.tolist(),
+        (jobs.remaining_J[rows] / slowest).tolist(),
+        jobs.costs_JL[rows, level].tolist(),
+        (jobs.rates_JL[rows, level] / slowest).tolist(),
+        strict=True,
+    )
+    has_minimum = {job_id for job_id, gpu_limits in state.gpu_limits.items() if gpu_limits.min_gpus is not None}
+    return [
+        BestEffortJob(
+            row=row,
+            job_id=job.job_id,
+            tenant=job.tenant,
+            admitted_at_s=job.decided_at_s if job.admitted_at_s is None else job.admitted_at_s,
+            length_s=spec.max_iterations / rate,
+            remaining_s=remaining_s,
+            levels=tuple(num_gpus_L[:num_levels]),
+            held=num_gpus,
+            placed_at_s=job.placed_at_s,
+            stop_s=stop_s,
+            speedup=speedup,
+            weight=spec.priority / mean_priority[job.tenant],
+            has_minimum=job.job_id in has_minimum,
         )
-    return found
+        for (job, spec), row, num_gpus_L, num_levels, num_gpus, rate, remaining_s, stop_s, speedup in columns
+    ]

@@ -39,7 +39,7 @@ def claim(name: str, tenant: str = "lab", weight: float = 1.0, levels: tuple[int
 
 
 def place(rule: str, now_s: float, **changes: object) -> Turn:
-    return turn_by_rule(rule, replace(JOB, **changes), LIMITS, now_s)
+    return turn_by_rule(rule, JOB._replace(**changes), LIMITS, now_s)
 
 
 # --- fair shares ---------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_a_job_that_waited_three_times_its_length_is_overdue() -> None:
     assert (waits.place[0], waits.waits_until_s) == (Rank.IN_ORDER, 300.0)
     overdue, short = place("shortest-first", 300.0), place("shortest-first", 300.0, job_id="b", admitted_at_s=299.0)
     assert overdue.place[0] == Rank.OVERDUE
-    assert overdue.place < replace(short).place
+    assert overdue.place < short.place
 
 
 def test_work_that_is_done_counts_as_no_wait() -> None:
@@ -174,6 +174,6 @@ def test_the_order_is_looked_at_again_when_a_waiting_job_may_get_gpus() -> None:
     queue = BestEffortQueue(turns=(runs, short), padding_turns=())
     assert queue.next_change_s({"long": 1}, 110.0) == 184.0  # the long one has paid for its start
     assert queue.next_change_s({"long": 1, "short": 1}, 110.0) == math.inf  # none waits
-    longer = replace(short, settled=(Rank.IN_ORDER, 95.0, "short"))
+    longer = short._replace(settled=(Rank.IN_ORDER, 95.0, "short"))
     queue = BestEffortQueue(turns=(runs, longer), padding_turns=())
     assert queue.next_change_s({"long": 1}, 110.0) == 255.0  # it is overdue then
