@@ -246,8 +246,10 @@ class ElasticJob:
         return self
 
     def set_priority(self, priority: float) -> Self:
-        """Its weight beside other jobs of its tenant without a promise, above 0; 1 unless given. It does not count beside
-        jobs of other tenants, and promises do not depend on it."""
+        """Its weight beside other jobs of its tenant without a promise, above 0; 1 unless given.
+
+        It does not count beside jobs of other tenants, and promises do not depend on it.
+        """
         self.priority = priority
         return self
 

@@ -212,13 +212,12 @@ def _least_attained(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> 
 def _fair(job: BestEffortJob, limits: WaitingLimits, now_s: float) -> Turn:
     """The order among the jobs of one tenant: overdue jobs, running ones, then the greatest priority.
 
-    No job is stopped but for an overdue one of its tenant, and for tenants that have less than their share.
+    In a tenant, stops and waits are bounded as in `_shortest_first`. For a tenant that has less than its share, a job
+    stops at once.
     """
-    overdue_at_s, arrived = job.overdue_at_s(limits), (job.admitted_at_s, job.job_id)
-    place: Order = (Rank.KEEPS if job.held else Rank.IN_ORDER, -job.weight, *arrived)
-    if now_s >= overdue_at_s:
-        place = (Rank.WAITS_FOR_SEVERAL, job.due_s(limits), *arrived)
-    return Turn(job=job, place=place, settled=place, waits_until_s=overdue_at_s)
+    in_order: Order = (not job.held, -job.weight, job.admitted_at_s, job.job_id)
+    due: Order = (job.due_s(limits), job.job_id)
+    return _turn(job, in_order, due, job.overdue_at_s(limits), job.settles_at_s(limits), now_s)
 
 
 Rule = Callable[[BestEffortJob, WaitingLimits, float], Turn]

@@ -159,10 +159,12 @@ def test_a_job_that_waited_eight_times_its_run_is_promoted() -> None:
 
 def test_in_a_tenant_overdue_jobs_are_first_then_running_ones_then_the_greatest_priority() -> None:
     overdue = place("fair", 500.0)
-    runs = place("fair", 500.0, job_id="b", admitted_at_s=450.0, held=1)
+    runs = place("fair", 500.0, job_id="b", admitted_at_s=410.0, held=1, placed_at_s=410.0)
     preferred = place("fair", 500.0, job_id="c", admitted_at_s=450.0, weight=2.0)
     early, late = (place("fair", 500.0, job_id="d", admitted_at_s=at_s) for at_s in (440.0, 450.0))
     assert overdue.place < runs.place < preferred.place < early.place < late.place
+    keeps = place("fair", 500.0, job_id="b", admitted_at_s=450.0, held=1, placed_at_s=450.0)
+    assert keeps.place < overdue.place < keeps.settled
 
 
 # --- queue ---------------------------------------------------------------------------------------------
