@@ -86,16 +86,16 @@ SINGLE = ScalingCurve((1,), (1.0,))
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    """Jobs of very different lengths on one GPU each, at any load."""
-    num_jobs = draw(st.integers(2, 25))
+    """Jobs of different lengths on one GPU each; many pass the long ones."""
+    num_jobs = draw(st.integers(10, 30))
     at_s, jobs = 0.0, list[TraceJob]()
     for number in range(num_jobs):
-        at_s += draw(st.integers(0, 300))
+        at_s += draw(st.integers(0, 120))
         jobs.append(
             TraceJob(
                 job_id=f"job-{number:02}",
                 submitted_at_s=float(at_s),
-                num_iterations=draw(st.sampled_from([20, 100, 150, 700, 3_000])),
+                num_iterations=draw(st.sampled_from([20, 90, 100, 110, 300])),
                 model_name="net",
                 global_batch_size=64,
                 deadline_s=None,
@@ -132,7 +132,7 @@ def due_s(fate: Fate) -> float:
 
 
 @settings(max_examples=25)
-@given(workloads(), st.integers(1, 3))
+@given(workloads(), st.integers(1, 2))
 def test_shorter_jobs_pass_a_job_for_three_times_its_length_and_stop_one_after_twenty_stops(
     workload: Workload, num_gpus: int
 ) -> None:
