@@ -30,7 +30,13 @@ from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
 from elasticflow.simulator.trace.result_files import result_table, write_tables
-from elasticflow.simulator.trace.simulated_run import BY_TYPE, SimulatedRun, execute
+from elasticflow.simulator.trace.simulated_run import (
+    BEST_EFFORT_RULES,
+    BY_TYPE,
+    SimulatedRun,
+    best_effort_rule,
+    execute,
+)
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import bundled_traces
 
@@ -63,6 +69,12 @@ def simulate(
         typer.Option(metavar="E", min=0, max=1, help="Of a job on several types, over their sum; 0: no job is."),
     ] = MEASURED_MIX_EFFICIENCY,
     policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(POLICY_NAMES)}.")] = "selective",
+    best_effort: Annotated[
+        str,
+        typer.Option(
+            metavar="RULE", help=f"Who of the jobs without a promise is served: {', '.join(BEST_EFFORT_RULES)}."
+        ),
+    ] = "shortest-first",
     overhead: Annotated[str, typer.Option(metavar="MODEL", help=f"Cost of a resize: {OVERHEADS}.")] = "reference",
     failures: Annotated[
         int | None,
@@ -114,6 +126,7 @@ def simulate(
       eflow simulate --trace jobs.csv --throughputs tables/ \\
         --pool 4xV100,8xP100,16xK80
       eflow simulate --trace small --nodes 2 --out pictures/
+      eflow simulate --trace jobs.csv --best-effort fair
       eflow simulate --trace small --nodes 2 --failures 1 --reserve 1
       eflow simulate --trace small --nodes 2 --speed-noise 0.1 --confidence 0.99
 
@@ -130,6 +143,7 @@ def simulate(
             workload=workload_of(trace, throughputs, cluster.gpu_types, skip_bad=skip_bad, seed=seed),
             cluster=cluster,
             policy=policy,
+            best_effort=best_effort_rule(best_effort),
             overhead=overhead,
             reserve_nodes=reserve,
             failures=_failures(failures, up_hours, down_hours, max_down),

@@ -29,10 +29,10 @@ from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.trace.simulated_pool import TENANT, spec_of, submission
+from elasticflow.simulator.trace.simulated_pool import spec_of, submission
 from elasticflow.simulator.workload.generator import Arrivals, Recipe
 from elasticflow.simulator.workload.throughput_tables import Throughputs
-from elasticflow.simulator.workload.workload import TraceJob
+from elasticflow.simulator.workload.workload import TENANT, TraceJob
 
 LOOSE, TIGHT = (4.0, 12.0), (0.5, 1.5)  # deadlines over durations: a pool with free GPUs, and a saturated one
 POOLS = {  # deadlines, and how many nodes have announced their end

@@ -28,10 +28,10 @@ from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.simulated_pool import TENANT, pool_config, spec_of
+from elasticflow.simulator.trace.simulated_pool import pool_config, spec_of
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs
-from elasticflow.simulator.workload.workload import ClusterShape, TraceJob
+from elasticflow.simulator.workload.workload import TENANT, ClusterShape, TraceJob
 
 BEGAN_S = 0.0
 FILLED = 0.9  # of the GPUs; what is left is spent by the allocator

@@ -28,7 +28,7 @@ _KEY_LINE = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*[=.]")
 class Option:
     """An option or argument of a command. word: as it is typed, "--gpu-type"; "" for an argument.
 
-    kind: of its value: bool, int, list or str. is_path: a relative value is relative to the file.
+    kind: of its value: bool, int, float, list or str. is_path: a relative value is relative to the file.
     """
 
     key: str
@@ -159,7 +159,9 @@ def _text_of(option: Option, value: Any) -> str | None:
         return None
     if isinstance(value, int) and (option.kind is int or option.metavar.startswith("N|")):
         return str(value)
-    if option.kind is int:
+    if option.kind is float and isinstance(value, int | float):
+        return str(value)
+    if option.kind in (int, float):
         return None
     if isinstance(value, datetime.datetime) and option.metavar == "WHEN":
         return value.isoformat()
@@ -168,7 +170,7 @@ def _text_of(option: Option, value: Any) -> str | None:
 
 def _allowed(option: Option) -> str:
     """The values of an option, in words."""
-    kinds = {bool: "true or false", int: "a whole number", list: "an array of texts"}
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", list: "an array of texts"}
     what = kinds.get(option.kind, "a text")
     if option.kind is str and option.metavar:
         what += f": {option.metavar}"
@@ -272,7 +274,7 @@ def _option(parameter: Any) -> Option:
     return Option(
         key=_key(parameter),
         word=_word(parameter),
-        kind=kind if kind in (bool, int) else list if get_origin(kind) is list else str,
+        kind=kind if kind in (bool, int, float) else list if get_origin(kind) is list else str,
         metavar=parameter.metavar or "|".join(choices),
         help=getattr(parameter, "help", None) or "",
         is_path=Path in (kind, *get_args(kind)),

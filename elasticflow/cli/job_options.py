@@ -235,6 +235,15 @@ class SubmissionOptions:
         ),
         In(_SUBMIT, sets=lambda job, name: job.set_job_class(name.value.replace("-", "_"))),
     ] = None
+    priority: Annotated[
+        float | None,
+        typer.Option(
+            "--priority",
+            metavar="P",
+            help="Weight beside other jobs of its tenant without a promise; 2 counts double. Default: 1.",
+        ),
+        In(_SUBMIT, sets=lambda job, priority: job.set_priority(priority)),
+    ] = None
     name: Annotated[
         str,
         typer.Option("--name", metavar="ID", help="Id of the job. Resubmitting the same job under it has no effect."),

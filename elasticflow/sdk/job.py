@@ -63,6 +63,7 @@ class ElasticJob:
     max_iterations: int | None = None
     metric_conditions: Mapping[str, Condition] = {}
     job_class: JobClass | Literal["slo", "soft", "best_effort", "padding"] = JobClass.SLO
+    priority: float = 1.0  # beside other jobs of its tenant without a promise: twice as much counts double
     seed: int = 0  # of the initial model, the data order and the random numbers in each step
     model_name: str = ""  # jobs with one name, global batch and sharding share one measured throughput profile
     speed_neutral: Sequence[str] = (
@@ -244,6 +245,14 @@ class ElasticJob:
         self.job_class = job_class
         return self
 
+    def set_priority(self, priority: float) -> Self:
+        """Its weight beside other jobs of its tenant without a promise, above 0; 1 unless given.
+
+        It does not count beside jobs of other tenants, and promises do not depend on it.
+        """
+        self.priority = priority
+        return self
+
     def set_gpus(
         self,
         *,
@@ -321,6 +330,7 @@ class ElasticJob:
             max_iterations=plain(self.max_iterations),  # pyright: ignore[reportArgumentType]
             metric_conditions=tuple(metric_condition(*item) for item in self.metric_conditions.items()),
             job_class=class_of(self.job_class),  # pyright: ignore[reportArgumentType]
+            priority=plain(self.priority),
             deadline_s=self._deadline_s,
             deadline_in_s=self._deadline_in_s,
             seed=plain(self.seed),

@@ -23,6 +23,7 @@ from elasticflow.shared.messages.events import AllocationDecided, NodeDrainStart
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.allocation.allocation import allocate
+from elasticflow.shared.scheduling.allocation.best_effort import best_effort_queue
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.nodes import node_drain_started
@@ -113,10 +114,18 @@ def _merged(
 
 def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDecided:
     """Algorithm 2 for all jobs of a pool."""
-    others, padding = _shortest_first(state, pool)
-    allocation = allocate(pool.plan, others, soft=_soft_deadlines(state, pool), num_lent=pool.num_lent, padding=padding)
+    queue = best_effort_queue(state, pool, now_s)
+    allocation = allocate(
+        pool.plan,
+        queue.rows,
+        soft=_soft_deadlines(state, pool),
+        num_lent=pool.num_lent,
+        padding=queue.padding,
+        shares_of=queue.shares_of,
+    )
     quotes_end_s = (quote.until_s for quote in pool.held)
-    until_s = min((allocation.valid_until_s, *quotes_end_s))
+    order_changes_s = queue.next_change_s(allocation.num_gpus_by_job, now_s)
+    until_s = min((allocation.valid_until_s, order_changes_s, *quotes_end_s))
     return AllocationDecided(
         num_gpus_by_job={job_id: share for job_id, share in allocation.num_gpus_by_job.items() if share},
         valid_until_s=None if until_s == math.inf else until_s,
@@ -174,26 +183,6 @@ def _soft_deadlines(state: PoolState, pool: PlannedPool) -> dict[int, float]:
     rows = [row for row in pool.others if spec_of(pool.listed[row]).job_class is JobClass.SOFT]
     ends_s = {row: planned_deadline_s(state, pool.listed[row].deadline_s) for row in rows}
     return dict(sorted(ends_s.items(), key=lambda end: (end[1], pool.listed[end[0]].job_id)))
-
-
-def _shortest_first(state: PoolState, pool: PlannedPool) -> tuple[list[int], list[int]]:
-    """Rows without a promise, and apart from them the padding rows, in the order of the smallest mean completion time.
-
-    Jobs for which an operator set a minimum of GPUs come first.
-    """
-    jobs = pool.plan.table.jobs
-
-    def order(row: int) -> tuple[bool, float, str]:
-        job_id = pool.listed[row].job_id
-        limits = state.gpu_limits.get(job_id)
-        has_minimum = limits is not None and limits.min_gpus is not None
-        return not has_minimum, float(jobs.remaining_J[row] / jobs.rates_JL[row, 0]), job_id
-
-    def is_padding(row: int) -> bool:
-        return spec_of(pool.listed[row]).job_class is JobClass.PADDING
-
-    rows = sorted(pool.others, key=order)
-    return [row for row in rows if not is_padding(row)], [row for row in rows if is_padding(row)]
 
 
 def shorten(events: tuple[PlanEvent, ...]) -> tuple[PlanEvent, ...] | None:

@@ -36,6 +36,7 @@ from elasticflow.shared.messages.limits import (
     Seed,
     Text,
     TimeS,
+    Weight,
 )
 
 
@@ -124,6 +125,7 @@ class JobSpec:
     mixed_gpu_types: bool = False  # other types may join a bitwise job too, with other bits; max_gpus is for each type
     shard_optimizer: bool = False  # each worker holds a part of the optimizer's state only
     speed_neutral: Annotated[tuple[Name, ...], FewItems] = ()  # hyperparameters that do not change the time of a step
+    priority: Weight = 1.0  # beside other jobs of its tenant without a promise; twice as much counts double
     share_profile: bool = False  # measures and reads one profile with all tenants that share theirs
     # its tenant, whatever its sender wrote: see `commands.owned`; "": an older job. No part of what a user describes
     owner: MaybeToken = field(default="", compare=False)

@@ -102,6 +102,7 @@ TaskIndex = Annotated[int, Strict(), Ge(0), Lt(1 << 40)]  # of a task within its
 TaskRanges = Annotated[tuple[tuple[TaskIndex, TaskIndex], ...], Len(max_length=MAX_RANGES)]  # as in `index_ranges`
 Iterations = Annotated[int, Strict(), Ge(0), Le(MAX_ITERATIONS)]
 NumBytes = Annotated[int, Strict(), Ge(0), Le(2**53)]
+Weight = Annotated[float, Strict(), Gt(0), Le(1e6)]
 PositiveIterations = Annotated[int, Strict(), Gt(0), Le(MAX_ITERATIONS)]
 BatchSize = Annotated[int, Strict(), Gt(0), Le(MAX_BATCH)]
 NumSamples = Annotated[int, Strict(), Ge(0), Le(MAX_BATCH)]

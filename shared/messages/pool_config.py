@@ -22,14 +22,15 @@ from elasticflow.shared.messages.limits import (
     SealingKey,
     Sequence,
     Token,
+    Weight,
 )
 from elasticflow.shared.messages.timeouts import LONGEST_S, FailureTimeouts
 
 DAY_S = 86_400.0
 MAX_WINDOW_S = 31 * DAY_S
 
+BestEffortRule = Literal["shortest-first", "fair", "elastic-tiresias"]
 KeptS = Annotated[float, Strict(), Ge(DAY_S), Le(3650 * DAY_S)]
-Weight = Annotated[float, Strict(), Gt(0), Le(1e6)]
 GpuHours = Annotated[float, Strict(), Gt(0), Le(1e9)]
 
 
@@ -46,12 +47,14 @@ class TenantQuota:
     """The most that admission promises one tenant in any 24 hours, and in any window of its budgets. None: no limit.
 
     max_command_bytes_per_day: of its commands, rejected ones included; cancellations are always taken.
+    weight: of its jobs without a promise beside those of other tenants, if `PoolConfig.best_effort` is fair.
     """
 
     max_jobs_per_day: Annotated[int, Strict(), Gt(0), Le(10**9)] | None = None
     max_gpu_hours_per_day: GpuHours | None = None
     budgets: Annotated[tuple[GpuHourBudget, ...], Len(max_length=8)] = ()
     max_command_bytes_per_day: Annotated[int, Strict(), Ge(1 << 20), Le(1 << 40)] = 32 << 20
+    weight: Weight = 1.0
 
     @property
     def longest_window_s(self) -> float:
@@ -69,6 +72,12 @@ class PoolConfig:
     progress_timeout_s: DurationS = 60.0  # planning assumes progress for so long after a report, then none
     # first-come rejects deadlines that cannot be kept; selective also jobs that displace more valuable ones
     admission: Literal["first-come", "selective"] = "selective"
+    # jobs without a promise: the shortest first; weighted fair shares of tenants and priorities; the least served first
+    best_effort: BestEffortRule = "shortest-first"
+    # a job without a promise waits at most so many times its own length while shorter ones pass; not elastic-tiresias
+    best_effort_wait_factor: Annotated[float, Strict(), Gt(0), Le(1e6)] = 3.0
+    # a job keeps its GPUs for so many times its resize cost before a shorter one may stop it; not fair
+    best_effort_run_factor: Annotated[float, Strict(), Ge(0), Le(1e6)] = 20.0
     reserve_nodes: Annotated[int, Strict(), Ge(0), Le(2)] = 0  # promises hold with up to so many nodes down
     throughput_margin: Fraction = 0.1  # promises assume speeds so much below the measured curve
     # replaces the margin: promises assume the speed that a job reaches with this probability

@@ -3,10 +3,10 @@
 Source: VirtualFlow (Or et al., MLSys 2022).
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elasticflow.shared.scheduling.allocation.best_effort import Claim, fair_shares
 from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, gangs, running_first
 
 
@@ -56,20 +56,13 @@ def _by_priority(job: BaselineJob) -> tuple[float, float, str]:
 
 def _fair(jobs: Sequence[BaselineJob], num_gpus: int) -> dict[str, int]:
     """Weighted max-min fair shares: every job its fewest GPUs, then the job with the least for its weight grows."""
-    shares: dict[str, int] = {}
-    for job in sorted(jobs, key=_by_priority):
-        fewest = job.curve.levels[0]
-        if fewest <= num_gpus:
-            shares[job.job_id] = fewest
-            num_gpus -= fewest
-    growing = [(shares[job.job_id] / job.weight, _by_priority(job), job) for job in jobs if job.job_id in shares]
-    heapq.heapify(growing)
-    while growing and num_gpus:
-        _, order, job = heapq.heappop(growing)
-        share = shares[job.job_id]
-        level = job.curve.next_level.get(share, 0)
-        if share < level <= min(job.gang, share + num_gpus):
-            shares[job.job_id] = level
-            num_gpus -= level - share
-            heapq.heappush(growing, (level / job.weight, order, job))
-    return shares
+    return fair_shares(
+        (Claim(name=job.job_id, weight=job.weight, levels=_levels(job), order=_by_priority(job)) for job in jobs),
+        num_gpus,
+    )
+
+
+def _levels(job: BaselineJob) -> tuple[int, ...]:
+    """Those up to its request, and always the fewest."""
+    fewest, *more = job.curve.levels
+    return (fewest, *(level for level in more if level <= job.gang))

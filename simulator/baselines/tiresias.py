@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from elasticflow.shared.scheduling.allocation.best_effort import TIRESIAS_PROMOTE_AFTER, TIRESIAS_QUANTA_GPU_S
 from elasticflow.simulator.baselines.baseline import AdmitsAll, BaselineJob, Shares, by_arrival, gangs, grow
 
 
@@ -22,8 +23,8 @@ class Tiresias(AdmitsAll):
     """
 
     name: str = "tiresias"
-    quanta_gpu_s: tuple[float, ...] = (10_000.0, 200_000.0)
-    promote_after: float = 8.0
+    quanta_gpu_s: tuple[float, ...] = TIRESIAS_QUANTA_GPU_S
+    promote_after: float = TIRESIAS_PROMOTE_AFTER
 
     def shares(self, jobs: Sequence[BaselineJob], num_gpus: int, now_s: float) -> Shares:
         shares = gangs(self.in_order(jobs, now_s), num_gpus)

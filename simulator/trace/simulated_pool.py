@@ -7,14 +7,13 @@ from itertools import product
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import ThroughputMeasured
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.pool_config import BestEffortRule, PoolConfig
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.timing.training_time import single_gpu_steps
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
-TENANT = "trace"
 FAR_APART = "cluster"  # the level of GPUs on several nodes
 NEVER_S = 1e11  # progress is known exactly, so it may be extrapolated without limit
 AT_ONCE_S = 1e-3  # until a lost node is detected
@@ -32,6 +31,7 @@ def pool_config(
     stop_free: bool = False,
     slower_apart: Callable[[Mapping[int, float]], Mapping[int, float]] | None = None,
     migration_budget: float = 0.0,
+    best_effort: BestEffortRule = "shortest-first",
 ) -> PoolConfig:
     """Settings with the true curves and costs, without margins for error. slower_apart: speeds of a job on GPUs that
     are far apart, of those on few nodes."""
@@ -43,6 +43,7 @@ def pool_config(
         resize_cost_s_by_num_gpus=dict(zip(resize_cost.num_gpus_C, resize_cost.seconds_C, strict=True)),
         progress_timeout_s=NEVER_S,
         admission=admission,
+        best_effort=best_effort,
         reserve_nodes=reserve_nodes,
         throughput_margin=0.0,
         confidence=confidence,
@@ -89,7 +90,7 @@ def single_gpu_profiles(
 
 def submission(job: TraceJob) -> SubmitJob:
     """The command of the job's user."""
-    return SubmitJob(job_id=job.job_id, tenant=TENANT, spec=spec_of(job))
+    return SubmitJob(job_id=job.job_id, tenant=job.tenant, spec=spec_of(job))
 
 
 def spec_of(job: TraceJob) -> JobSpec:
@@ -103,4 +104,5 @@ def spec_of(job: TraceJob) -> JobSpec:
         min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
         mixed_gpu_types=job.mixed_gpu_types,
+        priority=1.0 if job.priority is None else job.priority,
     )

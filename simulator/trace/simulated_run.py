@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import mean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.pool_config import BestEffortRule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
@@ -38,6 +39,7 @@ def completion_numbers(result: Result) -> Mapping[str, float | None]:
 
     Times run from a job's submission to its end, or to its first GPUs (queueing), over the jobs that ended. A job of
     unknown size is in no class. utilization: GPU-hours held over those of the pool, over the makespan.
+    max_slowdown_best_effort: see `_slowdown`. max_stops_best_effort: the most starts of one job.
     scheduling_interval_s: between two instants at which any job got other GPUs.
     """
     ended = [fate for fate in result.fates if fate.finished_at_s is not None]
@@ -45,6 +47,7 @@ def completion_numbers(result: Result) -> Mapping[str, float | None]:
         name: [fate for fate in ended if least <= _size_gpu_s(fate) < most and _size_gpu_s(fate)]
         for name, (least, most) in SIZES_GPU_S.items()
     }
+    best_effort = [fate for fate in ended if fate.job.job_class is JobClass.BEST_EFFORT]
     placed_at_s = sorted({occupancy.placed_at_s for fate in result.fates for occupancy in fate.occupancies})
     spans_h = result.cluster.num_gpus * result.makespan_s / HOUR_S
     return {
@@ -55,6 +58,8 @@ def completion_numbers(result: Result) -> Mapping[str, float | None]:
             for name, value in _mean_and_median(f"jct_{size}", map(_jct_s, fates)).items()
         },
         "mean_jct_best_effort_s": result.mean_jct_best_effort_s,
+        "max_slowdown_best_effort": max(map(_slowdown, best_effort), default=None),
+        "max_stops_best_effort": max((len(fate.occupancies) for fate in best_effort), default=None),
         **_mean_and_median("queueing", map(_queueing_s, ended)),
         "utilization": result.gpu_hours / spans_h if spans_h else None,
         "scheduling_interval_s": (
@@ -74,6 +79,12 @@ def _mean_and_median(what: str, times_s: Iterable[float]) -> Mapping[str, float 
 def _jct_s(fate: Fate) -> float:
     assert fate.finished_at_s is not None
     return fate.finished_at_s - fate.job.submitted_at_s
+
+
+def _slowdown(fate: Fate) -> float:
+    """Its completion time over its time alone on its fewest GPUs, without any stop."""
+    curve = fate.job.curve
+    return _jct_s(fate) * curve.throughput(curve.levels[0]) / fate.job.num_iterations
 
 
 def _queueing_s(fate: Fate) -> float:
@@ -115,6 +126,19 @@ def _numbers(result: Result, gpu_type: str, num_gpus: int) -> Mapping[str, objec
     }
 
 
+# --- best-effort rules ---------------------------------------------------------------------------------
+
+BEST_EFFORT_RULES: tuple[BestEffortRule, ...] = get_args(BestEffortRule)
+
+
+def best_effort_rule(name: str) -> BestEffortRule:
+    """The rule of this name. BadSettings for an unknown name."""
+    for rule in BEST_EFFORT_RULES:
+        if name == rule:
+            return rule
+    raise BadSettings((f"best effort {name!r} is no rule; choose one of {', '.join(BEST_EFFORT_RULES)}",))
+
+
 # --- simulated run -------------------------------------------------------------------------------------
 
 BY_TYPE = "by_type"  # of the published numbers: None if all GPUs are equal
@@ -133,6 +157,7 @@ class SimulatedRun:
     cluster: ClusterShape
     policy: str = "selective"
     overhead: str = "reference"
+    best_effort: BestEffortRule = "shortest-first"
     reserve_nodes: int = 0
     failures: Failures | None = None
     ends: NodeEnds | None = None
@@ -145,6 +170,11 @@ class SimulatedRun:
         if len(self.cluster.gpu_types) > 1 and self.policy in BASELINES:
             ours = " or ".join(OURS)
             raise BadSettings((f"policy {self.policy!r} knows no GPU types; on a pool of several choose {ours}",))
+        if self.best_effort != BEST_EFFORT_RULES[0] and self.policy in BASELINES:
+            ours = " or ".join(OURS)
+            raise BadSettings(
+                (f"policy {self.policy!r} has a rule of its own; for a rule of best effort choose {ours}",)
+            )
 
     @property
     def overheads(self) -> Overhead:
@@ -172,6 +202,7 @@ class SimulatedRun:
             chosen.policies,
             resize_cost=self.resize_cost,
             admission=chosen.admission,
+            best_effort=self.best_effort,
             reserve_nodes=self.reserve_nodes,
             failures=self.failures,
             ends=self.ends,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from elasticflow.shared.messages.commands import Command, SubmitJob
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided, PlanEvent
-from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.pool_config import BestEffortRule, PoolConfig
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
@@ -190,6 +190,7 @@ class Simulation:
         *,
         resize_cost: ResizeCost,
         admission: AdmissionPolicy = "selective",
+        best_effort: BestEffortRule = "shortest-first",
         reserve_nodes: int = 0,
         failures: Failures | None = None,
         ends: NodeEnds | None = None,
@@ -228,6 +229,7 @@ class Simulation:
             workload,
             resize_cost,
             admission=admission,
+            best_effort=best_effort,
             reserve_nodes=reserve_nodes,
             confidence=confidence,
             speed_noise=noise.sigma if noise else 0.0,

@@ -6,12 +6,14 @@
 Times are seconds on the clock of the trace; deadlines are absolute. Without a job_id column, ids are line numbers.
 In the first form num_gpu and duration may be empty or absent (only rigid baselines read them); min_gpus and max_gpus
 limit the numbers of GPUs; state_bytes is the size of the state that a resize moves (for measured overheads, see
-overhead.py); priority is the weight of the job for the baselines `static-priority` and `weighted-fair-sharing` (without
-it, that of its class). In both forms one of three more columns may say 1: `best_effort` (its deadline is ignored),
-`soft_deadline` and `padding`. Other columns are ignored.
+overhead.py); priority is the weight of the job beside others without a promise (1 unless given), and for the baselines
+`static-priority` and `weighted-fair-sharing` (without it, that of its class); tenant is the job's owner. In both
+forms one of three more columns may say 1: `best_effort` (its deadline is ignored), `soft_deadline` and `padding`. Other
+columns are ignored.
 """
 
 import csv
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +23,18 @@ import numpy as np
 
 from elasticflow.shared.messages.gpu_limits import GpuRange, range_problem
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.messages.limits import MAX_BATCH, MAX_GPUS, MAX_ITERATIONS, MAX_TIME_S
+from elasticflow.shared.messages.limits import (
+    MAX_BATCH,
+    MAX_GPUS,
+    MAX_ITERATIONS,
+    MAX_TIME_S,
+    PATTERNS_IN_WORDS,
+    TOKEN_PATTERN,
+)
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.workload.csv_table import BadInput, BadRow, Row, bad_input, columns_of, read_lines, rows_of
 from elasticflow.simulator.workload.throughput_tables import Throughputs
-from elasticflow.simulator.workload.workload import TraceJob, Workload, job_class_of, within
+from elasticflow.simulator.workload.workload import TENANT, TraceJob, Workload, job_class_of, within
 
 # --- raw trace -----------------------------------------------------------------------------------------
 # Raw traces have the submission, GPUs and duration of each job; the rest is drawn at random here.
@@ -135,6 +144,7 @@ COLUMNS = (
     "max_gpus",
     "state_bytes",
     "priority",
+    "tenant",
 )
 REQUIRED = ("submission_time", "num_iteration", "model_name", "deadline", "batch_size")
 REQUIRED_RAW = ("submission_time", "num_gpu", "duration")
@@ -203,6 +213,7 @@ def write_trace(workload: Workload, file: Path) -> None:
                     job.max_gpus or "",
                     job.state_bytes or "",
                     "" if job.priority is None else _plain(job.priority),
+                    "" if job.tenant == TENANT else job.tenant,
                 )
             )
 
@@ -246,6 +257,7 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
         num_gpus=row.whole("num_gpu", 1, MAX_GPUS) if row.has("num_gpu") else 0,
         duration_s=row.number("duration", 0, MAX_DURATION_S) if row.has("duration") else 0.0,
         priority=row.number("priority", *PRIORITIES) if row.has("priority") else None,
+        tenant=_tenant(row) if row.has("tenant") else TENANT,
         state_bytes=row.whole("state_bytes", 0, MAX_STATE_BYTES) if row.has("state_bytes") else 0,
         curve=curve,
         min_gpus=min_gpus,
@@ -262,6 +274,13 @@ def _job_id(row: Row) -> str:
     if not job_id.isprintable() or len(job_id) > MAX_ID_CHARS:
         raise row.bad_input("job_id", f"must be 1 to {MAX_ID_CHARS} printable characters")
     return job_id
+
+
+def _tenant(row: Row) -> str:
+    tenant = row.text("tenant")
+    if re.fullmatch(TOKEN_PATTERN, tenant) is None:
+        raise row.bad_input("tenant", PATTERNS_IN_WORDS[TOKEN_PATTERN])
+    return tenant
 
 
 def _num_iterations(row: Row, curve: ScalingCurve) -> int:

@@ -39,6 +39,9 @@ def job_class_of(row: Row) -> JobClass:
     return CLASSES[chosen[0]] if chosen else JobClass.SLO
 
 
+TENANT = "trace"  # of jobs whose trace names none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
     """One job. Times are in seconds on the clock of the trace.
@@ -46,7 +49,7 @@ class TraceJob:
     deadline_s: absolute; None for best effort, and only then.
     num_gpus, duration_s: requested GPUs and the time that the job ran on them, for the rigid baselines only;
     0 = unknown; num_gpus need be neither a power of two nor a level of the curve.
-    priority: for baselines by priority only, the greater first; None: that of its class.
+    priority: the greater first; None: that of its class for baselines, and else 1.
     state_bytes: parameters, optimizer and buffers, which a resize moves; 0 = unknown.
     curve: at all levels where the job makes progress and may run, also beyond the size of the cluster; on the pool's
     first GPU type. measured: the whole curve of its model, if the range excludes a part of it. measured_by_type: the
@@ -64,6 +67,7 @@ class TraceJob:
     num_gpus: int = 0
     duration_s: float = 0.0
     priority: float | None = None
+    tenant: str = TENANT
     state_bytes: int = 0
     curve: ScalingCurve
     min_gpus: int = 1

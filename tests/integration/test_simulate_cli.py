@@ -43,6 +43,8 @@ NUMBERS = (
     "mean_jct_small_s",
     "median_jct_large_s",
     "mean_jct_best_effort_s",
+    "max_slowdown_best_effort",
+    "max_stops_best_effort",
     "mean_queueing_s",
     "median_queueing_s",
     "utilization",
@@ -132,6 +134,14 @@ def test_the_usage_line_names_the_typed_command(called: str, usage: str) -> None
         (("--trace", "small", "--nodes", "0"), "nodes must be at least 1"),
         (("--trace", "small", "--gpus-per-node", "0"), "GPUs per node must be at least 1"),
         (("--trace", "small", "--policy", "magic"), "policy 'magic' must be one of selective"),
+        (
+            ("--trace", "small", "--best-effort", "magic"),
+            "'magic' is no rule; choose one of shortest-first, fair, elas",
+        ),
+        (
+            ("--trace", "small", "--policy", "edf", "--best-effort", "fair"),
+            "'edf' has a rule of its own; for a rule of",
+        ),
         (("--trace", "small", "--overhead", "much"), "overhead 'much' must be none"),
         (("--trace", "small", "--throughputs", "nowhere"), "nowhere"),
         (("--trace", "small", "--out", "/dev/null/out"), "/dev/null/out: no file can be written there"),

@@ -5,7 +5,7 @@ Source: ElasticFlow, Algorithm 2, in continuous time: a step up must also pay fo
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -61,14 +61,26 @@ def keep_unsaved_work(
 
 @compiled
 def start_waiting_jobs(
-    availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, jobs_K: Integers, work: ScratchArrays
+    availability: AvailabilityProfile,
+    schedules: Schedules,
+    jobs: Jobs,
+    jobs_K: Integers,
+    most_K: Integers,
+    work: ScratchArrays,
 ) -> None:
-    """Give each job in turn its smallest level, if that is free for long enough to be useful."""
+    """Give each job in turn its smallest level, if that is free for long enough to be useful.
+
+    most_K: more GPUs, up to so many, for jobs that shall have more than their smallest level.
+    """
     now_s = availability.start_B[0]
-    for job in jobs_K:
+    for index in range(len(jobs_K)):
+        job = jobs_K[index]
         if availability.free_B[0] <= 0:
             return
-        count = fill(availability, jobs, job, 0, np.inf, work.found, work.memory)
+        cap = 0
+        while cap + 1 < jobs.num_levels_J[job] and jobs.levels_JL[job, cap + 1] <= most_K[index]:
+            cap += 1
+        count = fill(availability, jobs, job, cap, np.inf, work.found, work.memory)
         if count > 0 and work.found.start_M[0] <= now_s:
             write_segments(schedules, job, work.found, count)
             reserve(availability, schedules, job)
@@ -209,6 +221,14 @@ def next_paying_step(
 IMMINENT_S = 0.05
 _NO_ROWS: Mapping[int, float] = MappingProxyType({})
 
+SharesOf = Callable[[int, Mapping[int, int]], Mapping[int, int]]
+"""shares_of(num_gpus, taken) -> the GPUs of each row that shares num_gpus. taken: by row, what rows have already."""
+
+
+def no_shares(num_gpus: int, taken: Mapping[int, int]) -> Mapping[int, int]:
+    """No row begins with more than its smallest level."""
+    return {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
@@ -226,6 +246,7 @@ def allocate(
     soft: Mapping[int, float] = _NO_ROWS,
     num_lent: int = 0,
     padding: Sequence[int] = (),
+    shares_of: SharesOf = no_shares,
 ) -> Allocation:
     """Return the shares for now: those of the plan, then one level for each opportunistic row in order, then by
     marginal return.
@@ -235,6 +256,7 @@ def allocate(
     hysteresis_s: a resize beyond the plan must end the job at least this much earlier.
     num_lent: GPUs beside those of the plan that are reserved for failures; only opportunistic jobs may use them.
     padding: rows that get what no other row can use, in the same way.
+    shares_of: of the free GPUs, those that opportunistic rows begin with, before others begin with one level.
     Opportunistic jobs that would start over at a change keep their GPUs before others start (docs/adr/0090).
     No promise is touched: a schedule is only replaced by one that ends no later and fits around all others.
     Opportunistic jobs use GPUs that no promise holds, for as long as none does, and those of a node that leaves as if
@@ -255,15 +277,15 @@ def allocate(
     bring_changes_forward(availability, schedules, plan.promised, changed, IMMINENT_S)
     fill_or_report_late(availability, schedules, jobs, planned, changed, work)
     keep_unsaved_work(availability, schedules, jobs, _without_schedule(schedules, rows), work)
-    start_waiting_jobs(availability, schedules, jobs, _without_schedule(schedules, rows), work)
+    _start(plan, rows, shares_of)
     allocate_by_marginal_return(availability, schedules, jobs, all_rows, changed, hysteresis_s, work)
     if num_lent or plan.drops:
         for drop in plan.drops:
             change(availability, drop.at_s, math.inf, drop.num_gpus)
         change(availability, plan.now_s, math.inf, num_lent)
-        start_waiting_jobs(availability, schedules, jobs, _without_schedule(schedules, rows), work)
+        _start(plan, rows, shares_of)
         allocate_by_marginal_return(availability, schedules, jobs, rows, changed, hysteresis_s, work)
-    start_waiting_jobs(availability, schedules, jobs, last, work)
+    _start(plan, last, no_shares)
     allocate_by_marginal_return(availability, schedules, jobs, last, changed, hysteresis_s, work)
     all_rows = np.concatenate((all_rows, last))
     starts_s, ends_s = schedules.start_JM[all_rows, 0], schedules.end_JM[all_rows, 0]
@@ -277,6 +299,20 @@ def allocate(
         },
         valid_until_s=float(changes_s.min(initial=math.inf)),
     )
+
+
+def _start(plan: AdmissionPlan, rows: Integers, shares_of: SharesOf) -> None:
+    """Start the rows without a schedule: those with a share first, at most with that, then each with one level."""
+    schedules, availability = plan.table.schedules, plan.availability
+    waiting, num_free = _without_schedule(schedules, rows), int(availability.free_B[0])
+    if not len(waiting) or num_free <= 0:
+        return
+    running = rows[(schedules.count_J[rows] > 0) & (schedules.start_JM[rows, 0] <= plan.now_s)]
+    taken = dict(zip(running.tolist(), schedules.num_gpus_JM[running, 0].tolist(), strict=True))
+    shares = shares_of(num_free, taken)
+    most_K = np.array([shares.get(row, 0) for row in waiting.tolist()], np.int64)
+    order = np.argsort(most_K == 0, kind="stable")
+    start_waiting_jobs(availability, schedules, plan.table.jobs, waiting[order], most_K[order], plan.scratch_arrays)
 
 
 def _without_schedule(schedules: Schedules, rows: Integers) -> Integers:

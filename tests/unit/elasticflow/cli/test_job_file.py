@@ -37,6 +37,7 @@ mixed = true
 shard_optimizer = true
 torchrun = false
 class = "slo"
+priority = 2.5
 name = "nightly"
 quote = ""
 tenant = "lab"
@@ -111,6 +112,7 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--mixed",
         "--shard-optimizer",
         "--class=slo",
+        "--priority=2.5",
         "--name=nightly",
         "--quote=",
         "--tenant=lab",

@@ -50,7 +50,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def value_of(row: Row) -> Any:
     """A value that is not the default."""
     kind = get_args(row.parameter.annotation)[0]
-    kinds = {bool: True, int | None: 7, Path | None: Path("folder")}
+    kinds = {bool: True, int | None: 7, float | None: 2.5, Path | None: Path("folder")}
     return TEXTS.get(row.name, kinds.get(kind, row.name))
 
 
@@ -93,7 +93,7 @@ def is_row(word: str, key: str, name: str) -> bool:
 def toml_of(key: str, value: Any) -> str:
     """As a user writes it: values by name as a table."""
     match value:
-        case bool() | int():
+        case bool() | int() | float():
             return f"{key} = {str(value).lower()}\n"
         case tuple() if key not in ("arguments", "secret"):
             pairs = (text.partition("=") for text in value)

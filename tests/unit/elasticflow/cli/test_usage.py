@@ -380,7 +380,9 @@ def test_a_quote_takes_a_submitted_line_and_reads_no_secret(nowhere: Path) -> No
 @pytest.mark.parametrize("command", ["quote", "profile"])
 def test_all_options_on_which_a_speed_depends_are_those_of_a_submission(nowhere: Path, command: str) -> None:
     group: Any = typer.main.get_command(app)
-    lacking = {"job_class", "name", "sweep", "quote"} | ({"deadline", "iterations"} if command == "profile" else set())
+    lacking = {"job_class", "priority", "name", "sweep", "quote"} | (
+        {"deadline", "iterations"} if command == "profile" else set()
+    )
     named = {row.name for row in rows_of(SubmissionOptions)}
     assert named - {parameter.name for parameter in group.commands[command].params} == lacking
 

@@ -62,6 +62,16 @@ def test_a_job_may_divide_the_state_of_its_optimizer():
     assert chosen.command() == "eflow submit a.py --shard-optimizer"
 
 
+def test_a_job_has_a_priority_beside_others_of_its_tenant():
+    assert Small().set_deadline(within="2m").spec().priority == 1.0
+    chosen = SubmissionOptions(target="a.py", priority=2.0)
+    assert chosen.apply(Small()).set_deadline(within="2m").spec().priority == 2.0
+    assert chosen.command() == "eflow submit a.py --priority 2.0"
+    for wrong in (0, -1, float("nan"), 1e7):
+        with pytest.raises(InvalidJob, match="priority: must be"):
+            Small().set_deadline(within="2m").set_priority(wrong).spec()
+
+
 class Mixed(Small):
     mixed_gpu_types = True
 
