@@ -44,10 +44,8 @@ class Blocks:
         self._blocks_by_level_S = [
             [(level, bits(starts[at, level])) for at, level in sorted(starts) if at == size] for size in sizes_S
         ]
-        self._worst_block_S = [
-            (by_level[-1][0], len({gpu.node_id for gpu in self.gpus_of_block(s, first(by_level[-1][1]))}))
-            for s, by_level in enumerate(self._blocks_by_level_S)
-        ]
+        self._worst_level_S = [by_level[-1][0] for by_level in self._blocks_by_level_S]
+        self._unit_S = [_unit(self._worst_level_S, topology.worst_level, s) for s in range(len(self._worst_level_S))]
         self._part_by_level_P = [
             (level, part_R[self.rank_P]) for level, part_R in _parts(topology.tree, len(gpus)).items()
         ]
@@ -73,9 +71,16 @@ class Blocks:
         """The blocks of 2^s GPUs by what connects them, fastest first."""
         return self._blocks_by_level_S[s]
 
-    def worst_block(self, s: int) -> tuple[Level, int]:
-        """What connects the worst block of 2^s GPUs, and on how many nodes it is."""
-        return self._worst_block_S[s]
+    def worst_level(self, s: int) -> Level:
+        """What connects the worst block of 2^s GPUs."""
+        return self._worst_level_S[s]
+
+    def unit(self, s: int) -> int:
+        """The exponent of the blocks that a job of 2^s GPUs needs: smaller ones where any of these serve as well.
+
+        Jobs that the top of the tree connects need only parts of it that are whole, such as nodes.
+        """
+        return self._unit_S[s]
 
     def level_of_block(self, s: int, start: int) -> Level:
         """What connects the block of 2^s GPUs that begins at `start`."""
@@ -144,6 +149,12 @@ def _paired(part: Branch | GpuId) -> list[_Block]:
                 block = _Block(part.level, 2 * block.size, (buddy, block))
             alone[block.size] = block
     return list(alone.values())
+
+
+def _unit(worst_level_S: Sequence[Level], top: Level, s: int) -> int:
+    """See `Blocks.unit`."""
+    near = [inner for inner in range(s) if worst_level_S[inner] < top]
+    return max(near, default=0) if worst_level_S[s] == top else s
 
 
 def _number(block: _Block, gpus: list[GpuId], starts: dict[tuple[int, Level], list[int]]) -> None:

@@ -133,11 +133,13 @@ class GpuPositions:
 
     @property
     def meets_claim(self) -> bool:
-        """Whether they are connected no worse than the worst buddy block of their size, and on no more nodes."""
+        """Whether they are connected no worse than the worst buddy block of their size, and on no more nodes than there
+        are units in one."""
         if self.num_gpus <= 0 or self.num_gpus & (self.num_gpus - 1):
             return True
-        level, num_nodes = self.blocks.worst_block(log2(self.num_gpus))
-        return self.level <= level and len({gpu.node_id for gpu in self.gpus}) <= num_nodes
+        size = log2(self.num_gpus)
+        num_nodes = len({gpu.node_id for gpu in self.gpus})
+        return self.level <= self.blocks.worst_level(size) and (num_nodes <= 1 << max(size - self.blocks.unit(size), 0))
 
     @property
     def spread(self) -> bool:

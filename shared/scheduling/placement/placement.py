@@ -9,9 +9,8 @@ GPUs. Source: ElasticFlow, section 4.3.
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from types import MappingProxyType
 
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.placement_curves import PlacementCurves
@@ -70,7 +69,7 @@ class MigrationRules:
     migration_benefit: Callable[[str], MigrationBenefit]
     claims: Set[str] = frozenset()
     displacement_cost: Callable[[str], float] = lambda job_id: inf
-    given_up: Mapping[str, Collection[GpuId]] = MappingProxyType({})
+    given_up: Mapping[str, Collection[GpuId]] = field(default_factory=dict[str, Collection[GpuId]])
 
 
 def place(
@@ -181,18 +180,15 @@ class PlacementBuilder:
             held = self.positions_by_job[job_id]  # a job before it may have displaced it
             if held.meets_claim or self._displacement_cost(job_id) == inf:
                 continue
-            size = log2(held.num_gpus)
             del self.positions_by_job[job_id]
             self._free.give(held.positions)
-            start = self._free.best_fit(size)
-            if start is None:
-                start = self._emptied_block(size)
-            if start is None:
+            claimed = self._claimed(log2(held.num_gpus))
+            if claimed is None:
                 self._free.take(held.positions)
                 self.positions_by_job[job_id] = held
                 continue
-            self._free.take_block(size, start)
-            self._move(job_id, size, start)
+            self._take(job_id, claimed)
+            self.migrated.add(job_id)
             self._place_all(())
 
     def _place_all(self, jobs: Iterable[tuple[int, str]]) -> None:
@@ -241,18 +237,24 @@ class PlacementBuilder:
         return migration_benefit.gained_gpu_seconds(level, closer) > migration_benefit.lost_gpu_seconds
 
     def _find_block(self, job_id: str, size: int) -> None:
+        if self._has_claim(job_id) and (claimed := self._claimed(size)) is not None:
+            self._take(job_id, claimed)
+            return
         start = self._free.best_fit(size)
-        if start is None and self._has_claim(job_id):
-            start = self._emptied_block(size)
         if start is None:
             fragments = self._free.fragments(1 << size)
             start = self._block_after_migrations(job_id, size, self._blocks.level(fragments)) if self._movable else None
             if start is None:
-                self._free.take(fragments)
-                gpus = self._blocks.gpus(self._blocks.members(fragments))
-                self.positions_by_job[job_id] = GpuPositions(self._blocks, gpus, 1 << size)
+                self._take(job_id, fragments)
                 return
         self._assign(job_id, size, start)
+
+    def _take(self, job_id: str, positions: BitSet) -> None:
+        """Give a job these free positions."""
+        self._free.take(positions)
+        gpus = self._blocks.gpus(self._blocks.members(positions))
+        self.positions_by_job[job_id] = GpuPositions(self._blocks, gpus, len(gpus))
+        self._movers = None
 
     def _assign(self, job_id: str, size: int, start: int) -> None:
         self._free.take_block(size, start)
@@ -315,36 +317,52 @@ class PlacementBuilder:
             return 0.0
         return self._migration_rules.displacement_cost(job_id)
 
-    def _emptied_block(self, size: int) -> int | None:
-        """The start of the block whose jobs can leave it at the least cost; they wait for another place.
+    def _claimed(self, size: int) -> BitSet | None:
+        """Free positions for a claim to 2^size GPUs, after the jobs on them have left; None if too many must stay."""
+        start = self._free.best_fit(size)
+        if start is not None:
+            return _block(size, start)
+        unit = self._blocks.unit(size)
+        free = self._blocks.members(self._blocks.inside(self._free.positions, unit))
+        num_missing = (1 << (size - unit)) - len(free)
+        emptied = self._emptied_blocks(unit, num_missing) if num_missing > 0 else []
+        if emptied is None:
+            return None
+        chosen = [*free, *emptied][: 1 << (size - unit)]
+        return sum(_block(unit, start) for start in chosen)
+
+    def _emptied_blocks(self, size: int, count: int) -> list[int] | None:
+        """The starts of the blocks whose jobs can leave them at the least cost; they wait for another place.
 
         Larger and equal jobs with a claim keep their blocks. None if jobs that must not migrate lie in all others.
         """
-        holders, kept = dict[int, str](), 0
+        holders, kept = dict[int, str](), self._withheld
         for job_id, held in self.positions_by_job.items():
-            if self._has_claim(job_id) and held.num_gpus >= 1 << size and self._is_block(held):
+            if self._has_claim(job_id) and held.num_gpus >= 1 << size and self._is_whole(held):
                 kept |= held.positions
             else:
                 holders.update(dict.fromkeys(self._blocks.members(held.positions), job_id))
         taken = self._blocks.counts(self.taken, size)
-        allowed = self._blocks.every_position & ~(kept | self._withheld)
-        candidates = self._blocks.members(self._blocks.inside(allowed, size))
-        best_cost, best = inf, None
-        num_tried = 0
+        candidates = self._blocks.members(self._blocks.inside(self._blocks.every_position & ~kept, size))
+        found = list[tuple[float, int]]()
         for start in sorted(candidates, key=lambda start: taken[start >> size]):
             leaving = {holders[each] for each in range(start, start + (1 << size)) if each in holders}
             cost = sum(map(self._displacement_cost, leaving))
-            if cost < best_cost:
-                best_cost, best = cost, start
-            num_tried += cost < inf
-            if num_tried == MAX_BLOCKS_TRIED:
+            if leaving and cost < inf:
+                found.append((cost, start))
+            if len(found) == count + MAX_BLOCKS_TRIED:
                 break
-        if best is not None:
-            self._displace({holders[each] for each in range(best, best + (1 << size)) if each in holders})
-        return best
+        if len(found) < count:
+            return None
+        chosen = [start for _, start in sorted(found)[:count]]
+        positions = {each for start in chosen for each in range(start, start + (1 << size))}
+        self._displace({holders[each] for each in positions if each in holders})
+        return chosen
 
-    def _is_block(self, held: GpuPositions) -> bool:
-        return bool(self._blocks.inside(held.positions, log2(held.num_gpus)))
+    def _is_whole(self, held: GpuPositions) -> bool:
+        """Whether a job holds a block, or as many units of one as it needs."""
+        unit = self._blocks.unit(log2(held.num_gpus))
+        return self._blocks.inside(held.positions, unit).bit_count() << unit == held.num_gpus
 
     def _displace(self, job_ids: Set[str]) -> None:
         """Free the GPUs of these jobs; they are placed anew."""
