@@ -6,8 +6,7 @@ block (docs/adr/0107). Other jobs move only if that pays, and may get fragments.
 GPUs. Source: ElasticFlow, section 4.3.
 """
 
-from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -149,7 +148,6 @@ class PlacementBuilder:
         given_up = migration_rules.given_up if migration_rules is not None else {}
         self._given_up = {job_id: blocks.positions(gpus) for job_id, gpus in given_up.items()}
         self._withheld = 0  # free positions that the job does not get which is placed now
-        self._waiting: list[tuple[int, str]] = []  # the negative number of GPUs, and the job: largest first
 
     @property
     def taken(self) -> BitSet:
@@ -170,7 +168,9 @@ class PlacementBuilder:
                 start = self._free.best_fit(size, self._blocks.near(own, size))
                 if start is not None:
                     self._assign(job_id, size, start)
-        self._place_all((wanted[job_id], job_id) for job_id in waiting if job_id not in self.positions_by_job)
+        for job_id in waiting:
+            if job_id not in self.positions_by_job:
+                self._place_anew(job_id, wanted[job_id])
 
     def keep_claims(self) -> None:
         """Migrate jobs that are connected worse than their claim, because a node was lost or a block was not free."""
@@ -182,25 +182,21 @@ class PlacementBuilder:
                 continue
             del self.positions_by_job[job_id]
             self._free.give(held.positions)
-            claimed = self._claimed(log2(held.num_gpus))
-            if claimed is None:
+            if self._place_claim(job_id, log2(held.num_gpus)):
+                self.migrated.add(job_id)
+            else:
                 self._free.take(held.positions)
                 self.positions_by_job[job_id] = held
-                continue
-            self._take(job_id, claimed)
-            self.migrated.add(job_id)
-            self._place_all(())
 
-    def _place_all(self, jobs: Iterable[tuple[int, str]]) -> None:
-        """Place these jobs and all that they displace, by falling number of GPUs."""
-        for num_gpus, job_id in jobs:
-            insort(self._waiting, (-num_gpus, job_id))
-        while self._waiting:
-            negative, job_id = self._waiting.pop(0)
-            with self._free_without(job_id, -negative):
-                self._find_block(job_id, log2(-negative))
-            if job_id in self._staying:
-                self.migrated.add(job_id)
+    def _place_anew(self, job_id: str, num_gpus: int) -> bool:
+        """Whether the place meets the claim of the job, if it has one."""
+        if job_id in self._staying:
+            self.migrated.add(job_id)
+        with self._free_without(job_id, num_gpus):
+            if self._has_claim(job_id) and self._place_claim(job_id, log2(num_gpus)):
+                return True
+            self._find_block(job_id, log2(num_gpus))
+        return self.positions_by_job[job_id].meets_claim or not self._has_claim(job_id)
 
     @contextmanager
     def _free_without(self, job_id: str, num_gpus: int) -> Iterator[None]:
@@ -210,9 +206,9 @@ class PlacementBuilder:
             yield
             return
         self._free.take(withheld)
-        self._withheld = withheld
+        self._withheld |= withheld
         yield
-        self._withheld = 0
+        self._withheld ^= withheld
         self._free.give(withheld)
 
     def bring_closer(self) -> None:
@@ -237,9 +233,6 @@ class PlacementBuilder:
         return migration_benefit.gained_gpu_seconds(level, closer) > migration_benefit.lost_gpu_seconds
 
     def _find_block(self, job_id: str, size: int) -> None:
-        if self._has_claim(job_id) and (claimed := self._claimed(size)) is not None:
-            self._take(job_id, claimed)
-            return
         start = self._free.best_fit(size)
         if start is None:
             fragments = self._free.fragments(1 << size)
@@ -317,24 +310,37 @@ class PlacementBuilder:
             return 0.0
         return self._migration_rules.displacement_cost(job_id)
 
-    def _claimed(self, size: int) -> BitSet | None:
-        """Free positions for a claim to 2^size GPUs, after the jobs on them have left; None if too many must stay."""
+    def _place_claim(self, job_id: str, size: int) -> bool:
+        """Place a job with a claim to 2^size GPUs, after the jobs that lie there have moved.
+
+        Nothing changes if one of these would lose its own claim: jobs that must not migrate are in its way.
+        """
         start = self._free.best_fit(size)
         if start is not None:
-            return _block(size, start)
+            self._assign(job_id, size, start)
+            return True
         unit = self._blocks.unit(size)
-        free = self._blocks.members(self._blocks.inside(self._free.positions, unit))
+        free = self._blocks.members(self._blocks.inside(self._free.positions, unit))[: 1 << (size - unit)]
         num_missing = (1 << (size - unit)) - len(free)
-        emptied = self._emptied_blocks(unit, num_missing) if num_missing > 0 else []
-        if emptied is None:
-            return None
-        chosen = [*free, *emptied][: 1 << (size - unit)]
-        return sum(_block(unit, start) for start in chosen)
+        if not num_missing:
+            self._take(job_id, sum(_block(unit, start) for start in free))
+            return True
+        cheapest = self._clearable_blocks(unit, num_missing + MAX_BLOCKS_TRIED)
+        for first in range(len(cheapest) - num_missing + 1):
+            before = (dict(self.positions_by_job), self._free.positions, set(self.migrated), list(self._movable))
+            emptied = cheapest[first : first + num_missing]
+            displaced = self._displaced_from(sum(_block(unit, start) for start in emptied))
+            self._take(job_id, sum(_block(unit, start) for start in (*free, *emptied)))
+            if all(self._place_anew(other_id, num_gpus) for num_gpus, other_id in displaced):
+                return True
+            self.positions_by_job, positions, self.migrated, self._movable = before
+            self._free, self._movers = FreeBlocks(self._blocks, positions, self._avoided), None
+        return False
 
-    def _emptied_blocks(self, size: int, count: int) -> list[int] | None:
-        """The starts of the blocks whose jobs can leave them at the least cost; they wait for another place.
+    def _clearable_blocks(self, size: int, count: int) -> list[int]:
+        """The starts of blocks whose jobs can leave, cheapest first among those with the fewest GPUs to leave.
 
-        Larger and equal jobs with a claim keep their blocks. None if jobs that must not migrate lie in all others.
+        Larger and equal jobs with a claim keep their blocks.
         """
         holders, kept = dict[int, str](), self._withheld
         for job_id, held in self.positions_by_job.items():
@@ -350,28 +356,24 @@ class PlacementBuilder:
             cost = sum(map(self._displacement_cost, leaving))
             if leaving and cost < inf:
                 found.append((cost, start))
-            if len(found) == count + MAX_BLOCKS_TRIED:
+            if len(found) == count:
                 break
-        if len(found) < count:
-            return None
-        chosen = [start for _, start in sorted(found)[:count]]
-        positions = {each for start in chosen for each in range(start, start + (1 << size))}
-        self._displace({holders[each] for each in positions if each in holders})
-        return chosen
+        return [start for _, start in sorted(found)]
+
+    def _displaced_from(self, positions: BitSet) -> list[tuple[int, str]]:
+        """Free all GPUs of the jobs on these positions; return their numbers of GPUs and the jobs, largest first."""
+        leaving = [job_id for job_id, held in self.positions_by_job.items() if held.positions & positions]
+        sizes = [(self.positions_by_job[job_id].num_gpus, job_id) for job_id in leaving]
+        for job_id in leaving:
+            self._free.give(self.positions_by_job.pop(job_id).positions)
+        self._movable = [job_id for job_id in self._movable if job_id not in leaving]
+        self._movers = None
+        return sorted(sizes, key=lambda each: (-each[0], each[1]))
 
     def _is_whole(self, held: GpuPositions) -> bool:
         """Whether a job holds a block, or as many units of one as it needs."""
         unit = self._blocks.unit(log2(held.num_gpus))
         return self._blocks.inside(held.positions, unit).bit_count() << unit == held.num_gpus
-
-    def _displace(self, job_ids: Set[str]) -> None:
-        """Free the GPUs of these jobs; they are placed anew."""
-        for job_id in sorted(job_ids):
-            held = self.positions_by_job.pop(job_id)
-            self._free.give(held.positions)
-            insort(self._waiting, (-held.num_gpus, job_id))
-        self._movable = [job_id for job_id in self._movable if job_id not in job_ids]
-        self._movers = None
 
     def _migration_benefit(self, job_id: str) -> MigrationBenefit:
         assert self._migration_rules is not None
