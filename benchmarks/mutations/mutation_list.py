@@ -475,7 +475,7 @@ _NODES = (
     ),
     Mutation(
         name="a drained node used",
-        file="services/placement/policy.py",
+        file="shared/state/topology.py",
         old="            if node.takes_jobs\n        )\n    )\n",
         new="            if node.alive\n        )\n    )\n",
         tests=("tests/unit/services/test_nodes_with_ends.py",),

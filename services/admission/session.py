@@ -22,7 +22,7 @@ from elasticflow.shared.scheduling.admission.block_packing import packs
 from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
-from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, migrations_per_s
+from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, migration_budget
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.fold.profiles import with_profile
@@ -168,9 +168,9 @@ class AdmissionSession:
         None without a search if a job that asks for less was rejected.
         """
         ready, proposal = self._propose(job)
-        if proposal is not None or not job.migrations_per_s:
+        if proposal is not None or not job.migration_budget:
             return ready, proposal
-        return ready._propose(replace(job, migrations_per_s=0.0))
+        return ready._propose(replace(job, migration_budget=0.0))
 
     def _propose(self, job: SchedulableJob) -> "tuple[AdmissionSession, Proposal | None]":
         ready = self.with_search()
@@ -184,7 +184,7 @@ class AdmissionSession:
     @property
     def allows_migrations(self) -> bool:
         """Whether promises have room for migrations, because places differ."""
-        return migrations_per_s(self.planned_state) > 0.0
+        return migration_budget(self.planned_state) > 0.0
 
     def accept(self, proposal: Proposal) -> "tuple[AdmissionSession, dict[str, ShareSchedule]]":
         """Promise it. Also the schedules of other jobs that are no longer those of the ledger, by job."""

@@ -95,7 +95,7 @@ def admitted(
             gpu_seconds=needed_gpu_seconds,
             least_gpu_seconds=least_gpu_seconds,
             replanned=replanned,
-            pinned=proposal is not None and session.allows_migrations and not proposal.job.migrations_per_s,
+            pinned=proposal is not None and session.allows_migrations and not proposal.job.migration_budget,
             at_s=session.now_s,
         )
     )

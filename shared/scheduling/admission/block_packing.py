@@ -27,9 +27,9 @@ def packs(plan: AdmissionPlan, proposal: Proposal) -> bool:
     A promised job is pinned if it may never migrate.
     """
     table = plan.table
-    is_pinned_J: Flags = table.jobs.migrations_per_s_J[: table.num_jobs] == 0.0
+    is_pinned_J: Flags = table.jobs.migration_budget_J[: table.num_jobs] == 0.0
     rows = np.setdiff1d(np.setdiff1d(plan.scheduled, plan.gone), proposal.rows)
-    changed_are_pinned = np.append(is_pinned_J[proposal.rows[:-1]], not proposal.job.migrations_per_s)
+    changed_are_pinned = np.append(is_pinned_J[proposal.rows[:-1]], not proposal.job.migration_budget)
     if not changed_are_pinned.any() and not is_pinned_J[rows].any():
         return True
     kept = _segments(table.schedules, rows, is_pinned_J[rows])

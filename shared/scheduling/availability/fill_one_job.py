@@ -56,11 +56,20 @@ class Jobs(NamedTuple):
     lost_JL: Floats  # iterations that k failures cost at most while it holds up to this level
     moved_JL: Floats  # iterations that one move to other GPUs costs at most while it holds up to this level
     migrated_JL: Floats  # and one migration
-    migrations_J: Floats  # so often it may be migrated now, at most once (docs/adr/0107)
-    migrations_per_s_J: Floats  # and so often later
+    since_migration_J: Floats  # seconds
+    migration_budget_J: Floats  # the part of its time that migrations may take; 0: it never migrates (docs/adr/0107)
     unsaved_J: Floats  # iterations that its next change of GPUs loses (docs/adr/0090)
     starts_over_J: Flags  # whether any change loses all iterations: nothing is saved
     moves_s: Floats  # ascending: when nodes leave, so that each job may have to move once (docs/adr/0072)
+
+
+@compiled
+def migrated_iterations_per_s(jobs: Jobs, job: int, cap: int) -> float:
+    """The iterations that its budget lets migrations cost each second, while the job holds up to a level.
+
+    They add up from its last migration to one migration at once.
+    """
+    return jobs.migration_budget_J[job] * jobs.rates_JL[job, cap]
 
 
 @compiled
@@ -85,8 +94,9 @@ def fill(
         return 0
     lost, moved, migrated = jobs.lost_JL[job, cap], jobs.moved_JL[job, cap], jobs.migrated_JL[job, cap]
     left = jobs.remaining_J[job] + SLACK_S * rates[jobs.num_levels_J[job] - 1] + lost
-    left += migrated * jobs.migrations_J[job]
-    lost_per_s = lost / OUTAGE_S + migrated * jobs.migrations_per_s_J[job]  # these grow with the duration
+    migrated_per_s = migrated_iterations_per_s(jobs, job, cap)
+    left += min(migrated, migrated_per_s * jobs.since_migration_J[job])
+    lost_per_s = lost / OUTAGE_S + migrated_per_s  # these grow with the duration
     if num_pieces + 4 * MAX_SEGMENTS > start_B.shape[0]:  # no capacity to reserve the result
         return TOO_MANY
     window_s = by_s - now_s
@@ -163,7 +173,7 @@ def earliest_end_s(
 ) -> float:
     """The earliest end of the job over all caps; inf if it does not end by `by_s`."""
     earliest_s, num_caps, count = np.inf, jobs.num_levels_J[job], LATE
-    may_move, may_migrate = jobs.moves_s.shape[0] > 0, jobs.migrations_per_s_J[job] > 0.0
+    may_move, may_migrate = jobs.moves_s.shape[0] > 0, jobs.migration_budget_J[job] > 0.0
     for cap in range(num_caps - 1, -1, -1):
         loses_less = cap == num_caps - 1 or jobs.lost_JL[job, cap] < jobs.lost_JL[job, cap + 1]
         loses_less = loses_less or (may_move and jobs.moved_JL[job, cap] < jobs.moved_JL[job, cap + 1])

@@ -19,7 +19,12 @@ from elasticflow.shared.scheduling.availability.fill_many_jobs import (
     fill_or_report_late,
     fill_to_earliest_end,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S, SLACK_S, Jobs
+from elasticflow.shared.scheduling.availability.fill_one_job import (
+    OUTAGE_S,
+    SLACK_S,
+    Jobs,
+    migrated_iterations_per_s,
+)
 from elasticflow.shared.scheduling.compiled_loops import Flags, Integers, compiled
 
 WORTH_MOVING_S = 1.0  # gain of all late jobs together that justifies moving the others
@@ -191,8 +196,9 @@ def trim_to_remaining_work(schedules: Schedules, jobs: Jobs, job: int, covers_mo
     all_left = left + jobs.unsaved_J[job]
     highest = highest_level(schedules, jobs, job)
     lost, moved = jobs.lost_JL[job, highest], jobs.moved_JL[job, highest]
-    lost_per_s = lost / OUTAGE_S + jobs.migrated_JL[job, highest] * jobs.migrations_per_s_J[job]
-    lost += jobs.migrated_JL[job, highest] * jobs.migrations_J[job]
+    migrated_per_s = migrated_iterations_per_s(jobs, job, highest)
+    lost_per_s = lost / OUTAGE_S + migrated_per_s
+    lost += min(jobs.migrated_JL[job, highest], migrated_per_s * jobs.since_migration_J[job])
     done, needed_until_s = False, np.inf
     for segment in range(count):
         level = 0

@@ -22,6 +22,8 @@ from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
 from elasticflow.shared.scheduling.compiled_loops import Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, Disturbances, ResizeCost, ScalingCurve
 
+LONG_AGO_S = 1e12  # a job that has never migrated
+
 Schedule = tuple[ShareSegment, ...]
 """The GPUs one job holds over time: disjoint segments in order; the job ends with the last of them."""
 
@@ -42,14 +44,13 @@ class SchedulableJob:
     unsaved_iterations: float = 0.0  # that its next change of GPUs loses
     starts_over: bool = False  # each change of GPUs loses all iterations
     migration_cost: ResizeCost = FREE
-    migrations: float = 1.0  # so often it may be migrated now, if it ever may
-    migrations_per_s: float = 0.0  # and so often later
+    migration_budget: float = 0.0  # of its time, and one migration at once; 0: it never migrates
 
     def asks_no_less_than(self, other: "SchedulableJob") -> bool:
         """Whether it has the curve of the other, no less work, is due no later, and has no less room to migrate."""
         return (
             self.curve == other.curve
-            and self.migrations_per_s >= other.migrations_per_s
+            and self.migration_budget >= other.migration_budget
             and self.deadline_s <= other.deadline_s
             and self.remaining_iterations >= other.remaining_iterations
         )
@@ -98,8 +99,8 @@ class JobTable:
         self.jobs.deadline_J[row] = job.deadline_s
         self.jobs.unsaved_J[row] = job.unsaved_iterations
         self.jobs.starts_over_J[row] = job.starts_over
-        self.jobs.migrations_J[row] = job.migrations if job.migrations_per_s else 0.0
-        self.jobs.migrations_per_s_J[row] = job.migrations_per_s
+        self.jobs.since_migration_J[row] = LONG_AGO_S
+        self.jobs.migration_budget_J[row] = job.migration_budget
         self.schedules.count_J[row] = 0
         self.job_ids.append(job.job_id)
         self.num_jobs += 1
@@ -211,8 +212,8 @@ def copy_rows(jobs: Jobs, schedules: Schedules, other_jobs: Jobs, other_schedule
         jobs.held_J[new] = other_jobs.held_J[old]
         jobs.stalled_until_J[new] = other_jobs.stalled_until_J[old]
         jobs.deadline_J[new] = other_jobs.deadline_J[old]
-        jobs.migrations_J[new] = other_jobs.migrations_J[old]
-        jobs.migrations_per_s_J[new] = other_jobs.migrations_per_s_J[old]
+        jobs.since_migration_J[new] = other_jobs.since_migration_J[old]
+        jobs.migration_budget_J[new] = other_jobs.migration_budget_J[old]
         jobs.unsaved_J[new] = other_jobs.unsaved_J[old]
         jobs.starts_over_J[new] = other_jobs.starts_over_J[old]
         copy_schedule(schedules, new, other_schedules, old)

@@ -18,6 +18,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import Sche
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
 from elasticflow.shared.scheduling.compiled_loops import Flags, Integers
 from elasticflow.shared.scheduling.jobs.job_table import (
+    LONG_AGO_S,
     JobTable,
     copy_rows,
     empty_jobs,
@@ -31,8 +32,8 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
     held_num_gpus,
     known_curve,
+    migration_budget,
     migration_cost,
-    migrations_per_s,
     planned_deadline_s,
     progress_rate,
     promised_levels,
@@ -58,7 +59,6 @@ _lasting = attrgetter(  # fields that neither a report of progress nor another s
     "speed",
     "migrated_at_s",
 )
-_LONG_AGO_S = 1e12
 _ROUNDING = 1e-12  # of the iterations of a job: less remaining work is rounding
 
 
@@ -85,7 +85,7 @@ class LiveJobRows:
         self._num_gpus = 0
         self._cost: ResizeCost = FREE
         self._levels: tuple[Level, ...] = ()
-        self._migration_cost, self._migrations_per_s = FREE, 0.0
+        self._migration_cost, self._migration_budget = FREE, 0.0
         self._forget()
 
     def table(self, state: PoolState, now_s: float) -> LiveJobTable:
@@ -96,7 +96,7 @@ class LiveJobRows:
         if not is_same or cost != self._cost or levels != self._levels:
             self._forget()
             self._config, self._num_gpus, self._cost, self._levels = state.config, num_gpus, cost, levels
-            self._migration_cost, self._migrations_per_s = migration_cost(state), migrations_per_s(state)
+            self._migration_cost, self._migration_budget = migration_cost(state), migration_budget(state)
         elif len(self._slots) > 2 * len(state.live_jobs) + 64:
             self._forget()
         if state.curves is not self._all_measured:
@@ -169,8 +169,7 @@ class LiveJobRows:
         # a job that should have ended by now and did not: some more, and not planned anew for each iteration
         overdue = np.maximum(1.0, OVERDUE_S * self._rates[slots])
         jobs.unsaved_J[:num_rows] += np.where(self._restarts[slots], self._rates[slots] * since_s, 0.0)
-        since_s = np.minimum(now_s - self._migrated_at[slots], _LONG_AGO_S)
-        jobs.migrations_J[:num_rows] = np.minimum(since_s * jobs.migrations_per_s_J[:num_rows], 1.0)
+        jobs.since_migration_J[:num_rows] = np.minimum(now_s - self._migrated_at[slots], LONG_AGO_S)
         jobs.remaining_J[:num_rows] = np.where(left > -rounding, np.maximum(left, rounding), overdue)
         promised: Flags = self._promised[slots]
         rows: list[int] = slots.tolist()
@@ -211,7 +210,7 @@ class LiveJobRows:
         self._write_unsaved(slot)
         self._restarts[slot] = job.restarts_to_resize
         may_be_migrated = job.promised and not job.pinned and not job.restarts_to_resize
-        arrays.migrations_per_s_J[slot] = self._migrations_per_s if may_be_migrated else 0.0
+        arrays.migration_budget_J[slot] = self._migration_budget if may_be_migrated else 0.0
         self._migrated_at[slot] = job.migrated_at_s
         arrays.held_J[slot] = held_num_gpus(job)
         arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost, self._migration_cost)

@@ -152,15 +152,13 @@ def promised_levels(state: PoolState) -> tuple[Level, ...]:
     return topology.block_levels
 
 
-def migrations_per_s(state: PoolState) -> float:
-    """How often a promised job may be migrated, beside once: its stops take the budgeted part of its time.
+def migration_budget(state: PoolState) -> float:
+    """The part of the time of a promised job that migrations may take, beside one at once.
 
     0 where no job is migrated for its place: all places are equal, or changes cost nothing.
     """
-    cost_s = max(migration_cost(state).seconds_C)
-    if not cost_s or not pool_topology(state).has_distances:
-        return 0.0
-    return state.config.migration_budget / cost_s
+    has_cost = max(migration_cost(state).seconds_C) > 0
+    return state.config.migration_budget if has_cost and pool_topology(state).has_distances else 0.0
 
 
 def _curve(points: tuple[tuple[int, float], ...], factor: float) -> ScalingCurve | None:
@@ -214,7 +212,7 @@ def arriving_job(
         notice_s=state.config.heartbeat_timeout_s,
         starts_over=spec.entry == TORCHRUN,
         migration_cost=migration_cost(state),
-        migrations_per_s=0.0 if spec.entry == TORCHRUN or deadline_s is None else migrations_per_s(state),
+        migration_budget=0.0 if spec.entry == TORCHRUN or deadline_s is None else migration_budget(state),
     )
 
 

@@ -45,6 +45,7 @@ class MigrationBenefit:
 # --- placement -----------------------------------------------------------------------------------------
 
 MAX_BLOCKS_TRIED = 8  # candidates to empty for one job: those with the fewest GPUs to migrate
+MAX_ATTEMPTS = 3  # for one claim: each moves jobs, and takes it back if one of them finds no place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +327,7 @@ class PlacementBuilder:
             self._take(job_id, sum(_block(unit, start) for start in free))
             return True
         cheapest = self._clearable_blocks(unit, num_missing + MAX_BLOCKS_TRIED)
-        for first in range(len(cheapest) - num_missing + 1):
+        for first in range(min(len(cheapest) - num_missing + 1, MAX_ATTEMPTS)):
             before = (dict(self.positions_by_job), self._free.positions, set(self.migrated), list(self._movable))
             emptied = cheapest[first : first + num_missing]
             displaced = self._displaced_from(sum(_block(unit, start) for start in emptied))
