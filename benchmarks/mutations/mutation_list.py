@@ -399,9 +399,9 @@ _PLANS = (
     ),
     Mutation(
         name="padding before training",
-        file="services/allocator/policy.py",
-        old="    return [row for row in rows if not is_padding(row)], [row for row in rows if is_padding(row)]\n",
-        new="    return rows, []\n",
+        file="shared/scheduling/allocation/best_effort.py",
+        old="    padding = {row for row in pool.others if spec_of(pool.listed[row]).job_class is JobClass.PADDING}\n",
+        new="    padding = set[int]()\n",
         tests=("tests/unit/services/test_allocator_and_placement.py",),
         loses="a padding job holds the GPU that a training job could use",
     ),

@@ -60,8 +60,8 @@ def test_a_deadline_that_needs_a_node_beyond_its_end_is_rejected_with_the_reason
     assert rejected.earliest_deadline_s is not None
     later = submit("b", max_iterations=300, deadline_s=rejected.earliest_deadline_s)
     assert isinstance(history.decided(ADMISSION, later)[0], events.JobAdmitted), "the earliest deadline is right"
-    # the room for migrations takes 3 s: within that, the job would be pinned to its GPUs
-    sooner = submit("c", max_iterations=300, deadline_s=rejected.earliest_deadline_s - 4.0)
+    # the offer has room for migrations; without it, up to 7 s earlier, the job would be pinned to its GPUs
+    sooner = submit("c", max_iterations=300, deadline_s=rejected.earliest_deadline_s - 8.0)
     assert isinstance(ending({1: 90.0}, 2, 2).decided(ADMISSION, sooner)[0], events.JobRejected)
 
 
