@@ -166,10 +166,11 @@ def _admitted(event: events.JobAdmitted, old: Job | None, state: PoolState) -> s
     finish_s = max((s.end_s for s in segments(share) if s.num_gpus), default=event.at_s)
     left_s = event.deadline_s - finish_s if event.deadline_s else None
     slack = "" if left_s is None else f", {duration_in_words(left_s)} before the deadline"
+    pinned = "; there is no time for a migration, so its GPUs stay while their number stays" if event.pinned else ""
     return (
         f"{asked}admitted{on_type}: {schedule_in_words(share)} finish it by "
         f"{clock_time(finish_s, now_s=event.at_s)}{slack}; {event.gpu_seconds:.0f} GPU-seconds{speeds}, "
-        f"less {margin_in_words(state.config)}"
+        f"less {margin_in_words(state.config)}{pinned}"
     )
 
 

@@ -29,7 +29,7 @@ class Ledger:
         seen = len(self.entries) if based_on is None else based_on
         return self.appended(events.PlanDecided(service=service, based_on=seen, now_s=at_s, events=decided))
 
-    def admitted(self, job_id: str) -> "Ledger":
+    def admitted(self, job_id: str, *, pinned: bool = False) -> "Ledger":
         return self.decided(
             "admission",
             events.JobAdmitted(
@@ -39,6 +39,7 @@ class Ledger:
                 deadline_s=NOW_S + 100.0,
                 minimum_satisfactory_share=(NOW_S, NOW_S + 60.0, 2),
                 gpu_seconds=120.0,
+                pinned=pinned,
                 at_s=NOW_S,
             ),
         )
@@ -92,7 +93,11 @@ def test_a_promise_is_explained_by_its_numbers() -> None:
     assert "2 GPUs for 1m 00s finish it by" in text
     assert "40.0s before the deadline" in text
     assert "1/s on 1 GPU, 2/s on 2 GPUs" in text
-    assert "less a margin of 10%" in text
+    assert text.endswith("less a margin of 10%")
+    (pinned,) = pool().admitted("j1", pinned=True).of("j1")
+    assert pinned.endswith(
+        "less a margin of 10%; there is no time for a migration, so its GPUs stay while their number stays"
+    )
 
 
 def test_a_change_of_share_names_its_cause() -> None:
