@@ -131,7 +131,7 @@ class GpuPositions:
         """What connects them."""
         return self.blocks.level(self.positions)
 
-    @property
+    @cached_property
     def meets_claim(self) -> bool:
         """Whether they are connected no worse than the worst buddy block of their size, and on no more nodes than there
         are units in one."""
