@@ -174,7 +174,7 @@ def due_jobs(state: PoolState, shares: Mapping[str, int], now_s: float) -> set[s
     live = state.live_jobs.values()
     slow = slow_gpus_at(state, now_s) if any(job.predicted_speedup for job in live) else {}
     due = [job for job in live if _is_due(state, job, shares[job.job_id], slow)]
-    now = [job for job in due if not _is_switching_undisturbed(job, now_s)]
+    now = [job for job in due if not is_switching_undisturbed(job, now_s)]
     if len(now) == len(due) and not any(_waits_for_other_type(state, job) for job in live):
         return {job.job_id for job in due}
     placed, free = set[str](), _num_free(state)
@@ -211,7 +211,8 @@ def _waits_for_other_type(state: PoolState, job: Job) -> bool:
     return not job.num_gpus and bool(job.gpus) and not job.own_gpus and not _is_allocated(state, job)
 
 
-def _is_switching_undisturbed(job: Job, now_s: float) -> bool:
+def is_switching_undisturbed(job: Job, now_s: float) -> bool:
+    """Whether the workers of a job switch, and no other share interrupts them yet."""
     if not job.is_switching or job.has_outdated_spec:
         return False
     return now_s < job.placed_at_s + MAX_SWITCH_S or waits_to_shrink(job)

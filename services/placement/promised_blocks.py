@@ -8,6 +8,7 @@ A promise counts on the speed of the worst block of each size, and its schedule 
 import math
 from collections.abc import Sequence
 
+from elasticflow.services.placement.due_jobs import is_switching_undisturbed
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
@@ -35,9 +36,9 @@ def has_claim(state: PoolState, job: Job) -> bool:
 def displacement_gpu_seconds(state: PoolState, job: Job, benefit: MigrationBenefit, now_s: float) -> float:
     """The GPU-seconds that a job loses if it leaves its GPUs for another job's claim; inf if its promise would break.
 
-    Survivors of a loss, and scripts with unsaved work, stay where they are.
+    Survivors of a loss, workers that switch, and scripts with unsaved work stay where they are.
     """
-    if job.reserved_gpus or job.broken or job.has_outdated_spec:
+    if job.reserved_gpus or job.broken or job.has_outdated_spec or is_switching_undisturbed(job, now_s):
         return math.inf
     if not job.promised:
         seconds = PROFILING_S if job.phase is Phase.PROFILING else min(benefit.stop_s, BROKEN_S)

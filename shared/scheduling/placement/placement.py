@@ -177,7 +177,7 @@ class PlacementBuilder:
         """Migrate jobs that are connected worse than their claim, because a node was lost or a block was not free."""
         if self._migration_rules is None:
             return
-        for job_id in sorted(self._migration_rules.claims & self.positions_by_job.keys()):
+        for job_id in sorted(self._migration_rules.claims & self._staying):
             held = self.positions_by_job[job_id]  # a job before it may have displaced it
             if held.meets_claim or self._displacement_cost(job_id) == inf:
                 continue
