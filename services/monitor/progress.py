@@ -16,6 +16,7 @@ SPEED_CHANGE = 0.1  # a measured speed this much off the curve corrects it
 CORRECT_EVERY_S = 10.0  # the same point of a curve
 # of a generation, in which workers report a straggler: more than the straggler detection needs
 STRAGGLER_KNOWN_S, STRAGGLER_KNOWN_STEPS = 15.0, 15
+MOST_DELAYED = 9.5  # times: a curve that is off by ten times is wrong, and others must not wait for its jobs
 
 
 def is_outdated(job: Job, progress: Progress, now_s: float) -> bool:
@@ -80,7 +81,8 @@ def corrections(state: MonitorState, job: Job, progress: Progress, now_s: float)
         known = _expected_speed(state.pool, job, curve)
         is_close = known is not None and abs(measured - known) <= SPEED_CHANGE * known
         is_lower = known is None or measured < known
-        if is_close or (is_lower and _may_be_delayed(state.pool, job, progress, now_s)):
+        is_explained = known is None or measured * MOST_DELAYED >= known
+        if is_close or (is_lower and is_explained and _may_be_delayed(state.pool, job, progress, now_s)):
             return []
     return [
         ThroughputMeasured(
