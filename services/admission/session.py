@@ -177,7 +177,8 @@ class AdmissionSession:
         if any(job.asks_no_less_than(rejected) for rejected in ready.rejected):
             return ready, None
         proposal = ready.admission_search.propose(job)
-        if proposal is not None and ready.allows_migrations and not packs(ready.plan, proposal):
+        is_pinned = not job.migration_budget and ready.allows_migrations
+        if proposal is not None and is_pinned and not packs(ready.plan, proposal):
             proposal = None
         return (fast_replace(ready, rejected=(*ready.rejected, job)) if proposal is None else ready), proposal
 
