@@ -7,7 +7,6 @@ They never displace a job of their own type: this is decided after the GPUs of a
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from itertools import takewhile
 
 from elasticflow.services.placement.due_jobs import allocated_of_others, given_up_gpus, held_of_others, new_generation
 from elasticflow.shared.messages.events import PlacedJob
@@ -15,7 +14,7 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.gpu_types import as_recorded, recorded_type
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, rack_of, slow_gpus_at, spec_of
-from elasticflow.shared.state.topology import Node
+from elasticflow.shared.state.topology import Node, num_shared
 
 
 def kept_added_gpus(state: PoolState, due: Collection[str]) -> dict[str, tuple[GpuId, ...]]:
@@ -107,7 +106,7 @@ def _near_and_in_few_nodes(
         def preference(node_id: str, missing: int = missing, used: set[str] = used) -> tuple[bool, int, bool, int, str]:
             num_free = len(by_node[node_id])
             is_enough = num_free >= missing
-            nearness = max((_num_shared(paths[node_id], path) for path in near), default=0)
+            nearness = max((num_shared((paths[node_id], path)) for path in near), default=0)
             return node_id not in used, -nearness, not is_enough, num_free if is_enough else -num_free, node_id
 
         node_id = min(by_node, key=preference)
@@ -119,11 +118,6 @@ def _near_and_in_few_nodes(
 def _path(state: PoolState, node_id: str) -> tuple[str, ...]:
     """The locations that contain a node, from the outside in; none if its rack is unknown."""
     return Node(node_id, 0, rack=rack_of(state, node_id)).path
-
-
-def _num_shared(one: Iterable[str], other: Iterable[str]) -> int:
-    """So many locations contain both."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 # --- Jobs whose share is on another type leave it, before other jobs get these GPUs --------------------

@@ -129,8 +129,8 @@ def _placed_on_type(
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
     last = cache.last_positions(topology)
     claims = {job.job_id: job.own_gpus for job in jobs if has_claim(state, job)}
-    is_moved = any_spread(last, {job.job_id: job.own_gpus for job in unplanned}) or any_unmet_claim(last, claims)
-    if not due and not is_moved:
+    others = {job.job_id: job.own_gpus for job in unplanned}
+    if not due and not any_spread(last, others) and not any_unmet_claim(last, claims):
         return Placement(gpus_by_job={}, migrated=())
     current = {**{job.job_id: counted_gpus(state, job) for job in jobs}, **joined}
     wanted = {job_id: len(gpus) for job_id, gpus in current.items()}

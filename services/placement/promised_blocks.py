@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from elasticflow.services.placement.due_jobs import is_switching_undisturbed
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
-from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.messages.share_schedule import GpuId, segments
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     held_num_gpus,
@@ -95,15 +95,7 @@ def in_turns(
     if not placed:
         return ()
     turns, waiting = list[list[PlacedJob]](), list(placed)
-    while state.config.stop_free and migrated and waiting:
-        held = {gpu for each in waiting for gpu in state.live_jobs[each.job_id].gpus}
-        ready = [
-            each
-            for each in waiting
-            if each.job_id in migrated and held.difference(state.live_jobs[each.job_id].gpus).isdisjoint(each.gpus)
-        ]
-        if not ready:
-            break
+    while state.config.stop_free and (ready := _to_free_gpus(state, waiting, migrated)):
         turns.append(ready)
         waiting = [each for each in waiting if each not in ready]
     if waiting:
@@ -116,3 +108,11 @@ def in_turns(
         )
         for together in turns
     )
+
+
+def _to_free_gpus(state: PoolState, waiting: Sequence[PlacedJob], migrated: frozenset[str]) -> list[PlacedJob]:
+    """The migrations among these placements that take no GPU which another one of them leaves."""
+    gpus_by_job = {each.job_id: set(state.live_jobs[each.job_id].gpus) for each in waiting}
+    held = set[GpuId]().union(*gpus_by_job.values())
+    moves = (each for each in waiting if each.job_id in migrated)
+    return [each for each in moves if (held - gpus_by_job[each.job_id]).isdisjoint(each.gpus)]

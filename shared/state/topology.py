@@ -123,7 +123,7 @@ class Topology:
         nodes = [self._node_by_id[node_id] for node_id in on_nodes]
         if len(nodes) == 1:
             return SOCKET if len({nodes[0].socket_of(gpu.gpu_index) for gpu in gpus}) == 1 else NODE
-        shared = _num_shared([node.path for node in nodes])
+        shared = num_shared([node.path for node in nodes])
         return RACK + self._depth - shared if shared else CLUSTER
 
     @cached_property
@@ -179,7 +179,7 @@ def _block_levels(tree: Branch) -> tuple[Level, ...]:
     return tuple(level for _, level in sorted(worst.items()))
 
 
-def _num_shared(paths: Sequence[tuple[str, ...]]) -> int:
+def num_shared(paths: Sequence[tuple[str, ...]]) -> int:
     """So many outer locations contain all of these."""
     return sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)))
 

@@ -32,22 +32,22 @@ class Places:
     def apart(self, rate_by_num_gpus: Mapping[int, float]) -> dict[int, float]:
         """The speeds on several nodes: on the worst buddy block, or as far apart as can be where blocks are within a
         node."""
+        nodes_by_n = {n: self._nodes_of_block(n) for n in rate_by_num_gpus}
         return {
-            n: rate
-            * self._factor(n, min(self._nodes_of_block(n) if self._nodes_of_block(n) > 1 else n, self.num_nodes))
+            n: rate * self._factor(n, nodes_by_n[n] if nodes_by_n[n] > 1 else min(n, self.num_nodes))
             for n, rate in rate_by_num_gpus.items()
         }
 
     def on_blocks(self, curve: ScalingCurve) -> ScalingCurve:
         """The speeds on the worst buddy block of each size."""
-        factors = (self._factor(n, min(self._nodes_of_block(n), self.num_nodes)) for n in curve.num_gpus_L)
+        factors = (self._factor(n, self._nodes_of_block(n)) for n in curve.num_gpus_L)
         rates = (rate * factor for rate, factor in zip(curve.iterations_per_s_L, factors, strict=True))
         return ScalingCurve(curve.num_gpus_L, tuple(rates))
 
     def _nodes_of_block(self, num_gpus: int) -> int:
         """The nodes of the worst block: a block lies within a node if its size divides that of the node."""
         within_a_node = self.gpus_per_node & -self.gpus_per_node
-        return max(num_gpus // within_a_node, 1)
+        return min(max(num_gpus // within_a_node, 1), self.num_nodes)
 
     def num_nodes_needed(self, num_gpus: int) -> int:
         """The fewest nodes on which so many GPUs are."""

@@ -18,8 +18,8 @@ class PlacedBlocks:
     def __init__(self, cluster: ClusterShape) -> None:
         self.placements = self.apart = 0
         self._within_a_node: Mapping[str, int] = {
-            gpu_type: math.gcd(
-                *(node.num_gpus & -node.num_gpus for node in cluster.nodes.values() if node.gpu_type == gpu_type)
+            gpu_type: min(
+                node.num_gpus & -node.num_gpus for node in cluster.nodes.values() if node.gpu_type == gpu_type
             )
             for gpu_type in cluster.gpu_types
         }

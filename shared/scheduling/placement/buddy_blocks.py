@@ -44,7 +44,7 @@ class Blocks:
         self._blocks_by_level_S = [
             [(level, bits(starts[at, level])) for at, level in sorted(starts) if at == size] for size in sizes_S
         ]
-        self._worst_level_S = [by_level[-1][0] for by_level in self._blocks_by_level_S]
+        self._worst_level_S = topology.block_levels
         self._unit_S = [_unit(self._worst_level_S, topology.worst_level, s) for s in range(len(self._worst_level_S))]
         self._part_by_level_P = [
             (level, part_R[self.rank_P]) for level, part_R in _parts(topology.tree, len(gpus)).items()
