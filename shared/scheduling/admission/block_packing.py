@@ -34,7 +34,12 @@ def packs(plan: AdmissionPlan, proposal: Proposal) -> bool:
         return True
     kept = _segments(table.schedules, rows, is_pinned_J[rows])
     changed = _segments(proposal.found, np.arange(len(proposal.rows)), changed_are_pinned)
-    together = _Segments(*map(np.concatenate, zip(kept, changed, strict=True)))
+    together = _Segments(
+        np.concatenate((kept.start_S, changed.start_S)),
+        np.concatenate((kept.end_S, changed.end_S)),
+        np.concatenate((kept.num_gpus_S, changed.num_gpus_S)),
+        np.concatenate((kept.is_pinned_S, changed.is_pinned_S)),
+    )
     sizes = (1 << exponent for exponent in range(1, int(together.num_gpus_S.max(initial=1)).bit_length()))
     return all(_has_blocks(plan, together, size) for size in sizes)
 

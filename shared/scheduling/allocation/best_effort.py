@@ -18,6 +18,7 @@ import numpy as np
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool
+from elasticflow.shared.scheduling.compiled_loops import Flags, Integers
 from elasticflow.shared.state.pool import PoolState, spec_of
 
 # --- fair shares ---------------------------------------------------------------------------------------
@@ -319,10 +320,11 @@ def _jobs(state: PoolState, pool: PlannedPool) -> list[BestEffortJob]:
     for job, spec in listed:
         priorities[job.tenant].append(spec.priority)
     mean_priority = {tenant: math.fsum(each) / len(each) for tenant, each in priorities.items()}
-    most_levels = jobs.levels_JL.shape[1]
-    is_level_JL = np.arange(most_levels) < jobs.num_levels_J[rows, None]
+    level_L: Integers = np.arange(int(jobs.levels_JL.shape[1]))
+    is_level_JL: Flags = level_L < jobs.num_levels_J[rows, None]
     held = jobs.held_J[rows]
-    level = np.maximum((is_level_JL & (jobs.levels_JL[rows] <= held[:, None])).sum(axis=1) - 1, 0)
+    is_up_to_held_JL: Flags = is_level_JL & (jobs.levels_JL[rows] <= held[:, None])
+    level = np.maximum(is_up_to_held_JL.sum(axis=1) - 1, 0)
     slowest = jobs.rates_JL[rows, 0]
     columns = zip(
         listed,

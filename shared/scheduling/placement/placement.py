@@ -6,7 +6,7 @@ block (docs/adr/0107). Other jobs move only if that pays, and may get fragments.
 GPUs. Source: ElasticFlow, section 4.3.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -137,16 +137,16 @@ class PlacementBuilder:
         migration_rules: MigrationRules | None,
         avoided: BitSet,
     ) -> None:
-        self.positions_by_job = dict(staying)
-        self.migrated = set[str]()
+        self.positions_by_job: dict[str, GpuPositions] = dict(staying)
+        self.migrated: set[str] = set()
         self._blocks = blocks
         self._avoided = avoided
         self._free = FreeBlocks(blocks, blocks.every_position ^ taken, avoided)
         self._migration_rules = migration_rules
-        self._movable = sorted(migration_rules.movable & staying.keys()) if migration_rules else []
+        self._movable: list[str] = sorted(migration_rules.movable & staying.keys()) if migration_rules else []
         self._movers: MigratableJobs | None = None  # of the movable jobs; None: not computed yet
         self._staying = staying.keys()
-        given_up = migration_rules.given_up if migration_rules is not None else {}
+        given_up: Mapping[str, Collection[GpuId]] = migration_rules.given_up if migration_rules is not None else {}
         self._given_up = {job_id: blocks.positions(gpus) for job_id, gpus in given_up.items()}
         self._withheld = 0  # free positions that the job does not get which is placed now
 
@@ -200,7 +200,7 @@ class PlacementBuilder:
         return self.positions_by_job[job_id].meets_claim or not self._has_claim(job_id)
 
     @contextmanager
-    def _free_without(self, job_id: str, num_gpus: int) -> Iterator[None]:
+    def _free_without(self, job_id: str, num_gpus: int) -> Generator[None]:
         """The positions that the job gives up do not count as free meanwhile, if enough others are."""
         withheld = self._given_up.get(job_id, 0) & self._free.positions
         if not withheld or (self._free.positions ^ withheld).bit_count() < num_gpus:
@@ -248,7 +248,6 @@ class PlacementBuilder:
         self._free.take(positions)
         gpus = self._blocks.gpus(self._blocks.members(positions))
         self.positions_by_job[job_id] = GpuPositions(self._blocks, gpus, len(gpus))
-        self._movers = None
 
     def _assign(self, job_id: str, size: int, start: int) -> None:
         self._free.take_block(size, start)
