@@ -6,7 +6,7 @@ Source: ElasticFlow, section 4.3 (shared/scheduling/placement/placement.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache as remember
 from functools import partial
 from itertools import islice
@@ -26,7 +26,12 @@ from elasticflow.services.placement.due_jobs import (
     remaining_gpus,
     shrunk_to_survivors,
 )
-from elasticflow.services.placement.promised_blocks import displacement_gpu_seconds, has_claim, in_turns
+from elasticflow.services.placement.promised_blocks import (
+    displacement_gpu_seconds,
+    has_claim,
+    in_turns,
+    keeps_promises,
+)
 from elasticflow.services.placement.stragglers import next_change_s, without_delay
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
@@ -68,21 +73,48 @@ def decide(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a decision places. due: of all types. kept: GPUs that stay with jobs of other types, by job.
+
+    replans: jobs whose schedules have no room may leave their GPUs for a claim too.
+    """
+
+    shares: Mapping[str, int]
+    due: set[str]
+    kept: Mapping[str, tuple[GpuId, ...]]
+    now_s: float
+    replans: bool = False
+
+
 def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[PlacementDecided, ...]:
-    """The placements on the GPUs of each type, then of the GPUs that join jobs of other types, as one decision."""
+    """The placements that meet all claims, if there are any.
+
+    Jobs whose schedules have no room for a migration move only where another plan keeps all promises.
+    """
     shares = allocated_shares(state)
     if exceeds_pool(state, shares):
         return ()
     due = due_jobs(state, shares, now_s)
-    kept = kept_added_gpus(state, due)
-    by_type = [
-        _placed_on_type(part, shares, due, _within(part, kept), now_s, cache.of_type(gpu_type))
-        for gpu_type, part in parts(state).items()
-    ]
+    asked = _Asked(shares=shares, due=due, kept=kept_added_gpus(state, due), now_s=now_s)
+    decided, meets_claims = _placed_as(state, asked, cache)
+    if meets_claims:
+        return decided
+    replanned, _ = _placed_as(state, replace(asked, replans=True), cache)
+    is_kept = replanned != decided and keeps_promises(state, replanned, now_s, cache)
+    return replanned if is_kept else decided
+
+
+def _placed_as(state: PoolState, asked: _Asked, cache: PlanningCache) -> tuple[tuple[PlacementDecided, ...], bool]:
+    """The placements on the GPUs of each type, then of the GPUs that join jobs of other types, as one decision.
+
+    Also whether they meet all claims.
+    """
+    by_type = [_placed_on_type(part, asked, cache.of_type(gpu_type)) for gpu_type, part in parts(state).items()]
     migrated = frozenset(job_id for placement in by_type for job_id in placement.migrated)
     own = {job_id: gpus for placement in by_type for job_id, gpus in placement.gpus_by_job.items()}
-    anew = due.union(migrated)
-    added = added_gpus(state, anew, own, kept, now_s)
+    anew = asked.due.union(migrated)
+    added = added_gpus(state, anew, own, asked.kept, asked.now_s)
     placed = tuple(
         next_one
         for job_id in sorted(anew)
@@ -93,7 +125,8 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
             else new_generation(job, own.get(job_id, ())),
         )
     )
-    return in_turns(state, placed, migrated, now_s)
+    meets_claims = all(placement.meets_claims for placement in by_type)
+    return in_turns(state, placed, migrated, asked.now_s), meets_claims
 
 
 def _changes(job: Job, next_one: PlacedJob) -> bool:
@@ -112,34 +145,24 @@ def _decided(placements: Iterable[PlacedJob], now_s: float) -> tuple[PlacementDe
     return (PlacementDecided(placements=together, at_s=now_s),) if together else ()
 
 
-def _placed_on_type(
-    state: PoolState,
-    shares: Mapping[str, int],
-    due: set[str],
-    joined: Mapping[str, tuple[GpuId, ...]],
-    now_s: float,
-    cache: PlanningCache,
-) -> Placement:
-    """The GPUs of all jobs of a type, if some of them are due or may migrate; else of none.
-
-    state: the part of this type. due: of all types. joined: GPUs that stay with jobs of other types.
-    """
+def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Placement:
+    """The GPUs of all jobs of a type, if some of them are due or may migrate; else of none. state: the part of it."""
     jobs, topology = list(state.live_jobs.values()), pool_topology(state)
-    due = due.intersection(state.live_jobs)
+    due, now_s, joined = asked.due.intersection(state.live_jobs), asked.now_s, _within(state, asked.kept)
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
     last = cache.last_positions(topology)
     claims = {job.job_id: job.own_gpus for job in jobs if has_claim(state, job)}
     others = {job.job_id: job.own_gpus for job in unplanned}
     if not due and not any_spread(last, others) and not any_unmet_claim(last, claims):
-        return Placement(gpus_by_job={}, migrated=())
+        return Placement(gpus_by_job={})
     current = {**{job.job_id: counted_gpus(state, job) for job in jobs}, **joined}
     wanted = {job_id: len(gpus) for job_id, gpus in current.items()}
     for job in map(state.live_jobs.__getitem__, due):
-        wanted[job.job_id] = shares[job.job_id]
+        wanted[job.job_id] = asked.shares[job.job_id]
         if not job.reserved_gpus:
             current[job.job_id] = job.own_gpus
         if given_up := given_up_gpus(state, job.job_id):
-            current[job.job_id] = remaining_gpus(current[job.job_id], given_up, shares[job.job_id])
+            current[job.job_id] = remaining_gpus(current[job.job_id], given_up, asked.shares[job.job_id])
     slow = slow_gpus_at(state, now_s)
 
     @remember
@@ -153,7 +176,9 @@ def _placed_on_type(
     @remember
     def displacement_cost(job_id: str) -> float:
         job = state.live_jobs.get(job_id)  # of another type: the allocation decides
-        return inf if job is None else displacement_gpu_seconds(state, job, benefit(job_id), now_s)
+        if job is None:
+            return inf
+        return displacement_gpu_seconds(state, job, benefit(job_id), now_s, replans=asked.replans)
 
     migration_rules = MigrationRules(
         movable={job.job_id for job in unplanned if _may_move(state, job)} if not slow else set(),
@@ -165,7 +190,7 @@ def _placed_on_type(
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
     own = {job_id: gpus for job_id, gpus in placement.gpus_by_job.items() if job_id not in joined}
-    return Placement(gpus_by_job=own, migrated=placement.migrated)
+    return replace(placement, gpus_by_job=own)
 
 
 def _gpus_that_leave(state: PoolState, cache: PlanningCache) -> Iterator[GpuId]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from elasticflow.services.placement.due_jobs import is_switching_undisturbed
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.share_schedule import GpuId, segments
+from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     held_num_gpus,
@@ -21,6 +22,9 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     stalled_until_s,
 )
 from elasticflow.shared.scheduling.placement.placement import MigrationBenefit
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.ledger_fold import apply
+from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, spec_of
 
@@ -33,24 +37,27 @@ def has_claim(state: PoolState, job: Job) -> bool:
     return job.promised and state.config.migration_budget > 0
 
 
-def displacement_gpu_seconds(state: PoolState, job: Job, benefit: MigrationBenefit, now_s: float) -> float:
+def displacement_gpu_seconds(
+    state: PoolState, job: Job, benefit: MigrationBenefit, now_s: float, *, replans: bool = False
+) -> float:
     """The GPU-seconds that a job loses if it leaves its GPUs for another job's claim; inf if its promise would break.
 
-    Survivors of a loss, workers that switch, and scripts with unsaved work stay where they are.
+    Survivors of a loss, workers that switch, and scripts with unsaved work stay where they are. replans: a job whose
+    schedule has no room may move, as the last choice, because another plan can keep its promise.
     """
     if job.reserved_gpus or job.broken or job.has_outdated_spec or is_switching_undisturbed(job, now_s):
         return math.inf
     if not job.promised:
         seconds = PROFILING_S if job.phase is Phase.PROFILING else min(benefit.stop_s, BROKEN_S)
         return seconds * len(job.gpus)
-    if job.pinned or job.restarts_to_resize:
+    if job.restarts_to_resize or (job.pinned and not replans):
         return math.inf
     stop_s = migration_cost(state).seconds(job.num_gpus)
     curve = known_curve(state, spec_of(job), job.speed)
     if curve is None or not job.planned_share:
         return BROKEN_S * len(job.gpus)  # its promise is broken, and keeps no other one from being kept
     if _spare_iterations(state, job, curve, now_s) < stop_s * _planned_rate(job, curve, now_s):
-        return math.inf
+        return BROKEN_S * len(job.gpus) if replans else math.inf
     return stop_s * len(job.gpus)
 
 
@@ -79,6 +86,18 @@ def _spare_iterations(state: PoolState, job: Job, curve: ScalingCurve, now_s: fl
         held, previous_end_s = num_gpus, end_s
     done = iteration_at(job, curve, now_s, state.config.progress_timeout_s)
     return room - (spec_of(job).max_iterations - done)
+
+
+def keeps_promises(state: PoolState, decided: Sequence[PlacementDecided], now_s: float, cache: PlanningCache) -> bool:
+    """Whether a plan of the pool after a decision keeps all promises that one before it keeps."""
+    before, after = parts(state), state
+    for event in decided:
+        after = apply(after, event, after.sequence + 1)
+    for gpu_type, part in parts(after).items():
+        late = set(planned_pool(part, now_s, cache.of_type(gpu_type)).plan.late_jobs)
+        if late and not late.issubset(planned_pool(before[gpu_type], now_s).plan.late_jobs):
+            return False
+    return True
 
 
 # --- turns ---------------------------------------------------------------------------------------------

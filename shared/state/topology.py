@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice, takewhile
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from elasticflow.shared.frozen_values import memoize_recent
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -63,6 +63,14 @@ class Branch:
     children: "tuple[Branch | GpuId, ...]"
 
 
+class Block(NamedTuple):
+    """A power of two of GPUs: one GPU, or two buddies of half the size. level: what connects them."""
+
+    level: Level
+    size: int
+    halves: "tuple[Block, Block] | GpuId"
+
+
 @dataclass(frozen=True)  # not slotted: the tree is built once
 class Topology:
     """The GPUs of some nodes; equal for the same nodes in any order. Raises ValueError for duplicate node ids."""
@@ -94,9 +102,17 @@ class Topology:
         return len(self.gpus)
 
     @cached_property
+    def blocks(self) -> "tuple[Block, ...]":
+        """The largest buddy blocks: one for each binary digit of the number of GPUs, paired as low as possible."""
+        return tuple(_paired(self.tree))
+
+    @cached_property
     def block_levels(self) -> tuple[Level, ...]:
         """What connects the GPUs of the worst buddy block of 1, 2, 4, ... GPUs (ElasticFlow, section 4.3)."""
-        return _block_levels(self.tree)
+        worst_by_size = dict[int, Level]()
+        for block in self.blocks:
+            _note_levels(block, worst_by_size)
+        return tuple(level for _, level in sorted(worst_by_size.items()))
 
     def block_level(self, num_gpus: int) -> Level:
         """What connects the worst buddy block of so many GPUs; CLUSTER if there is none."""
@@ -155,28 +171,25 @@ def _node_branch(node: Node) -> Branch:
     return Branch(NODE, tuple(Branch(SOCKET, on_socket) for on_socket in sockets))
 
 
-def _block_levels(tree: Branch) -> tuple[Level, ...]:
-    """The worst level of the blocks of each size, as `buddy_blocks` pairs them: parts from the bottom up, and equal
-    sizes like the carries of a binary addition."""
-    worst: dict[int, Level] = {}
+def _paired(part: Branch | GpuId) -> list[Block]:
+    """The largest blocks of a part of the tree, at most one of each size: equal ones pair up like the carries of a
+    binary addition."""
+    if isinstance(part, GpuId):
+        return [Block(GPU, 1, part)]
+    alone = dict[int, Block]()
+    for child in part.children:
+        for block in _paired(child):
+            while (buddy := alone.pop(block.size, None)) is not None:
+                block = Block(part.level, 2 * block.size, (buddy, block))
+            alone[block.size] = block
+    return list(alone.values())
 
-    def largest_blocks(part: Branch | GpuId) -> list[int]:
-        """The sizes of the blocks of a part that have no buddy in it."""
-        if isinstance(part, GpuId):
-            worst[1] = GPU
-            return [1]
-        alone = set[int]()
-        for child in part.children:
-            for size in largest_blocks(child):
-                while size in alone:
-                    alone.remove(size)
-                    size *= 2
-                    worst[size] = max(worst.get(size, GPU), part.level)
-                alone.add(size)
-        return sorted(alone)
 
-    largest_blocks(tree)
-    return tuple(level for _, level in sorted(worst.items()))
+def _note_levels(block: Block, worst_by_size: dict[int, Level]) -> None:
+    worst_by_size[block.size] = max(worst_by_size.get(block.size, GPU), block.level)
+    if not isinstance(block.halves, GpuId):
+        for half in block.halves:
+            _note_levels(half, worst_by_size)
 
 
 def num_shared(paths: Sequence[tuple[str, ...]]) -> int:

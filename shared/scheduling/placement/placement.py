@@ -50,10 +50,14 @@ MAX_ATTEMPTS = 3  # for one claim: each moves jobs, and takes it back if one of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The GPUs of each job. migrated: jobs that moved although their number of GPUs did not change."""
+    """The GPUs of each job. migrated: jobs that moved although their number of GPUs did not change.
+
+    meets_claims: each job with a claim has a whole block.
+    """
 
     gpus_by_job: Mapping[str, tuple[GpuId, ...]]
-    migrated: tuple[str, ...]
+    migrated: tuple[str, ...] = ()
+    meets_claims: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,7 @@ def place(
     return Placement(
         gpus_by_job={job_id: held.gpus for job_id, held in builder.positions_by_job.items()},
         migrated=tuple(sorted(builder.migrated)),
+        meets_claims=builder.meets_claims,
     )
 
 
@@ -154,6 +159,12 @@ class PlacementBuilder:
     def taken(self) -> BitSet:
         """All taken positions."""
         return self._blocks.every_position ^ self._free.positions
+
+    @property
+    def meets_claims(self) -> bool:
+        """Whether each job with a claim is connected no worse than the worst block of its size."""
+        claims = self._migration_rules.claims if self._migration_rules is not None else frozenset[str]()
+        return all(self.positions_by_job[job_id].meets_claim for job_id in claims & self.positions_by_job.keys())
 
     def resize(self, wanted: Mapping[str, int], current: Mapping[str, tuple[GpuId, ...]]) -> None:
         """Place the jobs whose number of GPUs changes, largest first.

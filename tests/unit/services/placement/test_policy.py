@@ -65,11 +65,21 @@ def test_a_promised_job_with_room_in_its_schedule_makes_room_for_another() -> No
     assert jobs["pair"].migrated_at_s == NOW_S
 
 
+def test_a_job_without_room_in_its_schedule_moves_where_another_plan_keeps_all_promises() -> None:
+    """The schedule of `small` holds 90 of 100 iterations, but it may have more GPUs; that of `pair` 176 of 200."""
+    history = fragmented(spec(), pair=spec(max_iterations=200))
+    (decided,) = history.decided(POLICY)
+    assert decided.migrated == ("small",)
+    assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 1
+
+
 @pytest.mark.parametrize("config", [{}, {"migration_budget": 0.0}])
 def test_without_room_or_budget_promised_jobs_stay_and_the_arriving_job_gets_fragments(config: dict[str, Any]) -> None:
-    num_iterations = 100 if config else 200
-    history = fragmented(spec(), pair=spec(max_iterations=num_iterations), **config)
-    (decided,) = history.decided(POLICY)
+    """Neither job may have more GPUs, and each has a second more than it and its start need: a migration takes two."""
+    tight = {} if config else {"deadline_s": NOW_S + 103.0}
+    small, pair = spec(max_gpus=1, **tight), spec(max_gpus=2, max_iterations=200, **tight)
+    history = fragmented(spec() if config else small, pair=spec() if config else pair, **config)
+    (decided,) = history.decided(POLICY, now_s=NOW_S + 50.0)
     assert decided.migrated == ()
     assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 2
 
