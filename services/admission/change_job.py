@@ -57,7 +57,7 @@ class Terms:
 def amend(session: AdmissionSession, command: AmendJob) -> AdmissionSession:
     """Grant the amendment if it can be kept beside all other promises. Resending it grants it again."""
     job, now_s = session.state.job(command.job_id), session.now_s
-    why = obstacle(job, command, now_s)
+    why = amendment_obstacle(job, command, now_s)
     if why is not None or job is None:
         return session.with_event(
             AmendRejected(job_id=command.job_id, tenant=command.tenant, explanation=why or "", at_s=now_s)
@@ -76,7 +76,7 @@ def amend(session: AdmissionSession, command: AmendJob) -> AdmissionSession:
     return session.with_event(amended).replanned()
 
 
-def obstacle(job: Job | None, command: AmendJob, now_s: float) -> str | None:
+def amendment_obstacle(job: Job | None, command: AmendJob, now_s: float) -> str | None:
     """What speaks against it before anything is planned."""
     if job is None or job.tenant != command.tenant:
         return no_such_job(command.tenant)
@@ -294,7 +294,7 @@ class _Move:
 def amend_on_types(sessions: SessionsByType, command: AmendJob) -> SessionsByType:
     """Grant the amendment on the job's own type, else on the type where it displaces least."""
     job = sessions.state.live_jobs.get(command.job_id)
-    if job is None or not job.promised or obstacle(job, command, sessions.whole.now_s) is not None:
+    if job is None or not job.promised or amendment_obstacle(job, command, sessions.whole.now_s) is not None:
         return sessions.on_job(command.job_id, lambda session: amend(session, command))
     own = spec_of(job).gpu_type
     others = [each for each in possible_types(sessions.state, submitted_spec(job)) if each != own]

@@ -37,7 +37,7 @@ def set_gpu_limits(session: AdmissionSession, command: SetGpuLimits) -> Admissio
     """Set the GPU limits of a job, or clear them. Setting the same limits again has no effect."""
     job, now_s = session.state.job(command.job_id), session.now_s
     known = session.state.gpu_limits.get(command.job_id)
-    why = _obstacle(job, known, command, now_s)
+    why = _limits_obstacle(job, known, command, now_s)
     if job is None or why is not None:
         return session.with_event(_rejected(command, why or "", now_s))
     if _clears(command):
@@ -111,7 +111,7 @@ def _named(pool: PoolState, command: SetGpuLimits) -> tuple[GpuId, ...]:
     return tuple(dict.fromkeys((*command.without_gpus, *of_nodes)))
 
 
-def _obstacle(job: Job | None, known: GpuLimits | None, command: SetGpuLimits, now_s: float) -> str | None:
+def _limits_obstacle(job: Job | None, known: GpuLimits | None, command: SetGpuLimits, now_s: float) -> str | None:
     """What speaks against it before anything is planned."""
     if job is None or job.tenant != command.tenant:
         return no_such_job(command.tenant)

@@ -36,7 +36,7 @@ def reserve(sessions: SessionsByType, command: ReserveQuote) -> SessionsByType:
     if _is_reserved(state, command, whole.now_s):
         return sessions
     types = possible_types(state, command.spec)
-    why = _obstacle(state, command, whole.now_s)
+    why = _quote_obstacle(state, command, whole.now_s)
     if why is not None or not types:
         return sessions.after_whole(_rejected(whole, command, why or why_no_type(state, command.spec)))
     found = {
@@ -107,7 +107,7 @@ def _rejected(session: AdmissionSession, command: ReserveQuote, why: str) -> Adm
     )
 
 
-def _obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> str | None:
+def _quote_obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> str | None:
     """What speaks against it before anything is planned."""
     known, quote = state.job(command.job_id), state.quote_reservations.get(command.job_id)
     if (known is not None and known.live) or (quote is not None and now_s < quote.until_s):
