@@ -19,7 +19,7 @@ from elasticflow.errors import InputUnusable, InvalidJob, PoolsUnusable
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.commands import DeadlineQuoted, SubmitJob
-from elasticflow.shared.messages.events import JobRejected, ProfileRequested
+from elasticflow.shared.messages.events import JobAdmitted, JobRejected, ProfileRequested
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.state.job import Job, Phase
@@ -160,7 +160,9 @@ class PoolFront:
             pool, earlier = holder
             decision = await self._submit_to(pool, job)
             return PoolsDecision(pool=pool, decision=decision, answers=(), earlier=earlier)
-        return await self._submit_in_order(job, await self.quotes(spec))
+        chosen = await self._submit_in_order(job, await self.quotes(spec))
+        is_alone = not job_id or not isinstance(chosen.decision, JobAdmitted)
+        return chosen if is_alone else await self._only_one(chosen, job)
 
     async def _submit_in_order(self, job: "_ToSubmit", answers: tuple[PoolAnswer, ...]) -> PoolsDecision:
         by_name = {answer.pool.name: answer for answer in answers}
@@ -212,9 +214,11 @@ class PoolFront:
 
         Raises PoolsUnusable if a pool that may have it does not reply, or if several have it.
         """
-        found = await self._of_all(lambda client: self._job_in(client, job_id))
+        found = await self._of_all(lambda client: self._job_for_certain(client, job_id))
         silent = {pool.name: why for pool, why in zip(self.pools, found, strict=True) if isinstance(why, str)}
-        holders = [(pool, job) for pool, job in zip(self.pools, found, strict=True) if isinstance(job, Job)]
+        ended = [(pool, job) for pool, job in zip(self.pools, found, strict=True) if isinstance(job, Job)]
+        live = [(pool, job) for pool, job in ended if job.live]
+        holders = live or [(pool, job) for pool, job in ended if job.phase is not Phase.CANCELLED] or ended
         if len(holders) > 1:
             commands = " or ".join(f"`{shlex.join(['eflow', 'cancel', job_id, *pool.words])}`" for pool, _ in holders)
             names = ", ".join(pool.name for pool, _ in holders)
@@ -228,14 +232,40 @@ class PoolFront:
             )
         return next(iter(holders), None)
 
-    async def _job_in(self, client: Client, job_id: str) -> Job | None:
-        """The job in one pool, unless that has rejected it.
+    async def _only_one(self, chosen: PoolsDecision, job: "_ToSubmit") -> PoolsDecision:
+        """Stop the job in all pools but one, if another command with its name ran at the same time.
 
-        First the pool has to answer a command that changes nothing: it comes after all that was sent before.
+        No pool had it before. The last command to look finds all of them, and each that does keeps the same one.
         """
-        await client.amend(job_id, timeout=self.timeout_s)
-        job = (await client.state()).job(job_id)
-        return None if job is None or job.phase is Phase.REJECTED else job
+        found = await self._of_all(lambda client: self._job_for_certain(client, job.job_id))
+        live = {pool: each for pool, each in zip(self.pools, found, strict=True) if isinstance(each, Job) and each.live}
+        if len(live) < 2:
+            return chosen
+        kept = min(live, key=lambda pool: (pool.endpoint.pool, pool.endpoint.nats_url.rpartition("@")[2]))
+        for pool in live:
+            if pool != kept:
+                await self._stop(pool, job.job_id, f"another command submitted it to pool {kept.name} meanwhile")
+        if kept == chosen.pool:
+            return chosen
+        decision = await self._submit_to(kept, job)
+        return replace(chosen, pool=kept, decision=decision, earlier=live[kept])
+
+    async def _stop(self, pool: NamedPool, job_id: str, reason: str) -> None:
+        try:
+            async with Client.connect(pool.endpoint, tenant=self.tenant) as client:
+                await client.cancel(job_id, reason=reason)
+        except ElasticFlowError as error:
+            command = shlex.join(["eflow", "cancel", job_id, *pool.words])
+            raise PoolsUnusable(
+                "in_several_pools", f"{reason}, and pool {pool.name} does not stop it: {error}; `{command}` does"
+            ) from None
+
+    async def _job_for_certain(self, client: Client, job_id: str) -> Job | None:
+        """As `_job_in`, after all that was sent to the pool before: without the job, it answers an empty amendment."""
+        if (job := await _job_in(client, job_id)) is None:
+            await client.amend(job_id, timeout=self.timeout_s)
+            job = await _job_in(client, job_id)
+        return job
 
     async def _of_all(self, call: Callable[[Client], Awaitable[T]]) -> list[T | str]:
         """What each pool answers, all at once; of a pool that does not, why."""
@@ -269,6 +299,12 @@ class _NotSent(ElasticFlowError):
     reason: str
 
     MESSAGE = "{reason}"
+
+
+async def _job_in(client: Client, job_id: str) -> Job | None:
+    """The job in one pool, unless that has rejected it."""
+    job = (await client.state()).job(job_id)
+    return None if job is None or job.phase is Phase.REJECTED else job
 
 
 def _quotable(spec: JobSpec) -> JobSpec:
