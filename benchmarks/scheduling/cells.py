@@ -1,7 +1,8 @@
 """`python -m benchmarks.scheduling.cells`: one pool beside the same GPUs as several pools behind a front.
 
 A front asks every cell for a quote and submits to the best, with the rule of `eflow submit --pools`
-(`elasticflow/client/pool_choice.py`). Beside it, jobs go to cells in turn, without any question.
+(`elasticflow/client/pool_choice.py`). Beside it are two other rules: of the cells that would keep the deadline, the one
+with the latest quote, which is the fullest; and each cell in turn, without any question.
 """
 
 import json
@@ -18,7 +19,7 @@ from benchmarks.report import machine
 from benchmarks.scheduling.sheet import Sheet
 from benchmarks.scheduling.timing import Took, spreads, timed
 from benchmarks.scheduling.workloads import Case, cluster_of, generated_cases, tables, trace_cases
-from elasticflow.client.pool_choice import pools_in_order
+from elasticflow.client.pool_choice import as_promised, keeps_deadline, pools_in_order
 from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages.commands import DeadlineQuoted, QuoteDeadline
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
@@ -29,7 +30,7 @@ from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import TENANT, TraceJob, Workload
 
-ONE_POOL, BY_QUOTES, IN_TURN = "one pool", "cells, by quotes", "cells, in turn"
+ONE_POOL, BY_QUOTES, FULLEST, IN_TURN = "one pool", "cells, by quotes", "cells, fullest first", "cells, in turn"
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Cell:
     submissions: list[Took] = field(default_factory=list[Took])
 
     def quote(self, job: TraceJob) -> DeadlineQuoted:
-        simulation, question = self.simulation, QuoteDeadline(tenant=TENANT, spec=spec_of(job))
+        simulation, question = self.simulation, QuoteDeadline(tenant=TENANT, spec=as_promised(spec_of(job)))
         quoted, took = timed(partial(quote, simulation.state, question, simulation.now_s, self.cache))
         self.quotes.append(took)
         return quoted
@@ -60,6 +61,15 @@ def by_quotes(job: TraceJob, cells: Sequence[Cell]) -> Sequence[int]:
     """The cells that a front asks, in its order."""
     quotes = {str(number): cell.quote(job) for number, cell in enumerate(cells)}
     return [int(name) for name in pools_in_order(quotes, spec_of(job))]
+
+
+def fullest_first(job: TraceJob, cells: Sequence[Cell]) -> Sequence[int]:
+    """The same, but of the cells that would keep the deadline the latest quote first."""
+    spec = spec_of(job)
+    quotes = {str(number): cell.quote(job) for number, cell in enumerate(cells)}
+    order = pools_in_order(quotes, spec)
+    keeping = [name for name in order if keeps_deadline(quotes[name], spec)]
+    return [int(name) for name in (*reversed(keeping), *order[len(keeping) :])]
 
 
 def in_turn(job: TraceJob, cells: Sequence[Cell]) -> Sequence[int]:
@@ -90,7 +100,7 @@ def run_cells(workload: Workload, sizes: Sequence[int], order: Order) -> tuple[l
 
 def measured(case: Case, sizes: Sequence[int], how: str) -> dict[str, Any]:
     """One run, and what it gives: deadlines, and CPU time of answers."""
-    order = by_quotes if how == BY_QUOTES else in_turn
+    order = {BY_QUOTES: by_quotes, FULLEST: fullest_first}.get(how, in_turn)
     (cells, results, tries), took = timed(partial(run_cells, case.workload, sizes, order))
     times = {
         "quote": [each for cell in cells for each in cell.quotes],
@@ -160,7 +170,8 @@ def main(
         raise typer.BadParameter(f"{num_gpus} GPUs are not {cells} equal cells", param_hint="--cells")
     warm_up()
     part = [num_gpus // cells] * cells
-    rows = [measured(case, sizes, how) for how, sizes in ((ONE_POOL, [num_gpus]), (BY_QUOTES, part), (IN_TURN, part))]
+    runs = ((ONE_POOL, [num_gpus]), (BY_QUOTES, part), (FULLEST, part), (IN_TURN, part))
+    rows = [measured(case, sizes, how) for how, sizes in runs]
     text = json.dumps({"machine": machine(), "trace": case.name, "num_gpus": num_gpus, "runs": rows}, indent=2)
     if out is not None:
         out.write_text(text + "\n")

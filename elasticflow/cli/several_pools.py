@@ -1,6 +1,7 @@
 """`eflow submit --pools` and `eflow quote --pools`: what several pools answer, as a table and as JSON."""
 
 import asyncio
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +40,13 @@ def refuse_with_pools(options: SubmissionOptions, *, detach: bool) -> None:
 def decided_by_pools(
     ready: Submission, options: SubmissionOptions, where: SeveralPoolsOptions, sent: list[str]
 ) -> PoolsDecision:
-    """Submit to the best pool. sent: gets the id of the job as it is sent to a pool."""
+    """Submit to the best pool. sent: has the job with the options of the pool that may have it."""
+
+    def keep(pool: NamedPool, job_id: str) -> None:
+        sent[:] = [shlex.join((job_id, *_words(pool, options)))]  # earlier pools have rejected it
+
     front = _front(where)
-    front.on_sent, front.on_undecided = sent.append, _say_undecided
+    front.on_sent, front.on_undecided = keep, _say_undecided
     front.on_warning = lambda warning: note(f"warning: {warning}")
     secrets = dict(map(read_secret, options.secrets))
     return asyncio.run(front.submit(ready.spec, job_id=options.name, code=ready.code, secrets=secrets))

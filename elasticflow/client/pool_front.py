@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from elasticflow.client.client import Client
 from elasticflow.client.command_requests import Package, check, fresh_job_id
-from elasticflow.client.pool_choice import keeps_deadline, pools_in_order
+from elasticflow.client.pool_choice import as_promised, keeps_deadline, pools_in_order
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import Decision
 from elasticflow.errors import InputUnusable, InvalidJob, PoolsUnusable
@@ -20,13 +20,12 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.commands import DeadlineQuoted, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, ProfileRequested
-from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.state.job import Job, Phase
 
 ANSWER_TIMEOUT_S = 10.0  # of one pool, from the connection to its answer
 MAX_POOLS = 64
-_ANY_DEADLINE_S = 10 * 86_400.0
 T = TypeVar("T")
 
 # --- named pools ---------------------------------------------------------------------------------------
@@ -116,19 +115,19 @@ class PoolsDecision:
 
 @dataclass(kw_only=True)
 class PoolFront:
-    """Submits jobs of one tenant to one of several pools. The callbacks are those of `Client`."""
+    """Submits jobs of one tenant to one of several pools. on_sent gets pool and job; the others are of `Client`."""
 
     pools: tuple[NamedPool, ...]
     tenant: str = ""
     timeout_s: float = ANSWER_TIMEOUT_S
-    on_sent: Callable[[str], object] = field(default=lambda name: None)
+    on_sent: Callable[[NamedPool, str], object] = field(default=lambda pool, job_id: None)
     on_warning: Callable[[str], object] = field(default=lambda warning: None)
     on_undecided: Callable[[ProfileRequested], None] | None = None
 
     async def quotes(self, spec: JobSpec) -> tuple[PoolAnswer, ...]:
         """The answers of all pools, which are asked at once. Raises InvalidJob, and PoolsUnusable if none replies."""
         check(SubmitJob(job_id="job", tenant=self.tenant or DEFAULT_TENANT, spec=spec))
-        question = _quotable(spec)
+        question = as_promised(spec)
         found = await self._of_all(lambda client: client.quote(question, timeout=self.timeout_s))
         answers = tuple(
             PoolAnswer(pool=pool, quoted=quoted, keeps_deadline=keeps_deadline(quoted, spec))
@@ -191,7 +190,7 @@ class PoolFront:
 
         def note_sent(job_id: str) -> None:
             sent.append(job_id)
-            self.on_sent(job_id)
+            self.on_sent(pool, job_id)
 
         try:
             async with Client.connect(pool.endpoint, tenant=self.tenant) as client:
@@ -305,13 +304,6 @@ async def _job_in(client: Client, job_id: str) -> Job | None:
     """The job in one pool, unless that has rejected it."""
     job = (await client.state()).job(job_id)
     return None if job is None or job.phase is Phase.REJECTED else job
-
-
-def _quotable(spec: JobSpec) -> JobSpec:
-    """The same job as one that could be promised a deadline, which a quote ignores."""
-    if spec.job_class is JobClass.SLO:
-        return spec
-    return replace(spec, job_class=JobClass.SLO, deadline_s=None, deadline_in_s=_ANY_DEADLINE_S)
 
 
 def _offered_in_s(answer: PoolAnswer) -> float:
