@@ -148,6 +148,16 @@ async def test_a_quote_of_several_pools_submits_nothing(east: CommandLinePool) -
     assert (await jobs_of(east, "east"), await jobs_of(east, "west")) == ([], [])
 
 
+async def test_waiting_is_for_the_job_in_its_pool(east: CommandLinePool) -> None:
+    command = (*SUBMIT, "--deadline", "1h", "--name", "j1", "--pools", "east,west", "--wait", "--timeout", "0.2s")
+    ran = await east.eflow(*command, "--json")
+    assert (ran.status, ran.value["decision"], ran.value["pool"]) == (2, "admitted", "west")
+    assert "'j1' did not end within 0.2 s" in ran.err
+    assert (await east.eflow("cancel", "j1", "--pool", "west")).status == 0
+    ended = await east.eflow(*command, "--json")
+    assert (ended.status, ended.value["decision"]) == (1, "cancelled")
+
+
 async def test_commands_at_once_with_one_name_leave_one_job(east: CommandLinePool) -> None:
     command = (*SUBMIT, "--deadline", "1h", "--name", "j1")
     ran = await asyncio.gather(
