@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elasticflow.client.client import Client as Client
     from elasticflow.client.pool_endpoint import Endpoint as Endpoint
+    from elasticflow.client.pool_front import NamedPool as NamedPool
+    from elasticflow.client.pool_front import PoolAnswer as PoolAnswer
+    from elasticflow.client.pool_front import PoolsDecision as PoolsDecision
     from elasticflow.client.replies import CheckpointReply as CheckpointReply
     from elasticflow.client.replies import Decision as Decision
     from elasticflow.client.replies import ProfileReply as ProfileReply
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from elasticflow.errors import NotQuoted as NotQuoted
     from elasticflow.errors import NotStoredYet as NotStoredYet
     from elasticflow.errors import OutsideOfFolder as OutsideOfFolder
+    from elasticflow.errors import PoolsUnusable as PoolsUnusable
     from elasticflow.errors import TaskError as TaskError
     from elasticflow.errors import TrainingRefused as TrainingRefused
     from elasticflow.errors import Undecided as Undecided
@@ -77,10 +81,12 @@ if TYPE_CHECKING:
     from elasticflow.sdk.synchronous import jobs as jobs
     from elasticflow.sdk.synchronous import profile as profile
     from elasticflow.sdk.synchronous import quote as quote
+    from elasticflow.sdk.synchronous import quote_of_pools as quote_of_pools
     from elasticflow.sdk.synchronous import release as release
     from elasticflow.sdk.synchronous import reserve as reserve
     from elasticflow.sdk.synchronous import scale as scale
     from elasticflow.sdk.synchronous import submit as submit
+    from elasticflow.sdk.synchronous import submit_to_pools as submit_to_pools
     from elasticflow.sdk.synchronous import wait as wait
     from elasticflow.sdk.training import train as train
     from elasticflow.shared.errors import BadCredentials as BadCredentials
@@ -133,15 +139,19 @@ _NAMES_BY_MODULE = {
     "sdk.padding_executor": "PaddingExecutor",
     "times": "Duration Moment",
     "sdk.training": "train",
-    "sdk.synchronous": "JobViews Quote amend cancel checkpoint jobs profile quote release reserve scale submit wait",
+    "sdk.synchronous": (
+        "JobViews Quote amend cancel checkpoint jobs profile quote quote_of_pools release reserve scale submit "
+        "submit_to_pools wait"
+    ),
     "client.client": "Client",
     "client.pool_endpoint": "Endpoint",
+    "client.pool_front": "NamedPool PoolAnswer PoolsDecision",
     "client.replies": "CheckpointReply Decision ProfileReply",
     "client.training_load": "TrainingOptions TrainingProgress",
     "errors": (
         "ArtifactGone ArtifactNotReadable InvalidJob LoadNotOpened LoadWasCancelled ManagerEnded MissingExtra "
         "NoAdmission NoModel NoPoolHere NotConvertible NotEnded NotQuoted NotStoredYet NothingStored OutsideOfFolder "
-        "TaskError TrainingRefused Undecided UnknownJob UnknownPool UnknownQuote"
+        "PoolsUnusable TaskError TrainingRefused Undecided UnknownJob UnknownPool UnknownQuote"
     ),
     "history.pool_views": "JobView",
     "shared.errors": "BadCredentials ElasticFlowError PermanentFailure Retry Stop Unavailable",

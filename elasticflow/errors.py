@@ -58,7 +58,14 @@ class NoViews(Retry):
     )
 
 
-InputReason = Literal["bad_job_file", "not_loadable", "bad_input_line", "not_an_export"]
+PoolsReason = Literal["no_pool_replies", "may_have_the_job", "in_several_pools"]
+
+
+class PoolsUnusable(Explained[PoolsReason], Retry):
+    """A front of several pools submits the job to none of them, or cannot say which one has it."""
+
+
+InputReason = Literal["bad_job_file", "not_loadable", "bad_input_line", "not_an_export", "bad_pools"]
 
 
 class InputUnusable(Explained[InputReason], PermanentFailure):

@@ -47,10 +47,10 @@ class Line(ElasticJob):
 
 
 class CommandLinePool:
-    """A pool with two nodes of four GPUs and a known curve, and the `eflow` command for it."""
+    """A pool with nodes of four GPUs and a known curve, and the `eflow` command for its server."""
 
-    def __init__(self, url: str, bus: NatsBus, folder: Path) -> None:
-        self.url, self.bus, self.folder = url, bus, folder
+    def __init__(self, url: str, bus: NatsBus, folder: Path, pool: str = POOL) -> None:
+        self.url, self.bus, self.folder, self.pool = url, bus, folder, pool
         self.now_s = SystemClock().now_s()
         self._num_appended = 0
 
@@ -111,11 +111,11 @@ class CommandLinePool:
             message_id = f"test-{self._num_appended}"
             data = codec.encode(message, id=message_id, recorded_at_s=self.now_s)
             decided = isinstance(message, events.PlanDecided)
-            subject = subjects.plan(POOL) if decided else subject_of(POOL, message)
+            subject = subjects.plan(self.pool) if decided else subject_of(self.pool, message)
             await self.bus.append(subject, data, message_id=message_id)
 
     async def decide(self, service: str, *decided: Any) -> None:
-        based_on = await self.bus.last_sequence(POOL)
+        based_on = await self.bus.last_sequence(self.pool)
         await self.append(events.PlanDecided(service=service, based_on=based_on, now_s=self.now_s, events=decided))
 
     async def place(self, job_id: str, *names: str, generation: int = 1) -> None:
@@ -143,36 +143,38 @@ class CommandLinePool:
 
 
 @asynccontextmanager
-async def command_line_pool(url: str, folder: Path) -> AsyncIterator[CommandLinePool]:
-    """folder: of the user, empty. The server has no pool yet."""
+async def command_line_pool(
+    url: str, folder: Path, pool: str = POOL, num_nodes: int = 2
+) -> AsyncIterator[CommandLinePool]:
+    """folder: of the user. The server has no such pool yet."""
     async with AsyncExitStack() as stack:
         bus = await connect_nats(url, name="test")
         stack.push_async_callback(bus.close)
-        await bus.ensure_pool(POOL)
+        await bus.ensure_pool(pool)
         (folder / "line.py").write_text(JOB_FILE)
-        made = CommandLinePool(url, bus, folder)
-        await _configure(made)
-        settings = Settings.from_environment({"NATS_URL": url, "EF_DATA_DIR": str(folder)})
+        made = CommandLinePool(url, bus, folder, pool)
+        await _configure(made, num_nodes)
+        settings = Settings.from_environment({"NATS_URL": url, "EF_DATA_DIR": str(folder), "EF_POOL": pool})
         process = Process(
             settings=settings,
             bus=await connect_nats(url, name="admission"),
             clock=SystemClock(),
             log=SilentLog(),  # its lines would be among those of a command
-            metrics=Metrics("admission", POOL),
+            metrics=Metrics("admission", pool),
         )
         stack.push_async_callback(process.bus.close)
         await stack.enter_async_context(_beside(serve(process)))
         async with asyncio.timeout(WAIT_S):
-            while not await _admission_replies(bus):  # noqa: ASYNC110 - a subject can only be polled
+            while not await _admission_replies(bus, pool):  # noqa: ASYNC110 - a subject can only be polled
                 await asyncio.sleep(0.01)
         yield made
 
 
-async def _configure(cli: CommandLinePool) -> None:
+async def _configure(cli: CommandLinePool, num_nodes: int) -> None:
     """Configure the pool, and add its nodes."""
     config = PoolConfig(resize_cost_s=1.0, throughput_margin=0.0, curves={"linear/b64": LINEAR})
     await cli.decide("operator", events.PoolConfigured(config=config, at_s=cli.now_s))
-    for number in range(2):
+    for number in range(num_nodes):
         joined = events.NodeJoined(
             node_id=f"node-{number}", incarnation=f"first-{number}", num_gpus=4, device="cpu", at_s=cli.now_s
         )
@@ -189,10 +191,10 @@ async def _beside(serving: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _admission_replies(bus: NatsBus) -> bool:
+async def _admission_replies(bus: NatsBus, pool: str) -> bool:
     """Whether admission replies, even to an invalid request."""
     try:
-        await bus.request(subjects.quote("default", POOL), b"?", WAIT_S)
+        await bus.request(subjects.quote("default", pool), b"?", WAIT_S)
     except NoResponder:
         return False
     return True

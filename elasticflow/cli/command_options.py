@@ -79,6 +79,23 @@ class TenantOptions(PoolOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeveralPoolsOptions(TenantOptions):
+    """The options that name a pool, or several of which the best gets the job, and one of their tenants."""
+
+    pools: Annotated[
+        str,
+        typer.Option(
+            "--pools",
+            metavar="POOL,POOL,...",
+            rich_help_panel=_WHERE,
+            show_default=False,
+            help="Ask several pools, and take the best. A POOL is a NAME on that server, NAME=nats://host:port on "
+            "another one, or the folder of a pool on this machine, with a slash.",
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerOptions(TenantOptions):
     """Which pool, and which of its tenants owns the job."""
 

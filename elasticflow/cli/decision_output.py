@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,8 +45,18 @@ def telling_what_goes_on(sent: Sequence[str], what: str = "") -> Iterator[None]:
         raise
 
 
-def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: float, earlier: Job | None = None) -> None:
-    """now_s: later than the decision if an earlier submission was the same. earlier: the job of this name before."""
+def show_decision(
+    decision: Decision,
+    options: SubmissionOptions,
+    *,
+    now_s: float,
+    earlier: Job | None = None,
+    where: Sequence[str] = (),
+) -> None:
+    """now_s: later than the decision if an earlier submission was the same. earlier: the job of this name before.
+
+    where: options that name the pool, for the commands about the job.
+    """
     is_rejected = isinstance(decision, JobRejected)
     if earlier is not None and not is_rejected and earlier.phase is not Phase.REJECTED:
         _show_earlier(earlier, now_s)
@@ -54,7 +65,7 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
         return  # its offers count from then
     match decision:
         case JobAdmitted():
-            _show_admitted(decision, now_s)
+            _show_admitted(decision, now_s, where)
         case JobRejected():
             _show_rejected(decision, options)
         case JobCancelled():
@@ -62,7 +73,7 @@ def show_decision(decision: Decision, options: SubmissionOptions, *, now_s: floa
         case JobFailed():
             say_line(f"failed    {decision.job_id}: {decision.error}", "red")
             show_last_lines(decision.last_lines or decision.traceback)
-            say_line(f"  log     eflow logs {decision.job_id}")
+            say_line(f"  log     {shlex.join(['eflow', 'logs', decision.job_id, *where])}")
 
 
 def _show_earlier(job: Job, now_s: float) -> None:
@@ -80,7 +91,7 @@ def _show_earlier_rejection(job: Job, now_s: float) -> None:
     say_line(f"rejected  {job.job_id}: {job.explanation}", "red")
 
 
-def _show_admitted(event: JobAdmitted, now_s: float) -> None:
+def _show_admitted(event: JobAdmitted, now_s: float, where: Sequence[str]) -> None:
     say_line(f"admitted  {event.job_id}", "green")
     if event.gpu_type:
         say_line(f"  GPU type         {event.gpu_type}")
@@ -90,7 +101,8 @@ def _show_admitted(event: JobAdmitted, now_s: float) -> None:
     if finish_s is not None:
         say_line(f"  expected finish  {moment_in_words(finish_s, now_s)} at the latest")
         say_line(f"  promised         {schedule_in_words(event.minimum_satisfactory_share)}")
-    say_line(f"  follow it        eflow watch    eflow logs -f {event.job_id}    eflow explain {event.job_id}")
+    commands = (("watch",), ("logs", "-f", event.job_id), ("explain", event.job_id))
+    say_line(f"  follow it        {'    '.join(shlex.join(['eflow', *command, *where]) for command in commands)}")
 
 
 def _show_rejected(event: JobRejected, options: SubmissionOptions) -> None:

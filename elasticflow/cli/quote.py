@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import Json, TenantOptions, run, where_words
+from elasticflow.cli.command_options import Json, SeveralPoolsOptions, run, where_words
 from elasticflow.cli.decision_output import (
     show_quote,
     show_reserved,
@@ -13,6 +13,7 @@ from elasticflow.cli.decision_output import (
 from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, end_of
+from elasticflow.cli.several_pools import quote_of_pools
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.sdk.submission import load, quotable, with_code
@@ -28,7 +29,7 @@ def quote(
         str,
         typer.Option("--reserve", metavar="TIME", help="Reserve the quote for 60s, 5m, ...; at most 10m."),
     ] = "",
-    where: TenantOptions = TenantOptions(),
+    where: SeveralPoolsOptions = SeveralPoolsOptions(),
     as_json: Json = False,
 ) -> None:
     """Quote the earliest deadline that admission would promise a job now.
@@ -44,6 +45,7 @@ def quote(
       eflow quote train.py --deadline 10m   # would that be promised?
       eflow quote train.py:Digits --batch 256 --iterations 3000 --json
       eflow quote train.py --reserve 60s
+      eflow quote train.py --deadline 10m --pools east,west
     """
     now_s = SystemClock().now_s()
     options = replace(options, where=where_words(context, where)).checked(now_s)
@@ -51,6 +53,11 @@ def quote(
     reserved_s = duration_of(reserve, "--reserve")
     job, code = load(options.entry, options.arguments, options.workdir)
     ready = with_code(quotable(options.apply(job)), code)
+
+    if where.pools:
+        if reserved_s is not None:
+            raise typer.BadParameter("a reservation is in one pool; name it with --pool", param_hint="--reserve")
+        raise typer.Exit(quote_of_pools(ready.spec, options, where, wanted_s=wanted_s, as_json=as_json))
 
     async def ask(client: Client) -> DeadlineQuoted | QuoteReserved | QuoteRejected:
         if reserved_s is not None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from elasticflow.cli.command_options import Json, TenantOptions, run, where_words
+from elasticflow.cli.command_options import Json, SeveralPoolsOptions, run, run_at, where_words
 from elasticflow.cli.decision_output import (
     decision_as_json,
     end_as_json,
@@ -17,6 +17,12 @@ from elasticflow.cli.decision_output import (
 from elasticflow.cli.job_options import SubmissionOptions, seal_secrets
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, parse_sweep
+from elasticflow.cli.several_pools import (
+    decided_by_pools,
+    pools_decision_as_json,
+    refuse_with_pools,
+    show_pools_decision,
+)
 from elasticflow.cli.sweep import members_of, post_all, show_posted, submit_sweep
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
@@ -25,7 +31,7 @@ from elasticflow.errors import InvalidJob, NotEnded
 from elasticflow.history.formatting import undecided_in_words
 from elasticflow.sdk.job_fields import problems_of_names
 from elasticflow.sdk.script import TorchrunScript
-from elasticflow.sdk.submission import load, with_code
+from elasticflow.sdk.submission import Submission, load, with_code
 from elasticflow.shared.messages.events import JobAdmitted, ProfileRequested
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Job
@@ -53,7 +59,7 @@ def submit(
     context: typer.Context,
     options: SubmissionOptions,
     waits: WaitOptions = WaitOptions(),
-    where: TenantOptions = TenantOptions(),
+    where: SeveralPoolsOptions = SeveralPoolsOptions(),
     as_json: Json = False,
 ) -> None:
     """Submit a job and print the decision: a promise, or a rejection with its
@@ -84,6 +90,7 @@ def submit(
         --env WANDB_MODE=offline --secret WANDB_API_KEY --deadline 2h
       eflow submit train.py --deadline 2h --data train=s3://bucket/train \\
         --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY
+      eflow submit train.py --deadline 2h --name nightly-42 --pools a,b,c
     """
     sent: list[str] = []  # ids of jobs, once the pool may have them
     with telling_what_goes_on(sent):
@@ -94,7 +101,7 @@ def _submit(
     context: typer.Context,
     options: SubmissionOptions,
     waits: WaitOptions,
-    where: TenantOptions,
+    where: SeveralPoolsOptions,
     sent: list[str],
     *,
     as_json: bool,
@@ -107,14 +114,18 @@ def _submit(
             f"other commands would read {name!r} as an option; begin with another character",
             param_hint="--name",
         )
-    options = replace(options, quote="", where=where_words(context, where))  # offers are taken without the quote
+    options = replace(options, where=where_words(context, where))
+    if where.pools:
+        refuse_with_pools(options, detach=waits.detach)
+    options = replace(options, quote="")  # offers are taken without the quote
     options.checked(SystemClock().now_s())
     timeout_s, swept = duration_of(waits.timeout, "--timeout"), parse_sweep(options.sweep)
     job, code = load(options.entry, options.arguments, options.workdir)
     job = options.apply(job)
     if isinstance(job, TorchrunScript) and (warning := job.warning()):
         note(f"warning: {warning}")
-    seal_secrets(job, options.secrets, where)
+    if not where.pools:
+        seal_secrets(job, options.secrets, where)
     if swept:
         if quote_id:
             raise typer.BadParameter("a quote is for one job", param_hint="--quote")
@@ -134,6 +145,8 @@ def _submit(
         ready = with_code(job, code)
     except InvalidJob as error:  # one error names all problems
         raise InvalidJob(*error.problems, *problems_of_names(job_id=name, tenant=where.tenant)) from None
+    if where.pools:
+        raise typer.Exit(_submit_to_pools(ready, options, waits, where, sent, as_json=as_json))
     name = name or quote_id
 
     async def post(client: Client) -> str:
@@ -175,3 +188,32 @@ def _submit(
         show_end(ended)
     good = isinstance(decision, JobAdmitted) and (ended is None or in_time(ended))
     raise typer.Exit(0 if good else 1)
+
+
+def _submit_to_pools(
+    ready: Submission,
+    options: SubmissionOptions,
+    waits: WaitOptions,
+    where: SeveralPoolsOptions,
+    sent: list[str],
+    *,
+    as_json: bool,
+) -> int:
+    """Submit to the best of several pools, and print the decision. Returns the exit code."""
+    chosen, ended = decided_by_pools(ready, options, where, sent), None
+    decision, timeout_s = chosen.decision, duration_of(waits.timeout, "--timeout")
+    if not as_json:
+        show_pools_decision(chosen, options)
+    try:
+        if waits.wait and isinstance(decision, JobAdmitted):
+            job_id = decision.job_id
+            ended = run_at(
+                chosen.pool.endpoint, lambda client: client.wait(job_id, timeout=timeout_s), tenant=where.tenant
+            )
+            if not as_json:
+                show_end(ended)
+    finally:
+        if as_json:
+            print_json(pools_decision_as_json(chosen) | ({"end": end_as_json(ended)} if ended else {}))
+    good = isinstance(decision, JobAdmitted) and (ended is None or in_time(ended))
+    return 0 if good else 1

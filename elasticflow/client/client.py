@@ -282,10 +282,10 @@ def with_client(endpoint: Endpoint, tenant: str, call: Callable[[Client], Awaita
         async with Client.connect(endpoint, tenant=tenant) as client:
             return await call(client)
 
-    return _blocking(connected())
+    return blocking(connected())
 
 
-def _blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run to the end, in another thread if this one runs an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()

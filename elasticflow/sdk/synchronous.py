@@ -5,13 +5,14 @@ nearest `.eflow`. All raise NoPoolHere, UnknownPool, Unavailable, BadCredentials
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
-from elasticflow.client.client import REPLY_TIMEOUT_S, Client, with_client
+from elasticflow.client.client import REPLY_TIMEOUT_S, Client, blocking, with_client
 from elasticflow.client.pool_endpoint import find_endpoint
+from elasticflow.client.pool_front import PoolAnswer, PoolFront, PoolsDecision, named_pools
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import JobView, job_view, job_views
@@ -112,6 +113,46 @@ def submit(
         tenant,
         lambda client: client.submit(spec, job_id=job_id, code=ready.code, timeout=timeout),
     )
+
+
+def submit_to_pools(
+    job: ElasticJob,
+    pools: str | Sequence[str],
+    *,
+    workdir: str | Path | None = None,
+    secrets: Mapping[str, str] | None = None,
+    job_id: str = "",
+    tenant: str = "",
+    nats_url: str = "",
+    data_dir: Path | None = None,
+) -> PoolsDecision:
+    """Submit a job to the best of several pools: all are asked for a quote, the next one if the best one rejects it.
+
+    pools: "a,b", or a list; each a name on the server of nats_url, NAME=nats://host:port, or the folder of a pool here.
+    job_id: with it, a repeated call starts the job in no second pool.
+    Raises InvalidJob, PackagingFailed, InputUnusable, PoolsUnusable.
+    """
+    ready = submission_of(job, workdir)
+    front = PoolFront(pools=named_pools(pools, nats_url=nats_url, data_dir=data_dir), tenant=tenant)
+    return blocking(front.submit(ready.spec, job_id=job_id, code=ready.code, secrets=secrets))
+
+
+def quote_of_pools(
+    job: ElasticJob,
+    pools: str | Sequence[str],
+    *,
+    workdir: str | Path | None = None,
+    tenant: str = "",
+    nats_url: str = "",
+    data_dir: Path | None = None,
+) -> tuple[PoolAnswer, ...]:
+    """The quote of each pool, or why it has none, in the order of `pools`: see `submit_to_pools`. Submits no job.
+
+    Raises InvalidJob, InputUnusable, and PoolsUnusable if no pool replies.
+    """
+    ready = submission_of(quotable(job), workdir)
+    front = PoolFront(pools=named_pools(pools, nats_url=nats_url, data_dir=data_dir), tenant=tenant)
+    return blocking(front.quotes(ready.spec))
 
 
 def quote(

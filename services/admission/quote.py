@@ -59,18 +59,20 @@ def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cach
     curve = known_curve(state, spec, curves=session.cache.curves)
     if problems or curve is None:
         why = "; ".join(problems) or why_unquotable(state, spec)
-        return DeadlineQuoted(earliest_deadline_s=None, explanation=why, at_s=now_s)
+        return DeadlineQuoted(earliest_deadline_s=None, explanation=why, num_gpus=state.num_gpus, at_s=now_s)
     job = arriving_job(state, "quote", spec, curve, math.inf)
     session = session.expecting_another().with_pricing().with_search()
     planned_s = session.earliest_deadline_s(job)
     if planned_s is None:
-        return DeadlineQuoted(earliest_deadline_s=None, explanation=no_deadline(state), at_s=now_s)
+        why = no_deadline(state)
+        return DeadlineQuoted(earliest_deadline_s=None, explanation=why, num_gpus=state.num_gpus, at_s=now_s)
     proposal = session.admission_search.propose(replace(job, deadline_s=planned_s))
     return DeadlineQuoted(
         earliest_deadline_s=promised_deadline_s(state, planned_s),
         gpu_seconds=gpu_seconds(proposal.schedule) if proposal else None,
         gpu_type=shown_type(state, spec.gpu_type),
         schedule=flat(proposal.schedule) if proposal else (),
+        num_gpus=state.num_gpus,
         at_s=now_s,
     )
 

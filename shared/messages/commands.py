@@ -11,6 +11,7 @@ from elasticflow.shared.messages.limits import (
     DurationS,
     GpuType,
     NodeNames,
+    NumGpus,
     PositiveGpus,
     PositiveIterations,
     ReservationS,
@@ -195,6 +196,7 @@ class DeadlineQuoted:
     """The reply to `QuoteDeadline`: the earliest deadline that admission would have promised at at_s, if any.
 
     schedule: the GPUs that it would have promised; empty from an older admission.
+    num_gpus: that its pool has of this type, on which the job may run; 0 from an older admission.
     """
 
     VERSION: ClassVar[int] = 1
@@ -203,6 +205,7 @@ class DeadlineQuoted:
     explanation: Text = ""
     gpu_type: GpuType = ""  # on which, as its nodes name it; "": the pool has one type
     schedule: ShareSchedule = ()
+    num_gpus: NumGpus = 0
     at_s: TimeS
 
 

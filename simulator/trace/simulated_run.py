@@ -149,7 +149,7 @@ class SimulatedRun:
     """A workload on a cluster under a policy. policy, overhead: names; BadSettings if unknown.
 
     mix_efficiency: part of the sum of the throughputs on each type that a job on several types has; None: no job is.
-    slowdown_apart: of a job on eight nodes instead of one; 1: all places are equal.
+    slowdown_apart: of a job on eight nodes instead of one; 1: all places are equal. by_front: see `Simulation`.
     Baselines know no GPU types: BadSettings on a cluster of several.
     """
 
@@ -165,6 +165,7 @@ class SimulatedRun:
     noise: SpeedNoise | None = None
     mix_efficiency: float | None = MEASURED_MIX_EFFICIENCY
     slowdown_apart: float = PUBLISHED_SLOWDOWN
+    by_front: bool = False
 
     def __post_init__(self) -> None:
         if len(self.cluster.gpu_types) > 1 and self.policy in BASELINES:
@@ -215,6 +216,7 @@ class SimulatedRun:
             migrates_promised=self.policy in OURS,
             observers=tuple(observer for observer in observers if observer is not None),
             idle_time_meter=IdleTimeMeter() if measures_idle_time else None,
+            by_front=self.by_front,
         )
 
     @property

@@ -180,6 +180,7 @@ class Simulation:
     whole resize_cost. places: the effect of the place on speeds; None: all places are equal.
     migrates_promised: False for baselines, which promise nothing and know one speed for each number of GPUs.
     config: settings of a live pool, whose monitor corrects the curves; None: policies know the true curves and costs.
+    by_front: jobs of the workload arrive only by `submit`, from a front that has several such pools.
     """
 
     def __init__(
@@ -204,6 +205,7 @@ class Simulation:
         places: Places | None = None,
         migrates_promised: bool = True,
         config: PoolConfig | None = None,
+        by_front: bool = False,
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
         assert failures is None or ends is None, "nodes that fail have no ends here"
@@ -215,6 +217,7 @@ class Simulation:
         self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency, changes, places)
         self._reports = self._reports_of(config, noise)
         self._commands: list[SubmitJob] = []
+        self._by_front = by_front
         self._num_to_come = len(workload.jobs)
         self._starved_s = starved_after_s(failures) + max(resize_cost.seconds_C)
         self._log = JobLog(cluster.gpu_types[0])
@@ -257,6 +260,18 @@ class Simulation:
     @property
     def now_s(self) -> float:
         return self._engine.now_s
+
+    def advance_to(self, at_s: float) -> None:
+        """Run all that happens until then, this instant included."""
+        self._engine.at(at_s, lambda: None)
+        self._engine.run(at_s)
+
+    def submit(self, job: TraceJob) -> bool:
+        """A front submits a job of the workload now. Whether the pool admits it."""
+        self._commands.append(submission(job))
+        self._driver.soon()
+        self._engine.run(self.now_s)
+        return job.job_id in self._log.admitted
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Result:
         """Run until every job has ended or never can; or until stop(), then the result is partial."""
@@ -302,6 +317,8 @@ class Simulation:
 
     def _arrive(self, jobs: tuple[TraceJob, ...]) -> None:
         self._num_to_come -= len(jobs)
+        if self._by_front:
+            return
         self._commands.extend(submission(job) for job in jobs)
         self._driver.soon()
 

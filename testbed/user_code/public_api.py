@@ -47,6 +47,17 @@ def submit(job: ElasticJob) -> str:
             assert_never(decision)
 
 
+def submit_to_one_of_several(job: ElasticJob) -> str:
+    answers: tuple[elasticflow.PoolAnswer, ...] = elasticflow.quote_of_pools(job, "east,west")
+    best = [answer.pool.name for answer in answers if answer.keeps_deadline]
+    try:
+        chosen: elasticflow.PoolsDecision = elasticflow.submit_to_pools(job, best, job_id="own")
+    except elasticflow.PoolsUnusable as error:
+        return error.code
+    pool: elasticflow.NamedPool = chosen.pool
+    return pool.name
+
+
 def operate(job_id: str) -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     quoted: elasticflow.DeadlineQuoted = elasticflow.quote(Own())

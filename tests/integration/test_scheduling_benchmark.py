@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.scheduling.cells import BY_QUOTES, measured
 from benchmarks.scheduling.cycle import measure_cycle
+from benchmarks.scheduling.decision_cost import WHAT, measured_size
 from benchmarks.scheduling.decisions import LOOSE, POOLS, measure_answers, measure_decisions, recipe_of
 from benchmarks.scheduling.failures import measure_failures
 from benchmarks.scheduling.laid_out_pool import laid_out_pool
@@ -35,6 +37,19 @@ def small(known: Throughputs) -> Case:
     """The first jobs of the bundled trace `small`."""
     traces = trace_cases(bundled_trace("small").parent, known)
     return next(case for case in traces if case.name == "small").first(20)
+
+
+def test_the_cost_of_a_decision_is_measured_in_one_size(known: Throughputs) -> None:
+    row = measured_size(known, num_gpus=16, num_live=8, seconds=0.0)
+    assert (row["num_gpus"], row["live_jobs"], row["decisions"]) == (16, 8, 5)
+    assert set(row["cpu_ms"]) == set(WHAT)
+
+
+def test_cells_behind_a_front_are_compared_with_one_pool(small: Case) -> None:
+    row = measured(small, [4, 4], BY_QUOTES)
+    assert (row["jobs"], row["late"], row["admitted"]) == (20, 0, sum(row["admitted_by_cell"]))
+    assert 0 < row["met"] <= row["admitted"]
+    assert set(row["cpu_ms"]) == {"quote", "submission"}
 
 
 def test_a_score_is_compared_with_its_bounds_and_its_gap_adds_up(small: Case) -> None:

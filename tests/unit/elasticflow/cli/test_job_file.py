@@ -46,6 +46,7 @@ timeout = "2h"
 detach = false
 nats_url = "nats://pool:4222"
 pool = "default"
+pools = "a,b"
 data_dir = "state"
 json = false
 arguments = ["--epochs", 3]
@@ -120,6 +121,7 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--timeout=2h",
         "--nats-url=nats://pool:4222",
         "--pool=default",
+        "--pools=a,b",
         "--data-dir=state",
         "--workdir=.",
         "--requirement=requirements.txt",
