@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.measurements import counts_to_measure
+from elasticflow.shared.messages.measurements import VirtualNodeCount, counts_to_measure
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import (
     JobStepTimes,
     job_step_times,
@@ -15,6 +15,7 @@ from elasticflow.shared.scheduling.heterogeneous.measured_step_times import (
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import mixed_steps, placed_step_s
 from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes, StepTimes
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import TooLittleMemory, split_virtual_nodes
+from elasticflow.shared.scheduling.jobs.scheduler_view import next_level
 from elasticflow.shared.state.gpu_types import (
     accepts,
     large_enough_types,
@@ -227,7 +228,8 @@ class ProfilePoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileView:
     """All measurements of a profile on one GPU type. gpu_range: of the job. complete: no number of GPUs is left to
-    measure. gpu_type: "" in a pool of one type. on_other_types: of those that the job accepts."""
+    measure, or more would not help. virtual_nodes: of its bitwise jobs; None: the default, or as each code says.
+    gpu_type: "" in a pool of one type. on_other_types: of those that the job accepts."""
 
     profile_key: str
     global_batch_size: int
@@ -235,6 +237,7 @@ class ProfileView:
     complete: bool
     dataset_size: int | None
     points: tuple[ProfilePoint, ...]  # by number of GPUs
+    virtual_nodes: VirtualNodeCount | None = None
     gpu_type: str = ""
     on_other_types: tuple["ProfileView", ...] = ()
 
@@ -263,7 +266,7 @@ def _on_type(state: PoolState, spec: JobSpec) -> ProfileView | None:
         profile_key=spec.measured_key,
         global_batch_size=spec.global_batch_size,
         gpu_range=str(spec.gpu_range),
-        complete=own is not None and own.complete and largest_level(state, spec) <= own.probed_to,
+        complete=own is not None and own.complete and not 0 < next_level(state, spec) <= largest_level(state, spec),
         dataset_size=whole.dataset_size,
         points=tuple(
             ProfilePoint(
@@ -277,4 +280,5 @@ def _on_type(state: PoolState, spec: JobSpec) -> ProfileView | None:
             )
             for num_gpus, rate in rates
         ),
+        virtual_nodes=whole.virtual_nodes,
     )
