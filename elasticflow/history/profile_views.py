@@ -15,7 +15,6 @@ from elasticflow.shared.scheduling.heterogeneous.measured_step_times import (
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import mixed_steps, placed_step_s
 from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes, StepTimes
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import TooLittleMemory, split_virtual_nodes
-from elasticflow.shared.scheduling.jobs.scheduler_view import next_level
 from elasticflow.shared.state.gpu_types import (
     accepts,
     large_enough_types,
@@ -228,7 +227,7 @@ class ProfilePoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileView:
     """All measurements of a profile on one GPU type. gpu_range: of the job. complete: no number of GPUs is left to
-    measure, or more would not help. virtual_nodes: of its bitwise jobs; None: the default, or as each code says.
+    measure. virtual_nodes: of its bitwise jobs; None: the default, or as each code says.
     gpu_type: "" in a pool of one type. on_other_types: of those that the job accepts."""
 
     profile_key: str
@@ -266,7 +265,7 @@ def _on_type(state: PoolState, spec: JobSpec) -> ProfileView | None:
         profile_key=spec.measured_key,
         global_batch_size=spec.global_batch_size,
         gpu_range=str(spec.gpu_range),
-        complete=own is not None and own.complete and not 0 < next_level(state, spec) <= largest_level(state, spec),
+        complete=own is not None and own.complete and largest_level(state, spec) <= own.probed_to,
         dataset_size=whole.dataset_size,
         points=tuple(
             ProfilePoint(
