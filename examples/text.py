@@ -24,6 +24,7 @@ class Text(ElasticJob):
         "width": 64,
         "layers": 2,
     }
+    virtual_nodes = 8  # such a small model would be measured to have fewer, and grow to fewer GPUs
     max_iterations = 200
     model_name = "text-transformer"
     description = "byte-level transformer on Python's help texts"

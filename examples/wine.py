@@ -26,6 +26,7 @@ class Wine(ElasticJob):
         "measurements": 32,  # noisy measurements of each wine in a batch
         "noise": 0.3,  # standard deviation, in those of the data
     }
+    virtual_nodes = 8  # such a small model would be measured to have fewer, and grow to fewer GPUs
     max_iterations = 150
     model_name = "wine-mlp"
     description = "MLP on measurements of wines"

@@ -15,7 +15,7 @@ from elasticflow.cli.terminal_output import note, print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
 from elasticflow.errors import NotThere, UnknownJob
-from elasticflow.history.formatting import gpus_by_type_in_words, undecided_in_words
+from elasticflow.history.formatting import gpus_by_type_in_words, undecided_in_words, virtual_nodes_in_words
 from elasticflow.history.profile_views import ProfileView, SplitView, TypesView, profile_view, types_view
 from elasticflow.history.tables import table
 from elasticflow.sdk.submission import Submission, load, profilable
@@ -53,6 +53,8 @@ def show_profile(view: ProfileView) -> None:
             for point in each.points
         )
         say(table(*_CURVE, rows=rows, right=_CURVE[:6]))
+        if each.virtual_nodes is not None:
+            say_line(virtual_nodes_in_words(each.virtual_nodes))
         if not each.complete:
             say_line("other numbers of GPUs are not yet measured", "yellow")
 

@@ -44,6 +44,17 @@ def run(
         typer.Option("--out", metavar="DIR", show_default=False, help="Write model.pt and the job's files there."),
     ] = None,
     device: Annotated[Device, typer.Option("--device", help="auto: a GPU if torch finds one.")] = Device.AUTO,
+    virtual_nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--virtual-nodes",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Cut a batch into so many parts, as `eflow explain` names them for a job in a pool. Default: as the "
+            "class says, else up to 8.",
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--pdb", help="Enter the debugger where the job's code raises an error.")
     ] = False,
@@ -51,9 +62,10 @@ def run(
 ) -> None:
     """Train a job in this process, without a pool, one step after another.
 
-    It ends with the same bits as in a pool. breakpoint() in your code works;
-    each part of the batch is a call of train(). Ctrl-C ends it after the
-    present step. Exit code 1 if the job fails.
+    It ends with the same bits as in a pool, where it has as many virtual
+    nodes. breakpoint() in your code works; each part of the batch is a call
+    of train(). Ctrl-C ends it after the present step. Exit code 1 if the job
+    fails.
 
     \b
     Examples:
@@ -66,7 +78,9 @@ def run(
     job = options.apply(load(target, workdir=options.workdir)[0])
     began_s = time.monotonic()
     try:
-        ended = run_locally(job, out=out, device=device.value, show_progress=not as_json)
+        ended = run_locally(
+            job, out=out, device=device.value, virtual_nodes=virtual_nodes or 0, show_progress=not as_json
+        )
     except TrainingRefused as error:
         note(f"eflow: the job fails: {error}")
         raise typer.Exit(1) from None

@@ -8,6 +8,7 @@ from elasticflow.history.formatting import (
     limits_in_words,
     margin_in_words,
     metrics_in_words,
+    num_of_virtual_nodes,
     offer_in_words,
     other_offers,
     profiled_spec_in_words,
@@ -44,7 +45,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.JobProfiled():
             return f"profiled, as requested: {speeds_in_words(event.iterations_per_s)}"
         case events.JobAdmitted():
-            return _admitted(event, old, state)
+            return _admitted(event, old, new, state)
         case events.JobRejected():
             return _rejected(event)
         case events.JobCancelled():
@@ -155,10 +156,12 @@ def _submitted(event: events.ProfileRequested | events.JobAdmitted) -> str:
     return f"submitted by {event.tenant}: {spec_in_words(event.spec)}, {deadline}"
 
 
-def _admitted(event: events.JobAdmitted, old: Job | None, state: PoolState) -> str:
+def _admitted(event: events.JobAdmitted, old: Job | None, new: Job, state: PoolState) -> str:
     asked = "" if old is not None else f"{_submitted(event)}; "
     curve = state.curves.get(spec_on(state, event.spec, event.gpu_type).profile_key)
     speeds = f", at {speeds_in_words(curve.iterations_per_s)}" if curve and curve.iterations_per_s else ""
+    if new.num_virtual_nodes:
+        speeds += f", in {num_of_virtual_nodes(new.num_virtual_nodes)}"
     on_type = f" on {_type_and_why(event, state)}" if len(state.gpu_types) > 1 else ""
     if not event.minimum_satisfactory_share:
         return f"{asked}admitted{on_type} without a promise{speeds}"

@@ -1,11 +1,13 @@
 """Parts of sentences about jobs: specifications, promises, offers and measurements, with numbers. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_counted, gpus_in_words
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec, Scalar
+from elasticflow.shared.messages.measurements import VirtualNodeCount
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
@@ -178,6 +180,25 @@ def schedule_in_words(schedule: ShareSchedule) -> str:
     """The schedule in words, such as "2 GPUs for 1m 10s, then 1 GPU for 20.0s"."""
     steps = [f"{gpus_counted(s.num_gpus)} for {duration_in_words(s.end_s - s.start_s)}" for s in segments(schedule)]
     return ", then ".join(steps) or "nothing"
+
+
+def virtual_nodes_in_words(virtual_nodes: VirtualNodeCount) -> str:
+    """How many, and why: with the steps of one GPU by which they were chosen."""
+    cut = f"its batch is cut into {num_of_virtual_nodes(virtual_nodes.count)}"
+    match virtual_nodes.source:
+        case "code":
+            return f"{cut}, as its code says"
+        case "default":
+            return f"{cut}, the default: a profiling run could not measure another number"
+        case "measured":
+            steps = ", ".join(f"{count}: {1000 * s:.3g} ms" for count, s in virtual_nodes.step_s_by_count.items())
+            return f"{cut}, the most that hardly slow one GPU down (a step in {steps})"
+        case _:
+            assert_never(virtual_nodes.source)
+
+
+def num_of_virtual_nodes(count: int) -> str:
+    return f"{count} virtual node{'' if count == 1 else 's'}"
 
 
 def speeds_in_words(iterations_per_s: Mapping[int, float]) -> str:

@@ -13,6 +13,7 @@ from elasticflow.history.formatting import (
     limits_in_words,
     schedule_in_words,
     speeds_in_words,
+    virtual_nodes_in_words,
 )
 from elasticflow.history.names_concerned import is_profile_of, names_concerned
 from elasticflow.history.pool_views import gpu_type_of
@@ -235,7 +236,10 @@ class EventsInWords:
                 how = (
                     "in a profiling run" if event.source == "profile" else f"by {shown(event.job_id)} while it trained"
                 )
-                return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}"
+                cut = f"; {virtual_nodes_in_words(event.virtual_nodes)}" if event.virtual_nodes is not None else ""
+                return (
+                    f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}{cut}"
+                )
             case events.ProfileCompleted() if is_profile_of(new, event.profile_key):
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"
             case events.JobAdmitted() if name in event.replanned:

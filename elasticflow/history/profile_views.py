@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.measurements import counts_to_measure
+from elasticflow.shared.messages.measurements import VirtualNodeCount, counts_to_measure
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import (
     JobStepTimes,
     job_step_times,
@@ -227,7 +227,8 @@ class ProfilePoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileView:
     """All measurements of a profile on one GPU type. gpu_range: of the job. complete: no number of GPUs is left to
-    measure. gpu_type: "" in a pool of one type. on_other_types: of those that the job accepts."""
+    measure. virtual_nodes: of its bitwise jobs; None: the default, or as each code says.
+    gpu_type: "" in a pool of one type. on_other_types: of those that the job accepts."""
 
     profile_key: str
     global_batch_size: int
@@ -235,6 +236,7 @@ class ProfileView:
     complete: bool
     dataset_size: int | None
     points: tuple[ProfilePoint, ...]  # by number of GPUs
+    virtual_nodes: VirtualNodeCount | None = None
     gpu_type: str = ""
     on_other_types: tuple["ProfileView", ...] = ()
 
@@ -277,4 +279,5 @@ def _on_type(state: PoolState, spec: JobSpec) -> ProfileView | None:
             )
             for num_gpus, rate in rates
         ),
+        virtual_nodes=whole.virtual_nodes,
     )

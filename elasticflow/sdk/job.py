@@ -88,7 +88,7 @@ class ElasticJob:
     shuffle_window: ClassVar[int] = 1024  # samples; for data in partitions
     data_workers: ClassVar[int] = 1  # processes of each worker that read ahead; 0: the worker reads
     reproducible: ClassVar[Literal["bitwise", "fast"]] = "bitwise"  # the same bits on any number of GPUs
-    virtual_nodes: ClassVar[int] = 0  # parts of a batch, the most GPUs of a bitwise job; 0: up to 8
+    virtual_nodes: ClassVar[int] = 0  # parts of a batch, the most GPUs of a bitwise job; 0: measured
     find_unused_parameters: ClassVar[bool] = False  # "fast": a step may leave parameters without gradient
 
     on_step: ClassVar[OnStep | None] = None  # or a method: gets each iteration and its metrics, once, in one process

@@ -46,6 +46,7 @@ def run_locally(
     *,
     out: str | Path | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    virtual_nodes: int = 0,
     on_progress: OnProgress | None = None,
     show_progress: bool = True,
 ) -> LocalRun:
@@ -55,7 +56,8 @@ def run_locally(
             elasticflow.run_locally(Line())
 
     A deadline and a range of GPUs have no effect. out: folder for `model.pt` and the job's files, as `eflow fetch`
-    writes them. device: auto takes a GPU if torch finds one. show_progress: a bar, on a terminal; a breakpoint ends it.
+    writes them. device: auto takes a GPU if torch finds one. virtual_nodes: so many as the job has in a pool, for
+    the same bits; 0: up to 8. Those of the class come first. show_progress: a bar, on a terminal; a breakpoint ends it.
     Ctrl-C ends the training after the present step, a second one at once. Raises InvalidJob, MissingExtra,
     TrainingRefused, KeyboardInterrupt, and what the job's code raises.
     """
@@ -67,7 +69,7 @@ def run_locally(
     with tempfile.TemporaryDirectory(prefix="eflow-") as home:
         assignment = Assignment(
             job_id="local",
-            plan=GenerationPlan(generation=1, world_size=1),
+            plan=GenerationPlan(generation=1, world_size=1, num_virtual_nodes=virtual_nodes),
             rank=0,
             spec=spec,
             checkpoint_dir=home,

@@ -68,7 +68,7 @@ def elastic(
         fails the job at once.
     further: other state that survives a resize, with `state_dict()` and `load_state_dict()`, e.g. a schedule.
         An object without these methods raises TypeError.
-    virtual_nodes: fixed parts of a global batch, thus the most useful GPUs; 0: up to 8, depending on the batch.
+    virtual_nodes: fixed parts of a global batch, thus the most useful GPUs; 0: measured.
     on_step: called with each iteration of the job and its metrics, once, in one process; see `ElasticJob.on_step`.
 
     A worker runs the loop once for each of its virtual nodes. The code after the loop runs in one process. In a

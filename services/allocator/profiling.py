@@ -12,7 +12,13 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
-from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, profile_known, resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    WORTHWHILE_SPEEDUP,
+    level_beyond,
+    next_level,
+    profile_known,
+    resize_cost,
+)
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.jobs import state_holders
 from elasticflow.shared.state.gpu_types import parts, possible_types, profiling_failure, spec_on, submitted_spec
@@ -178,7 +184,7 @@ def _completed_profile(state: PoolState, job: Job, now_s: float) -> ProfileCompl
     return ProfileCompleted(
         profile_key=spec.profile_key,
         iterations_per_s=rates,
-        measured_to=max(rates) if next_level(state, spec) else None,
+        measured_to=max(rates) if level_beyond(state, spec) else None,
         at_s=now_s,
     )
 
@@ -186,10 +192,10 @@ def _completed_profile(state: PoolState, job: Job, now_s: float) -> ProfileCompl
 # --- scaling probes ------------------------------------------------------------------------------------
 # Scaling probes: a job trains on more GPUs than its profile knows, where no other job can use them.
 #
-# A profiling run ends at the number of GPUs that the pool has, or can lend, at that time. When the pool has more GPUs
-# later, a job that trains on the most known GPUs grows to the next number for a while. Its speed there is measured
-# while it trains, for all jobs of its profile. Its promise is kept even if it makes no progress during the probe
-# (docs/adr/0026).
+# A profiling run ends at the number of GPUs that the pool has, or can lend, at that time, or where its curve is flat.
+# When more GPUs are idle later, a job that no known number of GPUs would make faster grows to the next one for a while.
+# Its speed there is measured while it trains, for all jobs of its profile. Its promise is kept even if it makes no
+# progress during the probe (docs/adr/0026, docs/adr/0110).
 
 PROBE_S = 15.0  # of training there, until the speed is steady and reported
 
@@ -225,12 +231,12 @@ def next_probe(
     pool: without the probe. shares: the allocation; num_idle: GPUs that it leaves.
     """
     for job, curve in _unknown_beyond(state):
-        num_gpus, held = next_level(state, spec_of(job)), len(job.own_gpus)
+        num_gpus, held = level_beyond(state, spec_of(job)), len(job.own_gpus)
         is_new = curve.probed_to < num_gpus <= largest_level(state, spec_of(job))
-        is_at_most_known = job.training and held == shares.get(job.job_id) == max(curve.iterations_per_s)
+        is_as_fast_as_known = job.training and held == shares.get(job.job_id) and _gains_no_more(curve, held)
         # workers resize without stopping, so no step is at risk
         switches = state_holders(state, job) is not None and not job.num_added_gpus
-        if is_new and is_at_most_known and switches and num_gpus - held <= num_idle:
+        if is_new and is_as_fast_as_known and switches and num_gpus - held <= num_idle:
             probe = ScalingProbe(job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, num_gpus))
             beside = _planned_beside(state, job, curve, probe, now_s, cache)
             if not beside.plan.late and beside.held == pool.held:
@@ -248,6 +254,13 @@ def _unknown_beyond(state: PoolState) -> Iterator[tuple[Job, MeasuredCurve]]:
         curve = curves.get(spec_of(job).profile_key) if job.phase is Phase.ADMITTED else None
         if curve is not None and curve.iterations_per_s:
             yield job, curve
+
+
+def _gains_no_more(curve: MeasuredCurve, held: int) -> bool:
+    """Whether no known number of GPUs above those that a job has is worth while."""
+    rates = curve.iterations_per_s
+    above = max((rate for num_gpus, rate in rates.items() if num_gpus > held), default=0.0)
+    return held in rates and above < WORTHWHILE_SPEEDUP * rates[held]
 
 
 def _lasts_s(state: PoolState, num_gpus: int) -> float:

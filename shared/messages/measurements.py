@@ -1,7 +1,7 @@
-"""What is measured of jobs: the timeline of a resize, and the step times of one GPU."""
+"""What is measured of jobs: the timeline of a resize, the number of virtual nodes, and the step times of one GPU."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
@@ -26,10 +26,26 @@ class ResizeTimeline:
     bytes_moved: NumBytes
 
 
-# --- single gpu step times -----------------------------------------------------------------------------
-# The step time of one GPU by its number of virtual nodes, as a profiling run measures it.
+# --- virtual nodes -------------------------------------------------------------------------------------
+# Into how many virtual nodes a job cuts its batch, and the step time of one GPU by how many it computes.
 
 PositiveVirtualNodes = Annotated[int, Strict(), Gt(0), Le(MAX_BATCH)]
+VirtualNodeSource = Literal["code", "measured", "default"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualNodeCount:
+    """Into how many virtual nodes a bitwise job cuts its batch, and why.
+
+    source: its code says so, or a profiling run has measured it, or could not and took the default.
+    step_s_by_count: the median step in seconds of one GPU with the whole batch in so many, as far as it is measured.
+    """
+
+    count: PositiveVirtualNodes
+    source: VirtualNodeSource
+    step_s_by_count: Annotated[Mapping[PositiveVirtualNodes, PositiveDurationS], FewItems] = field(
+        default_factory=dict[int, float]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from elasticflow.shared.messages.limits import (
     NumBytes,
     NumGpus,
     NumSockets,
+    NumVirtualNodes,
     PositiveDurationS,
     ProfileKey,
     Rate,
@@ -87,6 +88,9 @@ class PoolConfig:
     # promised jobs may stop for migrations for this part of their time, and once more; 0: they never migrate, and
     # promises count on the slowest place
     migration_budget: Fraction = 0.01
+    # the most virtual nodes, and thus GPUs, of a job whose code leaves them open and whose profiling run measures them;
+    # 0: all such jobs have the default of up to 8
+    most_virtual_nodes: NumVirtualNodes = 64
     deadline_slack_s: DurationS = 1.0  # plans finish promised jobs so long before their deadline
     leave_s: DurationS = 30.0  # a node is drained so long before its announced end
     # a node is lost after so long without a heartbeat; see `timeouts`

@@ -151,6 +151,7 @@ class Job:
     offers: tuple[Offer, ...] = ()
     least_gpu_seconds: float = 0.0  # that its deadline requires at least
 
+    num_virtual_nodes: int = 0  # fixed at its admission, if its code leaves them open; 0: the default of its batch
     num_gpus: int = 0  # its share in the current allocation
     generation: int = 0
     # generations up to this one report nothing: they ran a rejected job of the same id, or a profiling run that failed

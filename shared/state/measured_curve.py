@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticflow.shared.messages.gpu_limits import GpuRange
-from elasticflow.shared.messages.measurements import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes, VirtualNodeCount
 from elasticflow.shared.state.job import NO_SPEEDS, SpeedStatistics
 
 
@@ -25,6 +25,7 @@ class MeasuredCurve:
     probed_to: the most GPUs that were measured or probed; inf: more would not help; 0: the profiling run is not over.
     probed_at_s: when a job last began a scaling probe.
     single_gpu, one_virtual_node_s (by number of GPUs): measured in a pool with several GPU types.
+    virtual_nodes: of the bitwise jobs of this profile, the same on all types; None: the default, or as each code says.
     mixes: of jobs of this profile and type that GPUs of other types joined, the newest.
     failure: why the profiling run failed on this GPU type, so that jobs of the profile do not run there; else "".
     """
@@ -34,6 +35,7 @@ class MeasuredCurve:
     dataset_size: int | None = None
     single_gpu: SingleGpuStepTimes | None = None
     one_virtual_node_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    virtual_nodes: VirtualNodeCount | None = None
     mixes: tuple[MeasuredMix, ...] = ()
     failure: str = ""
     probed_to: float = 0.0

@@ -89,6 +89,7 @@ class Environment:
             self._speeds.launched(assignment.spec, node_id)
         run = self._runs.of(worker[:2], assignment.spec, assignment.plan, assignment.purpose, node_id)
         run.measures_step_times = assignment.measures_step_times
+        run.most_virtual_nodes = assignment.most_virtual_nodes
         gpu = GpuId(node_id, assignment.gpu_index)
         process = VirtualProcess(id=worker, gpu=gpu, report=report, run=run, rank=worker.rank)
         if assignment.spec.requirements:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId, WorkerReported
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.measurements import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline, VirtualNodeCount
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
     ExitCode,
@@ -174,6 +174,7 @@ class Runs:
     ) -> None:
         self._loop, self._timing, self._processes, self._speeds = loop, timing_model, processes, speeds
         self.by_key: dict[RunKey, Run] = {}
+        self._virtual_nodes = dict[str, int]()  # of each job that trains, for its life
         self.checkpoint_files: defaultdict[str, CheckpointFiles] = defaultdict(CheckpointFiles)  # by job
         self.rendezvous = RendezvousModel(
             loop,
@@ -210,6 +211,10 @@ class Runs:
                 virtual_nodes=plan.virtual_nodes_by_rank,
             )
             self.by_key[key] = run
+            known = self._virtual_nodes.setdefault(key[0], plan.num_virtual_nodes) if purpose == "train" else None
+            assert known in (None, plan.num_virtual_nodes), (
+                f"{key}: {plan.num_virtual_nodes} virtual nodes, not {known}"
+            )
         return run
 
     def begin(self, process: VirtualProcess) -> None:
@@ -356,9 +361,14 @@ class Runs:
                 single_gpu=self._speeds.single_gpu(run.spec, gpu_type)
                 if run.measures_step_times and run.world_size == 1
                 else None,
+                virtual_nodes=self._measured_virtual_nodes(run),
             )
             self._report_rank0(run, profiled)
             self._all_done(run)
+
+    def _measured_virtual_nodes(self, run: Run) -> VirtualNodeCount | None:
+        count = min(self._timing.bitwise_virtual_nodes, run.most_virtual_nodes)
+        return VirtualNodeCount(count=count, source="measured") if count else None
 
     def _finished(self, run: Run) -> None:
         if run.trains:

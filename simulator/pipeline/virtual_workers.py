@@ -57,6 +57,7 @@ class Run:
     gpu_types: tuple[str, ...] = ()  # by rank
     virtual_nodes: tuple[int, ...] = ()  # by rank; empty: as many on each
     measures_step_times: bool = False
+    most_virtual_nodes: int = 0  # as in its assignments
     processes: dict[int, VirtualProcess] = field(default_factory=dict)  # by rank, those that live
     rendezvous: Rendezvous | None = None
     started_at_s: float | None = None
@@ -144,11 +145,13 @@ class TimingModel:
     """true_curves: iterations/s by profile and number of GPUs; in between, those of the next smaller number.
 
     num_virtual_nodes: of each job, which computes them in the fast mode.
+    bitwise_virtual_nodes: that a profiling run measures; 0: none, because all jobs compute in the fast mode.
     slow_profiles_s: seconds of each profiling run of a profile that takes longer than others; inf: it hangs.
     """
 
     true_curves: Mapping[str, Mapping[int, float]]
     num_virtual_nodes: int = 16
+    bitwise_virtual_nodes: int = 0
     dataset_size: int = 1 << 20  # samples
     listen_s: float = 0.1  # from rank 0's process to its open port
     training: TrainingTime = START  # restart: from the last worker that joins to the first step

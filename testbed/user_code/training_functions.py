@@ -270,6 +270,15 @@ class NeedsTwoSamples(Fast):
         return super().train(batch, model, optimizer)
 
 
+class BitwiseNeedsTwoSamples(Points):
+    """The same, with a time for each call that is the same for any samples."""
+
+    def train(self, batch, model, optimizer):
+        if len(batch[0]) < 2:
+            raise ValueError("expected more than 1 value per channel")
+        return super().train(batch, model, optimizer)
+
+
 class WithAnUnusedLayer(nn.Linear):
     def __init__(self):
         super().__init__(4, 1)
@@ -426,6 +435,12 @@ class Factored(Points):
 class Unloadable:
     def state_dict(self):
         return {}
+
+
+class NamesVirtualNodes(Stateful):
+    """Its code says how many it has."""
+
+    virtual_nodes = 4
 
 
 class StatefulWithoutLoading(Points):

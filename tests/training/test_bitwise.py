@@ -54,6 +54,13 @@ async def test_a_local_run_ends_with_the_bits_of_a_pool(node, one_worker, tmp_pa
     assert dict(os.environ) == environment
 
 
+async def test_a_local_run_with_the_virtual_nodes_of_a_pool_ends_with_its_bits(node, spec_of):
+    job = Stateful().set_hyperparameter(global_batch_size=UNEVEN).term_condition(max_iterations=4)
+    here = run_locally(job, device="cpu", virtual_nodes=2).metrics
+    assert here == (await train(node, stateful(spec_of, until=4), num_workers=2, num_virtual_nodes=2)).metrics
+    assert here != run_locally(job, device="cpu").metrics
+
+
 @pytest.mark.parametrize("num_workers", few_daily([2, 3, 4, 8], 3))
 async def test_any_number_of_workers_gives_the_same_bits(node, spec_of, one_worker, num_workers):
     assert await train(node, stateful(spec_of), num_workers=num_workers) == one_worker

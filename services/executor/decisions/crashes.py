@@ -83,6 +83,7 @@ def generation_plan(state: State, job: Job, rendezvous_rank: int) -> GenerationP
         rendezvous=job.rendezvous if rendezvous_rank else "",
         rendezvous_size=len(rendezvous_gpus(job)),
         micro_batch_size=job.micro_batch_size or 0,
+        num_virtual_nodes=job.num_virtual_nodes,
         virtual_nodes_by_rank=job.virtual_nodes_by_rank,
         gpu_types_by_rank=gpu_types_by_rank(state, job),
     )

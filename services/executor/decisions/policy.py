@@ -293,6 +293,7 @@ def _measured(job: Job, profiled: from_worker.Profiled, node_id: str, now_s: flo
         dataset_size=profiled.dataset_size,
         single_gpu=profiled.single_gpu,
         one_virtual_node_s=profiled.one_virtual_node_s,
+        virtual_nodes=profiled.virtual_nodes,
         job_id=job.job_id,
         generation=job.generation,
         source="profile",

@@ -27,8 +27,11 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     StopAtBoundary,
     WriteCheckpoint,
 )
+from elasticflow.shared.state.fold.profiles import may_measure_virtual_nodes
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import spec_of
+from elasticflow.shared.state.pool import largest_level, spec_of
+
+_LEAST_CHOICE = 8  # virtual nodes, also in a smaller pool: it may grow, and slow GPUs get fewer of them than others
 
 # --- ends -----------------------------------------------------------------------------------------------
 
@@ -144,8 +147,22 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         checkpoint_owner=job.identity,
         memory_limit_bytes=node.memory_limit_bytes if node.device == "cpu" else 0,
         measures_step_times=len(state.pool.gpu_types) > 1,
+        most_virtual_nodes=_most_virtual_nodes(state, job),
         timeouts=state.pool.config.timeouts_of(spec_of(job)),
     )
+
+
+def _most_virtual_nodes(state: State, job: Job) -> int:
+    """Up to how many a profiling run measures; 0: none.
+
+    As many as GPUs of the pool, and some more, so that GPUs of other speeds may have unequal numbers. A run that
+    crashed is repeated without, since the whole batch in one pass may be what ended its worker.
+    """
+    spec, most = spec_of(job), state.pool.config.most_virtual_nodes
+    first = job.phase is Phase.PROFILING and len(job.gpus) == 1 and not job.restarts
+    if not first or not most or not may_measure_virtual_nodes(state.pool, spec.measured_key):
+        return 0
+    return min(most, max(largest_level(state.pool, spec), _LEAST_CHOICE))
 
 
 def _waits_for_address(job: Job, worker: WorkerRecord) -> bool:

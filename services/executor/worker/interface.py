@@ -39,7 +39,7 @@ class TrainingFunction(Protocol):
     shuffle: bool
     shuffle_window: int  # samples of partitioned data that are shuffled among each other
     reproducible: str  # "bitwise" or "fast"
-    virtual_nodes: int  # 0: chosen by the batch
+    virtual_nodes: int  # 0: as the plan of a generation says, else by the batch
     find_unused_parameters: bool  # as in DistributedDataParallel
     on_step: OnStep | None  # gets each iteration and its metrics, on rank 0
 

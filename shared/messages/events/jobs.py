@@ -33,7 +33,7 @@ from elasticflow.shared.messages.limits import (
     TimeS,
     Token,
 )
-from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes, VirtualNodeCount
 
 # --- artifacts -----------------------------------------------------------------------------------------
 # What a job has produced, stored for its user: its model, and the files that it wrote.
@@ -119,6 +119,7 @@ class ThroughputMeasured:
     dataset_size: samples; known after a profiling run.
     single_gpu: of a profiling run on one GPU, in a pool with several GPU types.
     one_virtual_node_s: of one on several GPUs there: the median step with one virtual node on each; None: not measured.
+    virtual_nodes: of bitwise jobs of this profile, from its first run on one GPU; None: default, or as the code says.
     """
 
     VERSION: ClassVar[int] = 1
@@ -128,6 +129,7 @@ class ThroughputMeasured:
     dataset_size: Iterations | None = None
     single_gpu: SingleGpuStepTimes | None = None
     one_virtual_node_s: PositiveDurationS | None = None
+    virtual_nodes: VirtualNodeCount | None = None
     job_id: Token
     generation: Generation
     source: Literal["profile", "training"]

@@ -23,7 +23,7 @@ from elasticflow.shared.messages.limits import (
     Text,
     WorkerMetrics,
 )
-from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes, VirtualNodeCount
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
 SLOWEST_PROFILE = 1e-9  # iterations per second; planners divide by the speed
@@ -155,13 +155,14 @@ class Profiled:
     """Median throughput of a profiling run with this number of workers. From rank 0.
 
     dataset_size: samples; None: unknown, in a script.
-    single_gpu, one_virtual_node_s: as in `ThroughputMeasured`, if the assignment asked for them.
+    single_gpu, one_virtual_node_s, virtual_nodes: as in `ThroughputMeasured`, if the assignment asked for them.
     """
 
     iterations_per_s: Annotated[Rate, Ge(SLOWEST_PROFILE)]
     dataset_size: Iterations | None
     single_gpu: SingleGpuStepTimes | None = None
     one_virtual_node_s: PositiveDurationS | None = None
+    virtual_nodes: VirtualNodeCount | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

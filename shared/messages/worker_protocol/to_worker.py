@@ -21,6 +21,7 @@ from elasticflow.shared.messages.limits import (
     Name,
     NumBytes,
     NumSamples,
+    NumVirtualNodes,
     PositiveDurationS,
     Sequence,
     Text,
@@ -53,6 +54,7 @@ class GenerationPlan:
     rendezvous_size: staying, joining and leaving workers, if workers that train hand over the state of the job; 0: all
         workers are new, and the state is in the checkpoint.
     micro_batch_size: samples in one forward and backward pass; 0: a whole virtual node.
+    num_virtual_nodes: of the job, if its code leaves them open; 0: the default of its batch.
     virtual_nodes_by_rank: virtual nodes of each worker; empty: as even as possible.
     gpu_types_by_rank: types of the workers' GPUs; empty if all have one type.
     secret: that its workers prove to each other; "": they prove nothing.
@@ -63,6 +65,7 @@ class GenerationPlan:
     rendezvous: str = ""
     rendezvous_size: Annotated[int, Strict(), Ge(0)] = 0
     micro_batch_size: NumSamples = 0
+    num_virtual_nodes: NumVirtualNodes = 0
     virtual_nodes_by_rank: VirtualNodesByRank = ()
     gpu_types_by_rank: tuple[GpuType, ...] = ()
     secret: Digest = field(default="", repr=False)
@@ -91,6 +94,7 @@ class Assignment:
     checkpoint_iteration: a complete checkpoint of so many steps was written; a start from an older one is reported.
     checkpoint_owner: named in each checkpoint; those of another owner are not read. "": those of any owner are.
     measures_step_times: a profiling run also measures steps with fewer virtual nodes.
+    most_virtual_nodes: a profiling run on one GPU measures into how many it cuts the batch; 0: it does not.
     memory_limit_bytes: what a CPU slot's worker may allocate beyond the preloaded libraries; 0: no limit.
     lease_until_s: the worker ends itself at this time of the boot clock, or of the last `LeaseExtended`; 0: no lease.
     """
@@ -118,6 +122,7 @@ class Assignment:
     profile_min_s: PositiveDurationS = 0.6
     profile_max_iterations: Annotated[int, Strict(), Ge(3)] = 30
     measures_step_times: bool = False
+    most_virtual_nodes: NumVirtualNodes = 0
     checkpoint_wait_s: DurationS = 60.0  # NFS may show a new file in a folder so much later (acdirmax)
 
 

@@ -29,7 +29,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
 from elasticflow.shared.scheduling.availability.fill_many_jobs import fill_or_report_late, write_segments
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, gpu_seconds
 from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers, compiled
-from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
+from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, promisable_gpus
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState, spec_of
 
@@ -373,7 +373,8 @@ def _missing_to_the_next_level(state: PoolState) -> Iterator[int]:
 def _next_level(state: PoolState, job: Job) -> int | None:
     """The fewest GPUs on which a job would be faster than on its share, even beyond the pool; None if there are none.
 
-    Beyond the measured numbers of GPUs, twice as many are taken for faster unless a probe has shown otherwise.
+    Beyond the measured numbers of GPUs, twice as many are taken for faster, unless a probe has shown otherwise or the
+    last of these are flat.
     """
     spec, allowed = spec_of(job), spec_of(job).gpu_range
     measured = state.curves.get(spec.profile_key)
@@ -382,7 +383,7 @@ def _next_level(state: PoolState, job: Job) -> int | None:
     rates = measured.iterations_per_s
     best = max((rate for level, rate in rates.items() if level <= job.num_gpus), default=0.0)
     faster = [level for level, rate in rates.items() if level > job.num_gpus and rate > best]
-    if not faster and measured.probed_to < inf:
-        faster = [2 * max(rates)]
+    if not faster and measured.probed_to < inf and (unknown := next_level(state, spec)) > job.num_gpus:
+        faster = [unknown]
     usable = [level for level in faster if level <= spec.global_batch_size and allowed.allows(level)]
     return min(usable, default=None)

@@ -62,7 +62,8 @@ def _confidence_factor(confidence: float, spread: float, profile: SpeedStatistic
 # --- scheduler view ------------------------------------------------------------------------------------
 
 MAX_KNOWN_CURVES = 4096
-WORTHWHILE_SPEEDUP = 1.1  # profiling stops at a doubling that gains less
+WORTHWHILE_SPEEDUP = 1.1  # a doubling that gains less is flat
+_FLAT_DOUBLINGS = 2  # in a row end the profiling run: one alone may be noise, or the border of a node
 
 
 def next_level(state: PoolState, spec: JobSpec) -> int:
@@ -70,15 +71,33 @@ def next_level(state: PoolState, spec: JobSpec) -> int:
     not allowed.
     """
     measured = state.curves.get(spec.profile_key)
-    level, slower = spec.gpu_range.least, 0.0
-    while level <= spec.global_batch_size and spec.gpu_range.allows(level):
+    level, fastest, num_flat = spec.gpu_range.least, 0.0, 0
+    while _is_useful(level, spec, measured):
         rate = measured.iterations_per_s.get(level) if measured is not None else None
         if rate is None:
             return level
-        if slower and rate < WORTHWHILE_SPEEDUP * slower:
+        num_flat = num_flat + 1 if rate < WORTHWHILE_SPEEDUP * fastest else 0
+        if num_flat == _FLAT_DOUBLINGS:
             return 0
-        level, slower = 2 * level, rate
+        level, fastest = 2 * level, max(rate, fastest)
     return 0
+
+
+def level_beyond(state: PoolState, spec: JobSpec) -> int:
+    """The first number of GPUs above those that are measured, also where they end flat; 0 if it cannot be useful."""
+    measured = state.curves.get(spec.profile_key)
+    level = 2 * max(measured.iterations_per_s, default=0) if measured is not None else 0
+    return level if _is_useful(level, spec, measured) else 0
+
+
+def _is_useful(level: int, spec: JobSpec, measured: MeasuredCurve | None) -> bool:
+    """Whether a job may have so many GPUs, and each of them computes a sample or, if their number is known, a virtual
+    node."""
+    virtual_nodes = None if measured is None else measured.virtual_nodes
+    parts = spec.global_batch_size if virtual_nodes is None else virtual_nodes.count
+    return (
+        level <= max(parts, spec.gpu_range.least) and level <= spec.global_batch_size and spec.gpu_range.allows(level)
+    )
 
 
 def profile_known(state: PoolState, spec: JobSpec) -> bool:

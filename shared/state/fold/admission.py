@@ -11,7 +11,7 @@ from elasticflow.shared.state.fold.job_changes import (
     without_share,
 )
 from elasticflow.shared.state.fold.jobs import all_stopping, ended, scheduling_event, with_job
-from elasticflow.shared.state.fold.profiles import configured_curves, with_profile
+from elasticflow.shared.state.fold.profiles import configured_curves, num_virtual_nodes, with_profile
 from elasticflow.shared.state.fold.profiling_runs import with_another_attempt
 from elasticflow.shared.state.gpu_types import spec_on
 from elasticflow.shared.state.job import Job, Phase, identity_of
@@ -76,7 +76,10 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         state = fast_replace(state, ended_jobs=state.ended_jobs.delete(event.job_id))
     if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
         state = without_share(state, event.job_id)
-    return scheduling_event(with_job(with_profile(state, spec), job), sequence)
+    state = with_profile(state, spec)
+    if not profiling:
+        job = fast_replace(job, num_virtual_nodes=num_virtual_nodes(state, spec))
+    return scheduling_event(with_job(state, job), sequence)
 
 
 def _identity(

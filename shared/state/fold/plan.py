@@ -6,7 +6,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.jobs import alive, all_stopping, state_holders, workers_on
-from elasticflow.shared.state.fold.profiles import probed
+from elasticflow.shared.state.fold.profiles import num_virtual_nodes, probed
 from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
 from elasticflow.shared.state.job import Job, Phase, StoppingWorkers, nodes_of
 from elasticflow.shared.state.pool import MAX_DECIDED_COMMANDS, PoolState, spec_of
@@ -69,6 +69,7 @@ def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, de
         stopping=_stopping_despite_switch(state, job) if switches else all_stopping(state, job),
         generation=placement.generation,
         gpus=placement.gpus,
+        num_virtual_nodes=_num_virtual_nodes(state, job),
         virtual_nodes_by_rank=placement.virtual_nodes_by_rank,
         num_added_gpus=placement.num_added_gpus,
         reserved_gpus=_kept_reserved_gpus(job, placement),
@@ -124,6 +125,11 @@ def _held_by_others(state: PoolState, job: Job) -> Iterator[GpuId]:
             yield from other.gpus
             if other.previous_generation is not None:
                 yield from other.previous_generation.gpus
+
+
+def _num_virtual_nodes(state: PoolState, job: Job) -> int:
+    """A profiling run has those that are known by now. An admitted job keeps its own: its bits depend on them."""
+    return num_virtual_nodes(state, spec_of(job)) if job.phase is Phase.PROFILING else job.num_virtual_nodes
 
 
 def _micro_batch_size(state: PoolState, job: Job) -> int:

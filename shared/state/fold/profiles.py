@@ -13,9 +13,10 @@ from types import MappingProxyType
 from elasticflow.shared.frozen_values import fast_replace, memoize_last
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.gpu_limits import GpuRange
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes, VirtualNodeCount
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.state.gpu_types import topology_of
+from elasticflow.shared.state.gpu_types import topology_of, type_of_profile
 from elasticflow.shared.state.job import Job, has_workers_on
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, spec_of
@@ -132,12 +133,16 @@ def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequ
     curve = state.curves.get(event.profile_key, NO_CURVE)
     if event.at_s <= curve.measured_at_s.get(event.num_gpus, -1.0):
         return state
+    virtual_nodes = virtual_nodes_of_profile(state, event.profile_key)
+    if event.virtual_nodes is not None and may_measure_virtual_nodes(state, event.profile_key):
+        virtual_nodes = event.virtual_nodes
     curve = _at_place(state, event, curve)
     curve = replace(
         curve,
+        virtual_nodes=virtual_nodes,
         measured_at_s={**curve.measured_at_s, event.num_gpus: event.at_s},
         dataset_size=curve.dataset_size if event.dataset_size is None else event.dataset_size,
-        single_gpu=event.single_gpu or curve.single_gpu,
+        single_gpu=_usable(event.single_gpu, virtual_nodes) or curve.single_gpu,
         one_virtual_node_s=(
             curve.one_virtual_node_s
             if event.one_virtual_node_s is None
@@ -146,6 +151,39 @@ def throughput_measured(state: PoolState, event: events.ThroughputMeasured, sequ
         failure="",
     )
     return fast_replace(with_curve(state, event.profile_key, curve), scheduling_event_sequence=sequence)
+
+
+def virtual_nodes_of_profile(state: PoolState, measured_key: str) -> VirtualNodeCount | None:
+    """Those of the profile on all GPU types: the type that was measured first has decided."""
+    known = (curve.virtual_nodes for curve in _on_all_types(state, measured_key))
+    return next((each for each in known if each is not None), None)
+
+
+def may_measure_virtual_nodes(state: PoolState, measured_key: str) -> bool:
+    """Whether no speed of the profile is known, on any type: the speeds of a curve are those of one number of virtual
+    nodes, and jobs may train with it."""
+    return not any(curve.iterations_per_s for curve in _on_all_types(state, measured_key))
+
+
+def num_virtual_nodes(state: PoolState, spec: JobSpec) -> int:
+    """Virtual nodes of a new job whose code leaves them open; 0: the default of its batch."""
+    known = None if spec.entry == TORCHRUN else virtual_nodes_of_profile(state, spec.measured_key)
+    return 0 if known is None else known.count
+
+
+def _on_all_types(state: PoolState, measured_key: str) -> Iterator[MeasuredCurve]:
+    recorded = type_of_profile(measured_key)
+    on_first = measured_key.removesuffix(f"@{recorded}") if recorded else measured_key
+    curves = (state.curves.get(key) for key in (on_first, *(f"{on_first}@{each}" for each in state.gpu_types)))
+    return (curve for curve in curves if curve is not None)
+
+
+def _usable(single_gpu: SingleGpuStepTimes | None, known: VirtualNodeCount | None) -> SingleGpuStepTimes | None:
+    """Step times, unless they are of another number of virtual nodes than the jobs of the profile have: two types may
+    be measured at once."""
+    if single_gpu is None or known is None or single_gpu.reproducible == "fast":
+        return single_gpu
+    return single_gpu if single_gpu.num_virtual_nodes == known.count else None
 
 
 BETTER_PLACE = 0.1

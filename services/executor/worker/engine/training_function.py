@@ -1,7 +1,7 @@
 """A training function: its import by name, its virtual nodes, and what its errors mean."""
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -94,6 +94,26 @@ def virtual_nodes_of(
     if counts_by_rank and placed != count:
         raise TrainingFailed(f"{placed} virtual nodes were placed, but the job has {count}: place each of them once")
     return cut(count=count)
+
+
+def fixed_virtual_nodes(function: TrainingFunction, virtual_nodes: VirtualNodes) -> int:
+    """How many a job has for life; 0 in the fast mode, which cuts the batch anew in each generation."""
+    return 0 if function.reproducible == "fast" else virtual_nodes.count
+
+
+def require_same_virtual_nodes(
+    function: TrainingFunction, virtual_nodes: VirtualNodes, state: Mapping[str, Any]
+) -> None:
+    """Raises TrainingFailed if the state is that of steps with another number: the job would go on with other bits.
+
+    States of older releases name none.
+    """
+    mine, theirs = fixed_virtual_nodes(function, virtual_nodes), state.get("virtual_nodes", 0)
+    if mine and theirs and mine != theirs:
+        raise TrainingFailed(
+            f"the job has {mine} virtual nodes here, but its state after {state['iteration']} iterations is that of "
+            f"{theirs}: let its code say virtual_nodes = {theirs}, or submit it as a new job"
+        )
 
 
 _WITHOUT_PROCESS_GROUP = (  # as torch says it

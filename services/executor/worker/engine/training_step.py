@@ -32,7 +32,11 @@ from elasticflow.services.executor.worker.engine.step_agreement import (
 )
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
 from elasticflow.services.executor.worker.engine.straggler_detection import StragglerDetector
-from elasticflow.services.executor.worker.engine.training_function import in_users_code, virtual_nodes_of
+from elasticflow.services.executor.worker.engine.training_function import (
+    fixed_virtual_nodes,
+    in_users_code,
+    virtual_nodes_of,
+)
 from elasticflow.services.executor.worker.engine.undeclared_state import UndeclaredState
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
@@ -158,6 +162,9 @@ class TrainingSteps(JobState):
         self._structure = ModelStructure(self.model)
         self._memory = memory_growth_on(self.device)
         self.engine = self.make_engine(self.members)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "virtual_nodes": fixed_virtual_nodes(self.function, self.members.virtual_nodes)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)

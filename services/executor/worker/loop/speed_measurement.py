@@ -1,28 +1,35 @@
 """The speed of a job in a profiling run: on the GPUs of its generation, and with fewer virtual nodes.
 
 One GPU measures several numbers of them, and several GPUs one virtual node on each: communication is most of that step.
+Before, the first profiling run of a profile measures into how many virtual nodes one GPU cuts the batch without a loss.
 
 Nothing of such a run is kept, so steps of a part of the batch may change the weights.
 """
 
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
+from elasticflow.services.executor.worker.data.virtual_nodes import chosen_count, counts_to_choose_from
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.loop.repeatability_check import run_first_step_twice
 from elasticflow.services.executor.worker.process.channel import Channel
-from elasticflow.services.executor.worker.process.device import DeviceLost
-from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
+from elasticflow.services.executor.worker.process.device import DeviceLost, release_memory
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes, VirtualNodeCount, counts_to_measure
 from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
 
 log = structlog.get_logger()
 
 _MIN_ITERATIONS = 3
 _LEAST_STEP_S = 1e-6  # of the clock
+_ROUNDS = 5  # through the numbers of virtual nodes: what slows the machine for a while does not decide
+_LEAST_ROUNDS = 2  # where steps are so long that there is no time for all of them
+_STEPS_A_ROUND = 2  # after one that is not counted
+_HOPELESS = 1.5  # times the best step: this number of virtual nodes is not measured again
 
 
 def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
@@ -33,6 +40,11 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         return None
     trainer.check_state()
     trainer.read_ahead.require_same_samples(trainer.engine.computed)
+    virtual_nodes = None
+    if assignment.most_virtual_nodes and trainer.function.reproducible == "bitwise" and trainer.members.group is None:
+        until_s = began_s + assignment.timeouts.profiling_timeout_s / 4
+        virtual_nodes = choose_virtual_nodes(trainer, channel, assignment.most_virtual_nodes, until_s)
+        began_s = time.monotonic()
     step_s = _median_step_s(trainer, channel)
     one_virtual_node_s = _step_s_of_one_virtual_node(trainer, channel) if assignment.measures_step_times else None
     trainer.members.leave()
@@ -49,7 +61,73 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         dataset_size=None if epochs is None else epochs.size,
         single_gpu=single_gpu,
         one_virtual_node_s=one_virtual_node_s,
+        virtual_nodes=virtual_nodes,
     )
+
+
+def choose_virtual_nodes(trainer: Trainer, channel: Channel, most: int, until_s: float) -> VirtualNodeCount:
+    """Measure the whole batch in 1, 2, 4, ... virtual nodes, on one GPU, and begin again with the chosen number.
+
+    The default stays if the user's code works with no other number, or if the time until until_s of the monotonic clock
+    does not suffice: a choice among some of them would depend on how busy the machine was.
+    """
+    whole = trainer.members.virtual_nodes
+    if trainer.function.virtual_nodes:
+        return VirtualNodeCount(count=whole.count, source="code")
+    step_s = _step_s_by_count(trainer, channel, counts_to_choose_from(whole.global_batch_size, most), until_s)
+    chosen = chosen_count(step_s) if step_s else whole.count
+    trainer.begin_again(GenerationMembers(None, replace(whole, count=chosen)))
+    log.info("virtual_nodes_chosen", count=chosen, step_s_by_count=step_s)
+    return VirtualNodeCount(count=chosen, source="measured" if step_s else "default", step_s_by_count=step_s)
+
+
+def _step_s_by_count(trainer: Trainer, channel: Channel, counts: Sequence[int], until_s: float) -> dict[int, float]:
+    """The median step of one GPU by the number of virtual nodes; empty if they were not all measured in time.
+
+    A number with which the whole batch in so few parts exceeds the memory, or so few samples are an error, is left out.
+    """
+    samples_s = {count: list[float]() for count in counts}
+    for number in range(_ROUNDS):
+        for count in sorted(samples_s):
+            if channel.stop_requested or trainer.is_over:
+                return {}
+            if time.monotonic() >= until_s:
+                return _medians(samples_s) if number >= _LEAST_ROUNDS else {}
+            step_s = _mean_step_s(trainer, count)
+            if step_s is None:
+                del samples_s[count]
+            else:
+                samples_s[count].append(step_s)
+        fastest_s = min(map(min, samples_s.values()), default=0.0)
+        samples_s = {count: each for count, each in samples_s.items() if min(each) <= _HOPELESS * fastest_s}
+        if len(samples_s) <= 1:
+            break
+    return _medians(samples_s)
+
+
+def _medians(samples_s: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    return {count: max(statistics.median(each), _LEAST_STEP_S) for count, each in samples_s.items()}
+
+
+def _mean_step_s(trainer: Trainer, count: int) -> float | None:
+    """Of some steps of the whole batch in so many virtual nodes; None after an error."""
+    whole = replace(trainer.members.virtual_nodes, count=count)
+    try:
+        trainer.begin_again(GenerationMembers(None, whole))
+        trainer.step(stop=False)
+        trainer.settle()
+        began_s = time.monotonic()
+        for _ in range(_STEPS_A_ROUND):
+            trainer.step(stop=False)
+        trainer.settle()
+        return (time.monotonic() - began_s) / _STEPS_A_ROUND
+    except DeviceLost:
+        raise
+    except Exception as error:
+        log.warning("virtual_nodes_not_measured", num_virtual_nodes=count, error=repr(error))
+    trainer.roll_back()  # what it cannot roll back are weights, which are not kept
+    release_memory(trainer.device)
+    return None
 
 
 def _median_step_s(trainer: Trainer, channel: Channel) -> float | None:

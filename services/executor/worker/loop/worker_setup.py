@@ -27,6 +27,7 @@ from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.engine.training_function import (
     in_users_code,
     load_training_function,
+    require_same_virtual_nodes,
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.engine.training_step import StepEngine
@@ -229,6 +230,8 @@ def set_up(
         function = (
             ElasticScript(spec, code_path, device) if spec.entry == SCRIPT else load_training_function(spec, code_path)
         )
+    if assignment.plan.num_virtual_nodes and not function.virtual_nodes:  # those of its code come first
+        function.virtual_nodes = assignment.plan.num_virtual_nodes
     objects = make_job_objects(function, spec, device)
     model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset
     stateful: Mapping[str, Stateful] = {
@@ -290,6 +293,7 @@ def set_up(
         else restored_state(assignment, members, model_tensors(model), objects.sharded)
     )
     _check_data(dataset, state)
+    require_same_virtual_nodes(function, virtual_nodes, state)
     objects.carried.load(state.get("gradients", {}))
     if "model" in state:
         for name, each in stateful.items():

@@ -305,7 +305,7 @@ class ElasticScript:
         self.shuffle = self._settings.shuffle
         self.length.epochs = self._epochs = self._epochs_of(self._settings)
         self._made = (loader, model, optimizer)
-        self.virtual_nodes, self.on_step = virtual_nodes, on_step
+        self.virtual_nodes, self.on_step = virtual_nodes or self.virtual_nodes, on_step
         self.is_looped_by_library = is_looped_by_library
         for number, each in enumerate(further):
             self._stateful[f"{type(each).__name__}-{number}"] = each

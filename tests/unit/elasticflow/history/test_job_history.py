@@ -1,13 +1,13 @@
 """`eflow explain`: the history names each decision about a job once, with its numbers and its cause."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, job_history
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.measurements import ResizeTimeline
+from elasticflow.shared.messages.measurements import ResizeTimeline, VirtualNodeCount
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
@@ -74,11 +74,12 @@ def progressed(iteration: int) -> events.JobProgressed:
     )
 
 
-def measured(iterations_per_s: float) -> events.ThroughputMeasured:
+def measured(iterations_per_s: float, virtual_nodes: VirtualNodeCount | None = None) -> events.ThroughputMeasured:
     return events.ThroughputMeasured(
         profile_key="linear/b64",
         num_gpus=2,
         iterations_per_s=iterations_per_s,
+        virtual_nodes=virtual_nodes,
         job_id="j1",
         generation=1,
         source="training",
@@ -98,6 +99,33 @@ def test_a_promise_is_explained_by_its_numbers() -> None:
     assert pinned.endswith(
         "less a margin of 10%; there is no time for a migration, so its GPUs stay while their number stays"
     )
+
+
+@pytest.mark.parametrize(
+    ("virtual_nodes", "said"),
+    [
+        (
+            VirtualNodeCount(count=4, source="measured", step_s_by_count={1: 0.1, 4: 0.102}),
+            "4 virtual nodes, the most that hardly slow one GPU down (a step in 1: 100 ms, 4: 102 ms)",
+        ),
+        (VirtualNodeCount(count=1, source="code"), "1 virtual node, as its code says"),
+        (
+            VirtualNodeCount(count=8, source="default"),
+            "8 virtual nodes, the default: a profiling run could not measure another number",
+        ),
+    ],
+)
+def test_the_number_of_virtual_nodes_and_where_it_comes_from_are_told(
+    virtual_nodes: VirtualNodeCount, said: str
+) -> None:
+    ledger = Ledger().decided("operator", events.PoolConfigured(config=PoolConfig(), at_s=NOW_S))
+    ledger.appended(measured(2.0, virtual_nodes)).admitted("j1")
+    admitted = ledger.of("j1")[-1]
+    count = said.partition(",")[0]
+    assert f", in {count}, less a margin" in admitted
+    later = replace(measured(2.5, virtual_nodes), at_s=NOW_S + 1.0)
+    ledger.appended(later)
+    assert ledger.of("j1")[-1].endswith(f"; its batch is cut into {said}")
 
 
 def test_a_change_of_share_names_its_cause() -> None:

@@ -12,6 +12,7 @@ from elasticflow.services.allocator.profiling import PROBE_S, next_probe
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass
+from elasticflow.shared.messages.measurements import VirtualNodeCount
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import QuoteReservation, spec_of
@@ -28,12 +29,15 @@ def planned(history: History, now_s: float) -> Any:
     return decided[-1] if decided else None
 
 
-def measured(history: History, num_gpus: int, rate: float, at_s: float) -> None:
+def measured(
+    history: History, num_gpus: int, rate: float, at_s: float, virtual_nodes: VirtualNodeCount | None = None
+) -> None:
     history.then(
         events.ThroughputMeasured(
             profile_key=PROFILE,
             num_gpus=num_gpus,
             iterations_per_s=rate,
+            virtual_nodes=virtual_nodes,
             job_id="a",
             generation=history.state.live_jobs["a"].generation,
             source="training",
@@ -60,16 +64,48 @@ def job_of(history: History) -> Job:
     return history.state.live_jobs["a"]
 
 
-def test_a_profile_names_the_largest_measured_level_where_more_might_help() -> None:
-    for rates, measured_to in (((1.0, 2.0), 2), ((1.0, 1.05), None)):
-        history = pool(2)
-        history.decided(ADMISSION, submit("a", model_name="new"))
-        for rate in rates:
-            planned(history, NOW_S)
-            measured(history, len(job_of(history).gpus), rate, NOW_S)
-        completed = history.decided(ALLOCATOR)[0]
-        assert isinstance(completed, events.ProfileCompleted)
-        assert completed.measured_to == measured_to
+@pytest.mark.parametrize(
+    ("rates", "count", "measured_to"),
+    [((1.0, 2.0), None, 2), ((1.0, 1.05), None, 2), ((1.0, 2.0), 4, 2), ((1.0, 2.0), 2, None)],
+    ids=["as fast as hoped", "flat, which may be noise", "of four virtual nodes", "of two virtual nodes"],
+)
+def test_a_profile_names_the_largest_measured_level_where_more_might_help(
+    rates: tuple[float, ...], count: int | None, measured_to: int | None
+) -> None:
+    history = pool(2)
+    history.decided(ADMISSION, submit("a", model_name="new"))
+    for rate in rates:
+        planned(history, NOW_S)
+        of_one = None if count is None else VirtualNodeCount(count=count, source="measured")
+        measured(history, len(job_of(history).gpus), rate, NOW_S, of_one)
+    completed = history.decided(ALLOCATOR)[0]
+    assert isinstance(completed, events.ProfileCompleted)
+    assert completed.measured_to == measured_to
+
+
+@pytest.mark.parametrize(
+    ("rates", "count"),
+    [
+        ((1.0, 2.0, 4.0, 8.0, 16.0), None),
+        ((1.0, 1.05, 1.06), None),
+        ((1.0, 2.0, 1.9, 1.8), None),
+        ((1.0, 2.0, 1.9, 3.5, 3.6), None),
+        ((1.0, 2.0, 4.0), 4),
+        ((1.0,), 1),
+    ],
+    ids=["all of the pool", "flat", "twice flat", "the border of a node", "four virtual nodes", "one virtual node"],
+)
+def test_a_profiling_run_ends_at_the_second_flat_doubling_and_at_the_virtual_nodes(
+    rates: tuple[float, ...], count: int | None
+) -> None:
+    history = pool(16)
+    history.decided(ADMISSION, submit("a", model_name="new"))
+    for exponent, rate in enumerate(rates):
+        planned(history, NOW_S)
+        assert len(job_of(history).gpus) == 1 << exponent
+        of_one = None if count is None else VirtualNodeCount(count=count, source="measured")
+        measured(history, 1 << exponent, rate, NOW_S, of_one)
+    assert isinstance(history.decided(ALLOCATOR)[0], events.ProfileCompleted)
 
 
 def test_a_job_probes_more_gpus_and_keeps_them_where_it_is_faster() -> None:
@@ -91,9 +127,24 @@ def test_a_job_that_is_no_faster_shrinks_again_and_the_probe_is_not_repeated() -
     history.started("a", iteration=4, at_s=NOW_S + 3.0)
     measured(history, 8, 4.1, NOW_S + 12.0)
     assert planned(history, NOW_S + 12.0).probes is None
-    history.started("a", iteration=40, at_s=NOW_S + 14.0).nodes(4, 8, 16, at_s=NOW_S + 15.0)
-    assert planned(history, NOW_S + 15.0).probes is None
+    history.started("a", iteration=40, at_s=NOW_S + 14.0)
+    again = history.decided(ALLOCATOR, now_s=NOW_S + 40.0)
+    assert not again or again[-1].probes is None
     assert job_of(history).num_gpus <= 8
+
+
+def test_more_gpus_than_flat_ones_are_probed_once_when_they_are_idle() -> None:
+    """The job trains on two GPUs, since four are hardly faster."""
+    history = trains_on_four({1: 1.0, 2: 2.0, 4: 1.9})
+    assert job_of(history).num_gpus == 2
+    begun = planned(history, NOW_S + 1.0)
+    assert (begun.probes, dict(begun.num_gpus_by_job)) == ("a", {"a": 8})
+    history.started("a", iteration=4, at_s=NOW_S + 3.0)
+    measured(history, 8, 2.05, NOW_S + 12.0)
+    assert planned(history, NOW_S + 12.0).probes is None
+    history.started("a", iteration=40, at_s=NOW_S + 14.0).nodes(4, 8, at_s=NOW_S + 15.0)
+    after = history.decided(ALLOCATOR, now_s=NOW_S + 15.0)
+    assert not after or after[-1].probes is None
 
 
 def test_a_probe_without_a_report_ends_and_is_not_repeated() -> None:
@@ -108,12 +159,11 @@ def test_a_probe_without_a_report_ends_and_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("spec", "rates", "measured_to"),
     [
-        ({}, {1: 1.0, 2: 2.0, 4: 2.1}, 4),
         ({}, {1: 1.0, 2: 2.0, 4: 4.0}, None),
         ({"max_gpus": 4}, {1: 1.0, 2: 2.0, 4: 4.0}, 4),
         ({"global_batch_size": 6}, {1: 1.0, 2: 2.0, 4: 4.0}, 4),
     ],
-    ids=["more does not help", "measured to its end", "out of its range", "more than the batch"],
+    ids=["measured to its end", "out of its range", "more than the batch"],
 )
 def test_no_probe_begins_that_cannot_help(
     spec: dict[str, Any], rates: dict[int, float], measured_to: int | None

@@ -7,7 +7,8 @@ import pytest
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId, WorkerReported
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.measurements import SingleGpuStepTimes
+from elasticflow.shared.messages.measurements import SingleGpuStepTimes, VirtualNodeCount
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
@@ -219,6 +220,36 @@ def test_only_a_pool_of_several_types_measures_step_times() -> None:
     assert [start.assignment.measures_step_times for start in node.starts] == [True]
     node.reports(Profiled(iterations_per_s=2.5, dataset_size=1000, single_gpu=measured))
     assert node.state.pool.curves["unseen/b64"].single_gpu == measured
+
+
+def test_the_first_profiling_run_of_a_profile_on_one_gpu_measures_virtual_nodes() -> None:
+    node = ExecutorNode().settle().profile().forget().place("node-0:0")
+    assert [start.assignment.most_virtual_nodes for start in node.starts] == [8]
+    found = VirtualNodeCount(count=4, source="measured")
+    node.reports(Started(iteration=0)).reports(Profiled(iterations_per_s=2.5, dataset_size=1000, virtual_nodes=found))
+    assert node.state.pool.curves["unseen/b64"].virtual_nodes == found
+    node.ends().forget().place("node-0:0", "node-0:1")
+    started = [(start.assignment.most_virtual_nodes, start.assignment.plan.num_virtual_nodes) for start in node.starts]
+    assert started == [(0, 4), (0, 4)]
+
+
+def test_a_pool_of_more_gpus_measures_more_virtual_nodes_up_to_its_setting() -> None:
+    node = ExecutorNode().settle().ledger(replace(OTHER_NODE, num_gpus=44)).profile().forget().place("node-0:0")
+    assert [start.assignment.most_virtual_nodes for start in node.starts] == [32]
+    for most in (16, 0):
+        node = ExecutorNode().settle().ledger(replace(OTHER_NODE, num_gpus=44))
+        node.ledger(events.PoolConfigured(config=PoolConfig(most_virtual_nodes=most), at_s=NOW_S))
+        node.profile().forget().place("node-0:0")
+        assert [start.assignment.most_virtual_nodes for start in node.starts] == [most]
+
+
+def test_neither_several_gpus_nor_training_nor_a_run_that_crashed_measures_virtual_nodes() -> None:
+    node = ExecutorNode().settle().profile().forget().place("node-0:0", "node-0:1")
+    assert [start.assignment.most_virtual_nodes for start in node.starts] == [0, 0]
+    node = ExecutorNode().settle().admit().forget().place("node-0:0")
+    assert [start.assignment.most_virtual_nodes for start in node.starts] == [0]
+    node = ExecutorNode().settle().profile().place("node-0:0").ends(signal=9).forget().place("node-0:0")
+    assert [start.assignment.most_virtual_nodes for start in node.starts] == [0]
 
 
 def test_a_profiling_run_that_fails_on_one_type_is_reported_once_and_its_workers_end() -> None:
