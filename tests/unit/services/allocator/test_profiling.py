@@ -139,7 +139,7 @@ def test_promises_beside_profiling_runs_are_planned_once_for_any_number_of_waiti
 LOAN_S = COST_S + MEASUREMENT_S
 
 
-def saturated(window_s: float, **changes: Any) -> History:
+def saturated(window_s: float) -> History:
     """Four promised jobs on two GPUs each, which take 52 s and have so many; then one of unknown speed."""
     history = pool(8)
     history.decided(ADMISSION, *[submit(f"p{n}", deadline_s=NOW_S + window_s) for n in range(4)])
@@ -147,7 +147,7 @@ def saturated(window_s: float, **changes: Any) -> History:
     for number in range(4):
         history.started(f"p{number}", at_s=NOW_S + COST_S)
     history.decided(
-        ADMISSION, submit("u", model_name="u", **{"deadline_s": NOW_S + 9_000.0} | changes), now_s=NOW_S + 3.0
+        ADMISSION, submit("u", model_name="u", deadline_s=NOW_S + 9_000.0), now_s=NOW_S + 3.0
     )
     return planned(history, NOW_S + 3.0)
 
