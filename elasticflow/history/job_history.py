@@ -224,7 +224,8 @@ class EventsInWords:
                 begins_profiling_run = new.phase is Phase.PROFILING and not held
                 otherwise = _PROFILING_RUN if begins_profiling_run else _PLANNED
                 why = _PROBE if event.probes == name else self._because(new, based_on) or otherwise
-                return _allocated(held, new.num_gpus, why)
+                lending = _lending(event, before, held, new, shown)
+                return _allocated(held, new.num_gpus, "; ".join(filter(None, (why, lending))))
             case events.PlacementDecided():
                 mine = next((p for p in event.placements if p.job_id == name), None)
                 if mine is None:
@@ -321,6 +322,28 @@ def _allocated(old: int, new: int, because: str) -> str:
     verb = "starts with" if not old else "grows to" if new > old else "shrinks to"
     what = f"its share {verb} {gpus_counted(new)}" + (f" from {old}" if old and new else "")
     return f"{what if new else f'it loses its share of {gpus_counted(old)}'}: {because}"
+
+
+def _lending(
+    event: events.AllocationDecided, before: PoolState, held: int, job: Job, shown: Callable[[str], str]
+) -> str:
+    """Which loans of GPUs begin with an allocation, if the job gets them, or is promised and has fewer; or that its own
+    loan ends; else ""."""
+    begun = {
+        job_id: until_s
+        for job_id, until_s in event.lent_until_s.items()
+        if until_s > event.at_s and until_s != before.lent_until_s.get(job_id)
+    }
+    if job.job_id in begun:
+        until = moment_in_words(begun[job.job_id], event.at_s)
+        return f"promised jobs have slack, and lend it GPUs for its profiling run until {until} at most"
+    if job.job_id in event.lent_until_s and held and not job.num_gpus:
+        return "its profiling run takes longer than promised jobs can do without GPUs, so it waits for free ones"
+    if not (begun and job.promised and job.num_gpus < held):
+        return ""
+    names = ", ".join(dict.fromkeys(map(shown, sorted(begun))))
+    until = moment_in_words(max(begun.values()), event.at_s)
+    return f"its promise has slack, so GPUs are lent to the profiling run of {names} until {until} at most"
 
 
 def _no_longer_relieved(old: Job | None, new: Job) -> str:

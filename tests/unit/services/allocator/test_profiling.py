@@ -146,9 +146,7 @@ def saturated(window_s: float) -> History:
     planned(history, NOW_S)
     for number in range(4):
         history.started(f"p{number}", at_s=NOW_S + COST_S)
-    history.decided(
-        ADMISSION, submit("u", model_name="u", deadline_s=NOW_S + 9_000.0), now_s=NOW_S + 3.0
-    )
+    history.decided(ADMISSION, submit("u", model_name="u", deadline_s=NOW_S + 9_000.0), now_s=NOW_S + 3.0)
     return planned(history, NOW_S + 3.0)
 
 
