@@ -54,6 +54,11 @@ def undecided_in_words(event: events.ProfileRequested) -> str:
     return f"its speed is unknown, so it is measured on {gpus}{after}{before}{estimate}"
 
 
+def measured_in_words(event: events.ThroughputMeasured) -> str:
+    """What a profiling run has measured."""
+    return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}"
+
+
 def margin_in_words(config: PoolConfig) -> str:
     """How much slower than measured promises expect a job to be."""
     if config.confidence is None:

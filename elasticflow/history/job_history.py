@@ -11,6 +11,7 @@ from elasticflow.history.event_text import event_text, load_text, placed_in_word
 from elasticflow.history.formatting import (
     end_in_words,
     limits_in_words,
+    measured_in_words,
     schedule_in_words,
     speeds_in_words,
 )
@@ -236,7 +237,7 @@ class EventsInWords:
                 how = (
                     "in a profiling run" if event.source == "profile" else f"by {shown(event.job_id)} while it trained"
                 )
-                return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}"
+                return f"{measured_in_words(event)}, {how}"
             case events.ProfileCompleted() if is_profile_of(new, event.profile_key):
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"
             case events.JobAdmitted() if name in event.replanned:
@@ -336,7 +337,13 @@ def _lending(
     }
     if job.job_id in begun:
         until = moment_in_words(begun[job.job_id], event.at_s)
-        return f"promised jobs have slack, and lend it GPUs for its profiling run until {until} at most"
+        lenders = sorted(
+            other
+            for other, num_gpus in before.num_gpus_by_job.items()
+            if event.num_gpus_by_job.get(other, 0) < num_gpus and before.live_jobs[other].promised
+        )
+        names = ", ".join(dict.fromkeys(map(shown, lenders))) or "promised jobs"
+        return f"lent by {names} for its profiling run, because all promises hold meanwhile, until {until} at most"
     if job.job_id in event.lent_until_s and held and not job.num_gpus:
         return "its profiling run takes longer than promised jobs can do without GPUs, so it waits for free ones"
     if not (begun and job.promised and job.num_gpus < held):

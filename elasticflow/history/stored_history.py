@@ -126,7 +126,7 @@ class StoredHistory:
 
 def is_kept(event: Event) -> bool:
     """Whether clients wait for such an event, or look it up."""
-    return isinstance(event, _KEPT)
+    return isinstance(event, _KEPT) or (isinstance(event, events.ThroughputMeasured) and event.source == "profile")
 
 
 def kept_bytes(event: Event, queue_sequence: int = 0) -> bytes:

@@ -558,8 +558,8 @@ def test_a_history_says_which_job_lends_gpus_to_which_profiling_run_and_for_how_
         "it loses its share of 1 GPU: the planned shares change at this time",
     ]
     assert ledger.of("u")[-2:] == [
-        "its share starts with 1 GPU: it waits for a decision; promised jobs have slack, and lend it GPUs for its "
-        f"profiling run until {until} at most",
+        "its share starts with 1 GPU: it waits for a decision; lent by b for its profiling run, because all promises "
+        f"hold meanwhile, until {until} at most",
         "it loses its share of 1 GPU: the planned shares change at this time; its profiling run takes longer than "
         "promised jobs can do without GPUs, so it waits for free ones",
     ]
