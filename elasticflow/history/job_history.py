@@ -97,6 +97,7 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
 
 _PROBE = "no other job needs them, and its throughput on so many is unknown"
 _PROFILING_RUN = "enough GPUs are free for its profiling run"
+LENT_BY = "lent by"  # in the sentence on GPUs that promised jobs lend
 _PLANNED = "the planned shares change at this time"
 _MOST_AWAITED = 8  # nodes that a sentence names
 _ANOTHER_JOB = "a job of another tenant"
@@ -337,13 +338,11 @@ def _lending(
     }
     if job.job_id in begun:
         until = moment_in_words(begun[job.job_id], event.at_s)
-        lenders = sorted(
-            other
-            for other, num_gpus in before.num_gpus_by_job.items()
-            if event.num_gpus_by_job.get(other, 0) < num_gpus and before.live_jobs[other].promised
-        )
+        shares = event.num_gpus_by_job
+        jobs = (other for other in before.live_jobs.values() if other.promised)
+        lenders = sorted(other.job_id for other in jobs if shares.get(other.job_id, 0) < other.num_gpus)
         names = ", ".join(dict.fromkeys(map(shown, lenders))) or "promised jobs"
-        return f"lent by {names} for its profiling run, because all promises hold meanwhile, until {until} at most"
+        return f"{LENT_BY} {names} for its profiling run, because all promises hold meanwhile, until {until} at most"
     if job.job_id in event.lent_until_s and held and not job.num_gpus:
         return "its profiling run takes longer than promised jobs can do without GPUs, so it waits for free ones"
     if not (begun and job.promised and job.num_gpus < held):
