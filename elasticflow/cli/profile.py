@@ -15,7 +15,12 @@ from elasticflow.cli.terminal_output import note, print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import ProfileReply
 from elasticflow.errors import NotThere, UnknownJob
-from elasticflow.history.formatting import gpus_by_type_in_words, undecided_in_words, virtual_nodes_in_words
+from elasticflow.history.formatting import (
+    gpus_by_type_in_words,
+    measured_in_words,
+    undecided_in_words,
+    virtual_nodes_in_words,
+)
 from elasticflow.history.profile_views import ProfileView, SplitView, TypesView, profile_view, types_view
 from elasticflow.history.tables import table
 from elasticflow.sdk.submission import Submission, load, profilable
@@ -198,6 +203,7 @@ async def _measured(client: Client, ready: Submission, sent: list[str]) -> tuple
     """The pool after the profiling run. sent: gets its id as it is sent. Raises NotThere."""
     client.on_sent = sent.append
     client.on_warning = lambda warning: note(f"warning: {warning}")
+    client.on_measured = lambda event: note(f"{event.job_id}: {measured_in_words(event)} ...")
     answer = await client.profile(
         ready.spec,
         code=ready.code,

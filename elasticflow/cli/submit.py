@@ -28,7 +28,7 @@ from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import Decision
 from elasticflow.errors import InvalidJob, NotEnded
-from elasticflow.history.formatting import undecided_in_words
+from elasticflow.history.formatting import measured_in_words, undecided_in_words
 from elasticflow.sdk.job_fields import problems_of_names
 from elasticflow.sdk.script import TorchrunScript
 from elasticflow.sdk.submission import Submission, load, with_code
@@ -161,6 +161,7 @@ def _submit(
     async def submit_and_wait(client: Client) -> tuple[Decision, Job | None]:
         client.on_sent = sent.append
         client.on_warning = lambda warning: note(f"warning: {warning}")
+        client.on_measured = lambda event: note(f"{event.job_id}: {measured_in_words(event)} ...")
         if name and (known := (await client.state()).job(name)) is not None:
             earlier.append(known)
         decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)

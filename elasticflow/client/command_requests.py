@@ -41,6 +41,7 @@ from elasticflow.shared.messages.events import (
     MessageRejected,
     PlanDecided,
     ProfileRequested,
+    ThroughputMeasured,
 )
 from elasticflow.shared.messages.job_spec import SCRIPT, SCRIPT_SUFFIX, TORCHRUN, JobSpec
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
@@ -193,6 +194,7 @@ class CommandRequests(PoolReader):
         self.endpoint, self.tenant, self._clock = endpoint, tenant, clock
         self.on_sent: Callable[[str], object] = lambda name: None  # gets the job or load of each command, as it is sent
         self.on_warning: Callable[[str], object] = lambda warning: None  # gets what arrives before a reply, once each
+        self.on_measured: Callable[[ThroughputMeasured], object] = lambda measured: None  # of a profiling run
 
     def now_s(self) -> float:
         return self._clock.now_s()
@@ -244,6 +246,8 @@ class CommandRequests(PoolReader):
                             case JobWarned(warning=warning) if warning not in warned:
                                 warned.add(warning)
                                 self.on_warning(warning)
+                            case ThroughputMeasured(source="profile") as measured:
+                                self.on_measured(measured)
                             case MessageRejected(problems=problems):
                                 raise InvalidJob(*problems)
                             case _:

@@ -34,6 +34,7 @@ from elasticflow.shared.messages.events import (
     ProfileRequested,
     QuoteRejected,
     QuoteReserved,
+    ThroughputMeasured,
 )
 from elasticflow.shared.runtime.bus.contract import Subscription
 
@@ -65,13 +66,14 @@ class CausedEvent(NamedTuple):
 
 
 class ReplyStream:
-    """Replies to one tenant in the order of arrival; most arrive twice."""
+    """Replies to one tenant in the order of arrival; most arrive twice. Measurements of the job tell how far its answer
+    is."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant
-        self._received: asyncio.Queue[tuple[AnyReply, int] | Exception] = asyncio.Queue()
+        self._received: asyncio.Queue[tuple[AnyReply | ThroughputMeasured, int] | Exception] = asyncio.Queue()
 
-    async def next(self, queue_sequence: int | None = None) -> AnyReply:
+    async def next(self, queue_sequence: int | None = None) -> AnyReply | ThroughputMeasured:
         """queue_sequence: of a command; events that decide on others are left out. None takes all.
 
         Raises the error that ended the reading of the ledger.
@@ -101,7 +103,7 @@ class ReplyStream:
 
     def _receive(self, message: object, queue_sequence: int) -> None:
         """Other tenants may send commands about this job too; admission rejects those in the ledger."""
-        if isinstance(message, AnyReply) and getattr(message, "tenant", "") in ("", self._tenant):
+        if isinstance(message, AnyReply | ThroughputMeasured) and getattr(message, "tenant", "") in ("", self._tenant):
             self._received.put_nowait((message, queue_sequence))
 
 

@@ -44,7 +44,21 @@ def undecided_in_words(event: events.ProfileRequested) -> str:
         done = "profiled" if event.profile_only else "decided"
         return f"the pool has no GPUs now, so the job is {done} when a node joins"
     before = "" if event.profile_only else " before the decision"
-    return f"its speed is unknown, so it is measured on free GPUs{before}"
+    estimate = f"; {event.estimate}" if event.estimate else ""
+    if event.measured_from_s is None:
+        return f"its speed is unknown, so it is measured on free GPUs{before}{estimate}"
+    gpus, num_runs = gpus_counted(event.spec.gpu_range.least), event.num_runs_before
+    after = f" after {num_runs} other job{'' if num_runs == 1 else 's'}" if num_runs else ""
+    if event.measured_from_s > event.at_s:
+        spared_at = moment_in_words(event.measured_from_s, event.at_s)
+        why = f"; promises spare no GPU for that now, by the plan {gpus} from {spared_at} on"
+        return f"its speed is unknown, so it is measured{after}{before}{why}{estimate}"
+    return f"its speed is unknown, so it is measured on {gpus}{after}{before}{estimate}"
+
+
+def measured_in_words(event: events.ThroughputMeasured) -> str:
+    """What a profiling run has measured."""
+    return f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}"
 
 
 def margin_in_words(config: PoolConfig) -> str:

@@ -11,6 +11,7 @@ from elasticflow.history.event_text import event_text, load_text, placed_in_word
 from elasticflow.history.formatting import (
     end_in_words,
     limits_in_words,
+    measured_in_words,
     schedule_in_words,
     speeds_in_words,
     virtual_nodes_in_words,
@@ -97,6 +98,7 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
 
 _PROBE = "no other job needs them, and its throughput on so many is unknown"
 _PROFILING_RUN = "enough GPUs are free for its profiling run"
+LENT_BY = "lent by"  # in the sentence on GPUs that promised jobs lend
 _PLANNED = "the planned shares change at this time"
 _MOST_AWAITED = 8  # nodes that a sentence names
 _ANOTHER_JOB = "a job of another tenant"
@@ -225,7 +227,8 @@ class EventsInWords:
                 begins_profiling_run = new.phase is Phase.PROFILING and not held
                 otherwise = _PROFILING_RUN if begins_profiling_run else _PLANNED
                 why = _PROBE if event.probes == name else self._because(new, based_on) or otherwise
-                return _allocated(held, new.num_gpus, why)
+                lending = _lending(event, before, held, new, shown)
+                return _allocated(held, new.num_gpus, "; ".join(filter(None, (why, lending))))
             case events.PlacementDecided():
                 mine = next((p for p in event.placements if p.job_id == name), None)
                 if mine is None:
@@ -237,9 +240,7 @@ class EventsInWords:
                     "in a profiling run" if event.source == "profile" else f"by {shown(event.job_id)} while it trained"
                 )
                 cut = f"; {virtual_nodes_in_words(event.virtual_nodes)}" if event.virtual_nodes is not None else ""
-                return (
-                    f"measured {event.iterations_per_s:.3g} iterations/s on {gpus_counted(event.num_gpus)}, {how}{cut}"
-                )
+                return f"{measured_in_words(event)}, {how}{cut}"
             case events.ProfileCompleted() if is_profile_of(new, event.profile_key):
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"
             case events.JobAdmitted() if name in event.replanned:
@@ -325,6 +326,32 @@ def _allocated(old: int, new: int, because: str) -> str:
     verb = "starts with" if not old else "grows to" if new > old else "shrinks to"
     what = f"its share {verb} {gpus_counted(new)}" + (f" from {old}" if old and new else "")
     return f"{what if new else f'it loses its share of {gpus_counted(old)}'}: {because}"
+
+
+def _lending(
+    event: events.AllocationDecided, before: PoolState, held: int, job: Job, shown: Callable[[str], str]
+) -> str:
+    """Which loans of GPUs begin with an allocation, if the job gets them, or is promised and has fewer; or that its own
+    loan ends; else ""."""
+    begun = {
+        job_id: until_s
+        for job_id, until_s in event.lent_until_s.items()
+        if until_s > event.at_s and until_s != before.lent_until_s.get(job_id)
+    }
+    if job.job_id in begun:
+        until = moment_in_words(begun[job.job_id], event.at_s)
+        shares = event.num_gpus_by_job
+        jobs = (other for other in before.live_jobs.values() if other.promised)
+        lenders = sorted(other.job_id for other in jobs if shares.get(other.job_id, 0) < other.num_gpus)
+        names = ", ".join(dict.fromkeys(map(shown, lenders))) or "promised jobs"
+        return f"{LENT_BY} {names} for its profiling run, because all promises hold meanwhile, until {until} at most"
+    if job.job_id in event.lent_until_s and held and not job.num_gpus:
+        return "its profiling run takes longer than promised jobs can do without GPUs, so it waits for free ones"
+    if not (begun and job.promised and job.num_gpus < held):
+        return ""
+    names = ", ".join(dict.fromkeys(map(shown, sorted(begun))))
+    until = moment_in_words(max(begun.values()), event.at_s)
+    return f"its promise has slack, so GPUs are lent to the profiling run of {names} until {until} at most"
 
 
 def _no_longer_relieved(old: Job | None, new: Job) -> str:

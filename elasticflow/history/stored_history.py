@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast, get_args
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.history.job_history import HistoryEntry, append_entry
+from elasticflow.history.job_history import LENT_BY, HistoryEntry, append_entry
 from elasticflow.shared.messages import codec, events
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.events import Event
@@ -126,7 +126,7 @@ class StoredHistory:
 
 def is_kept(event: Event) -> bool:
     """Whether clients wait for such an event, or look it up."""
-    return isinstance(event, _KEPT)
+    return isinstance(event, _KEPT) or (isinstance(event, events.ThroughputMeasured) and event.source == "profile")
 
 
 def kept_bytes(event: Event, queue_sequence: int = 0) -> bytes:
@@ -196,7 +196,12 @@ def folded(history: Iterable[HistoryEntry]) -> Iterator[HistoryEntry]:
 
 
 def _steps(run: list[HistoryEntry]) -> list[HistoryEntry]:
-    return [entry for entry in run if entry.type in _STEPS]
+    return [entry for entry in run if _is_step(entry)]
+
+
+def _is_step(entry: HistoryEntry) -> bool:
+    """Whether the line on the run replaces it: whose GPUs were lent is said for itself."""
+    return entry.type in _STEPS and LENT_BY not in entry.text
 
 
 def _in_a_line(run: list[HistoryEntry]) -> Iterator[HistoryEntry]:
@@ -212,5 +217,5 @@ def _in_a_line(run: list[HistoryEntry]) -> Iterator[HistoryEntry]:
         if entry is steps[-1]:
             text = f"its profiling run took {took} and {generations} (--all shows each step)"
             yield replace(entry, text=text, lines=())
-        elif entry.type not in _STEPS:
+        elif not _is_step(entry):
             yield entry

@@ -17,11 +17,20 @@ from elasticflow.shared.state.pool import PoolState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementPlan:
+    """What is said at once about a job of unknown speed; fields as in `ProfileRequested`."""
+
+    from_s: float | None = None
+    num_runs_before: int = 0
+    estimate: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedJob:
     """A submitted job, or one that waited for its profile.
 
     deadline_s: absolute. profile_only: the user asks for its throughput profile and no more. sender_waits: or else a
-    rejection has no counteroffers.
+    rejection has no counteroffers. measurement: of a job of unknown speed.
     """
 
     job_id: str
@@ -30,6 +39,7 @@ class SubmittedJob:
     deadline_s: float | None
     profile_only: bool = False
     sender_waits: bool = True
+    measurement: MeasurementPlan = MeasurementPlan()
 
 
 def submission_of(command: SubmitJob | ProfileJob, now_s: float) -> SubmittedJob:
@@ -71,6 +81,9 @@ def profile_requested(session: AdmissionSession, submission: SubmittedJob) -> Ad
             deadline_s=submission.deadline_s,
             profile_only=submission.profile_only,
             waits_for=waits_for(session.state),
+            measured_from_s=submission.measurement.from_s,
+            num_runs_before=submission.measurement.num_runs_before,
+            estimate=submission.measurement.estimate,
             at_s=session.now_s,
         )
     )

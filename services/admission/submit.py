@@ -26,6 +26,7 @@ from elasticflow.services.admission.submission import (
     submission_of,
     waiting_submission,
 )
+from elasticflow.services.admission.unmeasured import with_measurement_plan
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.events import AdmissionEvent, JobAdmitted, JobProfiled, JobRejected
 from elasticflow.shared.messages.gpu_limits import GpuRange
@@ -304,7 +305,8 @@ def submit(sessions: SessionsByType, command: SubmitJob | ProfileJob) -> Session
         why = why_no_type(whole.state, command.spec)
         return sessions.after_whole(rejected(whole, submission, "unrunnable", why))
     if not possible or _profiled(sessions, submission, possible) != possible:
-        return sessions.after_whole(profile_requested(whole, submission))
+        sessions, submission = with_measurement_plan(sessions, submission, possible)
+        return sessions.after_whole(profile_requested(sessions.whole, submission))
     return decide_on_types(sessions, submission, possible)
 
 

@@ -74,10 +74,10 @@ def _decided_on_type(state: PoolState, now_s: float, cache: PlanningCache, *, ma
     profiling = profiling_runs(state, now_s, cache)
     if profiling.num_gpus_by_job:
         decided = _decided(state, profiling.pool, now_s)
-        decided = _with_shares(decided, profiling.num_gpus_by_job, profiling.next_at_s)
     else:
         decided = _with_probe(state, profiling.pool, now_s, cache, may_begin=may_probe)
-    return profiling.completed, decided
+    decided = _with_shares(decided, profiling.num_gpus_by_job, profiling.next_at_s)
+    return profiling.completed, replace(decided, lent_until_s=profiling.lent_until_s)
 
 
 def _replanned(gpu_type: str, part: PoolState, *, now_s: float, cache: PlanningCache) -> AllocationDecided | None:
@@ -108,6 +108,7 @@ def _merged(
         probes=next((each.probes for each in allocations if each.probes is not None), None),
         profiled_on=profiled_on,
         virtual_nodes_by_type=mixed.virtual_nodes,
+        lent_until_s={job: until_s for each in allocations for job, until_s in each.lent_until_s.items()},
         at_s=now_s,
     )
 

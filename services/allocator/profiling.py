@@ -4,14 +4,16 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache as remember
+from typing import NamedTuple
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
+from elasticflow.shared.scheduling.admission.lent_gpus import LONGEST_LOAN_S, loan_s, promises_beside
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, ProfilingLoan, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     WORTHWHILE_SPEEDUP,
     level_beyond,
@@ -28,6 +30,7 @@ from elasticflow.shared.state.pool import PoolState, largest_level, profiling_jo
 
 _SHORT_WAIT_S = 60.0  # of a job that is not measured, for the end of one that would start over
 UNDISTURBED_S = 15.0  # some dozens of steps on one number of GPUs; then the next profiling run may begin
+RETRY_S = 5.0  # until GPUs are sought again for a job that got none; later after half its waiting time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,41 +38,81 @@ class ProfilingRuns:
     """The promises on the GPUs that profiling runs leave, and the GPUs of these runs.
 
     A run that is complete keeps its GPUs for the milliseconds until admission has decided on its job.
-    next_at_s: when the next run begins beside the present ones.
+    lent_until_s: as in `AllocationDecided`. next_at_s: when a loan ends, the next run begins beside the present ones,
+    or a waiting one may get GPUs.
     """
 
     pool: PlannedPool
     num_gpus_by_job: Mapping[str, int]
     completed: tuple[ProfileCompleted, ...]
+    lent_until_s: Mapping[str, float]
     next_at_s: float
 
 
+class _Taken(NamedTuple):
+    """The GPUs of some profiling runs: num_aside of them until all jobs end, and loans."""
+
+    num_aside: int = 0
+    loans: tuple[ProfilingLoan, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_aside + sum(loan.num_gpus for loan in self.loans)
+
+    def with_aside(self, num_gpus: int) -> "_Taken":
+        return self._replace(num_aside=self.num_aside + num_gpus)
+
+    def with_loan(self, loan: ProfilingLoan) -> "_Taken":
+        return self._replace(loans=(*self.loans, loan))
+
+
+_Beside = Callable[[_Taken], PlannedPool | None]
+"""The promises beside profiling runs; None if they break one."""
+
+
 def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> ProfilingRuns:
-    """Present runs continue; the next one begins, oldest job first, when all of them are slow."""
-    pool = whole = planned_pool(state, now_s, cache)
+    """Present runs continue; the next one begins, oldest job first, when all of them are slow.
+
+    A run gets GPUs that promises can do without until all jobs end; else some that they can lend (docs/adr/0112).
+    """
+    pool = whole = planned_pool(state, now_s, cache, loans=())
 
     @remember  # many jobs may ask for the same number
-    def without(num_gpus: int) -> PlannedPool | None:
-        return _set_aside(state, whole, num_gpus, now_s, cache)
+    def beside(taken: _Taken) -> PlannedPool | None:
+        return promises_beside(whole, state, now_s, cache, num_aside=taken.num_aside, loans=taken.loans)
 
-    held, completed = dict[str, int](), list[ProfileCompleted]()
+    taken, held, lent_until_s, completed = _Taken(), dict[str, int](), dict[str, float](), list[ProfileCompleted]()
+    candidates = _candidates(state)
     undisturbed_until_s, next_at_s = -math.inf, math.inf
-    for job in _candidates(state):
-        level = _next_level(state, job)
+    for job in candidates:
+        level = num_gpus = _next_level(state, job)
         if level and level != job.num_gpus and now_s < undisturbed_until_s:
-            next_at_s = undisturbed_until_s
+            next_at_s = min(next_at_s, undisturbed_until_s)
             continue
-        lent = _lent(state, without, job, level, sum(held.values()))
-        if lent is not None:
-            pool, held[job.job_id] = lent, level
+        found = _lent(state, beside, taken, job, level)
+        loan = _loan(state, job, level, taken.num_gpus, now_s) if found is None else None
+        if loan is not None:
+            found = beside(taken.with_loan(loan))
+        if found is not None:
             undisturbed_until_s = max(undisturbed_until_s, _undisturbed_until_s(state, job, level, now_s))
         elif (profile := _completed_profile(state, job, now_s)) is not None:
             completed.append(profile)
-            undisturbed_until_s = math.inf
-            kept = without(sum(held.values()) + job.num_gpus)
-            if kept is not None and job.num_gpus:
-                pool, held[job.job_id] = kept, job.num_gpus
-    return ProfilingRuns(pool=pool, num_gpus_by_job=held, completed=tuple(completed), next_at_s=next_at_s)
+            undisturbed_until_s, num_gpus, loan = math.inf, job.num_gpus, _loan_in_force(state, job, now_s)
+            found = beside(taken.with_loan(loan) if loan else taken.with_aside(num_gpus)) if num_gpus else None
+        elif level:
+            next_at_s = min(next_at_s, now_s + max(RETRY_S, (now_s - job.decided_at_s) / 2.0))
+        if found is not None:
+            pool, held[job.job_id] = found, num_gpus
+            taken = taken.with_loan(loan) if loan else taken.with_aside(num_gpus)
+            if loan is not None:
+                lent_until_s[job.job_id] = loan.until_s
+    return ProfilingRuns(
+        pool=pool,
+        num_gpus_by_job=held,
+        completed=tuple(completed),
+        lent_until_s=_spent(state, candidates, now_s) | lent_until_s,
+        next_at_s=min((next_at_s, *lent_until_s.values())),
+    )
 
 
 def types_to_measure(state: PoolState) -> dict[str, str]:
@@ -126,14 +169,12 @@ def _undisturbed_until_s(state: PoolState, job: Job, level: int, now_s: float) -
     return placed_at_s + resize_cost(state).seconds(level) + UNDISTURBED_S
 
 
-def _lent(
-    state: PoolState, without: Callable[[int], PlannedPool | None], job: Job, level: int, num_held: int
-) -> PlannedPool | None:
-    """The promises beside a profiling run, if they can spare its GPUs; None if they cannot.
+def _lent(state: PoolState, beside: _Beside, taken: _Taken, job: Job, level: int) -> PlannedPool | None:
+    """The promises beside a profiling run, if they can do without its GPUs however long it takes; None if they cannot.
 
     The most GPUs that the whole run may need are set aside at once, so that other jobs shrink once and not at each
     level. Jobs that would start over keep their GPUs. Before any level is measured, only those do that end soon.
-    without: the promises on all GPUs less so many. num_held: GPUs of other profiling runs.
+    taken: the GPUs of other profiling runs.
     """
     most = _largest_level(state, spec_of(job)) if level else -1
     is_first = level == spec_of(job).gpu_range.least
@@ -141,8 +182,8 @@ def _lent(
     for num_kept in (unsaved, _num_unsaved(state, ends_within_s=_SHORT_WAIT_S)) if is_first else (unsaved,):
         aside = most
         while aside >= max(level, 1):
-            fits = num_held + aside + num_kept <= state.num_gpus or not num_kept
-            pool = without(num_held + aside) if fits else None
+            fits = taken.num_gpus + aside + num_kept <= state.num_gpus or not num_kept
+            pool = beside(taken.with_aside(aside)) if fits else None
             if pool is not None:
                 return pool
             aside //= 2
@@ -160,15 +201,36 @@ def _ends_within(job: Job, seconds: float) -> bool:
     return seconds == math.inf or left <= (job.iterations_per_s or 0.0) * seconds
 
 
-def _set_aside(
-    state: PoolState, whole: PlannedPool, num_gpus: int, now_s: float, cache: PlanningCache
-) -> PlannedPool | None:
-    """The promises on all GPUs less so many; None if that breaks one of them or a quote reservation."""
-    if num_gpus > state.num_gpus:  # possible after the loss of a node
+def _loan(state: PoolState, job: Job, level: int, num_held: int, now_s: float) -> ProfilingLoan | None:
+    """What promises may lend to a profiling run on so many GPUs, besides those of other runs; None if nothing.
+
+    Half of the GPUs go on with promises, and so do jobs that would start over. Only a run that began with a loan gets
+    more GPUs that way: others end with those that are free, as soon. A run that has not ended with its loan gets more
+    time, but not without end, and no second loan.
+    """
+    unsaved, until_s = _num_unsaved(state), state.lent_until_s.get(job.job_id)
+    is_first = level == spec_of(job).gpu_range.least
+    may_begin = 0 < level <= max(state.num_gpus // 2, 1) and (is_first or until_s is not None)
+    if not may_begin or (unsaved and num_held + level + unsaved > state.num_gpus):
         return None
-    pool = planned_pool(state, now_s, cache, num_gpus=state.num_gpus - num_gpus)
-    keeps_as_much = set(pool.plan.late_jobs) <= set(whole.plan.late_jobs) and pool.held == whole.held
-    return pool if keeps_as_much else None
+    ends_s = now_s + loan_s(state, level)
+    if until_s is None or job.num_gpus not in (0, level):
+        return ProfilingLoan(level, ends_s)
+    if now_s < until_s:
+        return ProfilingLoan(level, until_s if job.num_gpus else ends_s)
+    may_last = job.num_gpus > 0 and ends_s <= job.placed_at_s + LONGEST_LOAN_S
+    return ProfilingLoan(level, ends_s) if may_last else None
+
+
+def _loan_in_force(state: PoolState, job: Job, now_s: float) -> ProfilingLoan | None:
+    until_s = state.lent_until_s.get(job.job_id, -math.inf)
+    return ProfilingLoan(job.num_gpus, until_s) if job.num_gpus and now_s < until_s else None
+
+
+def _spent(state: PoolState, candidates: Sequence[Job], now_s: float) -> dict[str, float]:
+    """The loans that have ended before their jobs were measured."""
+    known = state.lent_until_s
+    return {job.job_id: until_s for job in candidates if (until_s := known.get(job.job_id, math.inf)) <= now_s}
 
 
 def _completed_profile(state: PoolState, job: Job, now_s: float) -> ProfileCompleted | None:
@@ -282,4 +344,5 @@ def _planned_beside(
     lost_s = probe.until_s - now_s + resize_cost(state).seconds(len(job.gpus))
     lost = math.ceil(lost_s * max(curve.iterations_per_s.values()))
     behind = fast_replace(job, iteration=job.iteration - lost)
-    return planned_pool(fast_replace(state, live_jobs=state.live_jobs.set(job.job_id, behind)), now_s, cache)
+    later = fast_replace(state, live_jobs=state.live_jobs.set(job.job_id, behind))
+    return planned_pool(later, now_s, cache, loans=())  # a probe begins only beside no profiling run

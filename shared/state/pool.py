@@ -243,6 +243,8 @@ class PoolState:
     virtual_nodes_by_type: Mapping[str, Mapping[str, tuple[int, ...]]] = field(
         default_factory=dict[str, Mapping[str, tuple[int, ...]]]
     )
+    # of the same: until when promises lend GPUs to profiling runs, by job; see `profiling_loans`
+    lent_until_s: Mapping[str, float] = field(default_factory=dict[str, float])
     # from a placement to its first iteration, in recent starts; slow ones count more
     start_cost_s: float = 0.0
     # the newest, by their sequence in the queue modulo MAX_DECIDED_COMMANDS

@@ -54,6 +54,7 @@ SMALL: dict[str, st.SearchStrategy[Any]] = {
     "virtual_nodes_by_type": st.dictionaries(
         st.sampled_from(JOBS), st.dictionaries(GPU_TYPES, st.lists(st.integers(0, 4), max_size=3).map(tuple))
     ),
+    "lent_until_s": st.dictionaries(st.sampled_from(JOBS), st.integers(0, 20).map(float)),
     "gpu_type": GPU_TYPES,
     "node_id": st.sampled_from(NODES),
     "incarnation": st.sampled_from(INCARNATIONS),

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from annotated_types import Ge
+from pydantic import Strict
+
 from elasticflow.shared.messages.events.job_changes import JobChange
 from elasticflow.shared.messages.events.loads import LoadDecision
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -31,6 +34,9 @@ class ProfileRequested:
     admission.
 
     profile_only: the user requested no decision; `JobProfiled` follows.
+    measured_from_s: when, by the plan, promises leave or lend GPUs for the profiling run; None: not planned.
+    num_runs_before: profiling runs of other profiles that begin earlier.
+    estimate: what related measurements say about the time that the job takes. No promise rests on it.
     """
 
     VERSION: ClassVar[int] = 1
@@ -40,6 +46,9 @@ class ProfileRequested:
     deadline_s: TimeS | None
     profile_only: bool = False
     waits_for: Literal["profile", "gpus"] = "profile"
+    measured_from_s: TimeS | None = None
+    num_runs_before: Annotated[int, Strict(), Ge(0)] = 0
+    estimate: Text = ""
     at_s: TimeS
 
 

@@ -37,6 +37,8 @@ class AllocationDecided:
     profiled_on: the GPU types of profiling runs, by job, where a pool has several types.
     virtual_nodes_by_type: of each job that idle GPUs of other types join: by type, the virtual nodes of each of its
         GPUs there. num_gpus_by_job counts its GPUs of its own type only.
+    lent_until_s: of each profiling run for which promises lend GPUs: until when they do without. An instant in the past
+        stays until its job is measured: no further GPUs are lent to it.
     """
 
     VERSION: ClassVar[int] = 1
@@ -48,6 +50,7 @@ class AllocationDecided:
     virtual_nodes_by_type: Mapping[Token, Mapping[GpuType, VirtualNodesByRank]] = field(
         default_factory=dict[str, Mapping[str, tuple[int, ...]]]
     )
+    lent_until_s: Mapping[Token, TimeS] = field(default_factory=dict[str, float])
     at_s: TimeS
 
 

@@ -73,10 +73,10 @@ _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
 _NOBODY = SchedulableJob(job_id="", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=0.0)
 
 
-def _gone(table: JobTable, drop: CapacityDrop) -> int:
-    """A row that holds these GPUs from an instant on."""
+def row_without_job(table: JobTable, start_s: float, end_s: float, num_gpus: int) -> int:
+    """A row that holds so many GPUs between two instants, and that no job has."""
     row = table.append(_NOBODY)
-    table.write_schedule(row, (drop.at_s, math.inf, drop.num_gpus))
+    table.write_schedule(row, (start_s, end_s, num_gpus))
     return row
 
 
@@ -86,7 +86,8 @@ class AdmissionPlan:
     promised: the rows of promised jobs; equal deadlines keep the order of the rows.
     late: rows whose promise can no longer be kept, for instance after node losses. They end as early as possible
     without making another job late; a job that needs more GPUs than are left has an empty schedule.
-    reserved: rows of quote reservations: their schedules are fixed, and all other jobs are planned around them.
+    reserved: rows of quote reservations and of profiling loans: their schedules are fixed, and all other jobs are
+    planned around them.
     drops: GPUs that leave later, so that fewer than `num_gpus` are there. moves_s: when each job may have to move once.
     gone: the rows that hold the GPUs of the drops forever.
     order: the promised rows that are not late, by earliest deadline.
@@ -115,7 +116,9 @@ class AdmissionPlan:
         rows: Integers = np.asarray(promised, np.int64)
         table.jobs = table.jobs._replace(moves_s=np.array(moves_s, np.float64))
         # what nodes take with them is held by rows that no job has
-        self.gone: Integers = np.array([_gone(table, drop) for drop in drops], np.int64)
+        self.gone: Integers = np.array(
+            [row_without_job(table, drop.at_s, math.inf, drop.num_gpus) for drop in drops], np.int64
+        )
         self._reserved: Integers = np.concatenate((np.asarray(reserved, np.int64), self.gone))
         num_segments = int(table.schedules.count_J[: table.num_jobs].sum())
         num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * num_segments

@@ -1,16 +1,17 @@
 """A pool with a plan of its promises from now on: the input of all planners."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
-from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, row_without_job
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, flat_schedules
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves, arriving_job, known_curve
+from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves, arriving_job, known_curve, profile_known
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.nodes import PromisableGpus, ending_nodes, moves_of, promisable_of
-from elasticflow.shared.state.pool import PoolState, QuoteReservation
+from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,36 @@ class PlannedPool:
         return dict(zip(job_ids, flat_schedules(table.schedules, rows), strict=True))
 
 
+class ProfilingLoan(NamedTuple):
+    """GPUs that promises lend to a profiling run until an instant (docs/adr/0112)."""
+
+    num_gpus: int
+    until_s: float
+
+
+def profiling_loans(state: PoolState, now_s: float) -> tuple[ProfilingLoan, ...]:
+    """The loans of the last allocation that are in force: their runs are not complete."""
+    found = list[ProfilingLoan]()
+    for job_id, until_s in sorted(state.lent_until_s.items()):
+        job = state.live_jobs.get(job_id) if now_s < until_s else None
+        if job is not None and job.phase is Phase.PROFILING and job.num_gpus and not profile_known(state, spec_of(job)):
+            found.append(ProfilingLoan(job.num_gpus, until_s))
+    return tuple(found)
+
+
+class _Question(NamedTuple):
+    """What is planned: all promises except that to the job `without`, beside these loans."""
+
+    state: PoolState
+    now_s: float
+    cache: PlanningCache
+    without: str
+    loans: tuple[ProfilingLoan, ...]
+
+
+_Held = tuple[tuple[QuoteReservation, SchedulableJob], ...]
+
+
 def planned_pool(
     state: PoolState,
     now_s: float,
@@ -42,52 +73,59 @@ def planned_pool(
     *,
     num_gpus: int | None = None,
     without: str = "",
+    loans: tuple[ProfilingLoan, ...] | None = None,
 ) -> PlannedPool:
     """Plan all promises except that to the job `without`, on all GPUs or on `num_gpus` of them, less the reserve for
     failures, and on those of each node until it is drained.
 
     If that is too few GPUs because more failed than was reserved, use more and more of the reserve (docs/adr/0013).
+    loans: beside which all is planned, in any case; None: those of the last allocation, unless they cost a promise.
     """
     there = state.num_gpus if num_gpus is None else num_gpus
-    cache = PlanningCache() if cache is None else cache
-    promisable = cache.last(promisable_of, state.nodes, state.config.reserve_nodes, state.config.leave_s)
+    in_force = profiling_loans(state, now_s) if loans is None else loans
+    question = _Question(state, now_s, PlanningCache() if cache is None else cache, without, in_force)
+    planned = _on_promisable_gpus(question, there)
+    if loans is None and in_force:
+        plan, num_quotes = planned.plan, len(state.quotes_at(now_s))
+        if plan.late or plan.overcommitted or len(planned.held) < num_quotes:  # a node was lost since
+            planned = _on_promisable_gpus(question._replace(loans=()), there)
+    return planned
+
+
+def _on_promisable_gpus(question: _Question, there: int) -> PlannedPool:
+    """Plan on so many GPUs less the reserve; if a job is late, with less and less of the reserve kept back."""
+    config = question.state.config
+    promisable = question.cache.last(promisable_of, question.state.nodes, config.reserve_nodes, config.leave_s)
     most, *more = (each.limited_to(there) for each in promisable)
-    planned = _beside_quotes(state, now_s, cache, most, without)
+    planned = _beside_quotes(question, most)
     while planned.plan.late and more:
-        planned = _beside_quotes(state, now_s, cache, more.pop(0), without)
+        planned = _beside_quotes(question, more.pop(0))
     return replace(planned, num_lent=there - planned.plan.num_gpus)
 
 
-def _beside_quotes(
-    state: PoolState, now_s: float, cache: PlanningCache, gpus: PromisableGpus, without: str
-) -> PlannedPool:
+def _beside_quotes(question: _Question, gpus: PromisableGpus) -> PlannedPool:
     """Plan promises and quote reservations together. Drop the reservations if they do not fit, or if a job is late and
     a node was lost, or its end announced, after a quote.
     """
-    held = tuple((quote, job) for quote in state.quotes_at(now_s) if (job := quoted_job(state, quote, cache.curves)))
-    planned = _planned(state, now_s, cache, gpus, without, held)
+    state, curves = question.state, question.cache.curves
+    held = tuple((quote, job) for quote in state.quotes_at(question.now_s) if (job := quoted_job(state, quote, curves)))
+    planned = _planned(question, gpus, held)
     fits = not planned.plan.overcommitted
     if not held or (fits and not (planned.plan.late and _lost_a_node(state, held))):
         return planned
-    alone = _planned(state, now_s, cache, gpus, without, ())
+    alone = _planned(question, gpus, ())
     return planned if fits and set(planned.plan.late_jobs) == set(alone.plan.late_jobs) else alone
 
 
-def _lost_a_node(state: PoolState, held: tuple[tuple[QuoteReservation, SchedulableJob], ...]) -> bool:
+def _lost_a_node(state: PoolState, held: _Held) -> bool:
     """Whether a node was lost, or its end announced, after one of these quotes was reserved."""
     lost_s = [node.since_s for node in state.nodes.values() if not node.alive]
     lost_s += [node.end_announced_s for node in state.nodes.values() if node.end_announced_s is not None]
     return any(quote.at_s <= at_s for quote, _ in held for at_s in lost_s)
 
 
-def _planned(
-    state: PoolState,
-    now_s: float,
-    cache: PlanningCache,
-    gpus: PromisableGpus,
-    without: str,
-    held: tuple[tuple[QuoteReservation, SchedulableJob], ...],
-) -> PlannedPool:
+def _planned(question: _Question, gpus: PromisableGpus, held: _Held) -> PlannedPool:
+    state, now_s, cache, without, loans = question
     pool = cache.rows.table(state, now_s)
     promised = pool.promised
     if without:
@@ -97,6 +135,7 @@ def _planned(
         row = pool.table.append(job)
         pool.table.write_schedule(row, quote.schedule)
         reserved.append(row)
+    reserved += [row_without_job(pool.table, now_s, loan.until_s, loan.num_gpus) for loan in loans]
     moves_s = moves_of(state, cache.last(ending_nodes, state.nodes), now_s)
     plan = AdmissionPlan(
         pool.table, promised, gpus.num_gpus, now_s, reserved, cache.scratch, drops=gpus.drops, moves_s=moves_s

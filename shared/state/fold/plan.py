@@ -45,6 +45,7 @@ def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
         live_jobs=live_jobs.finish(),
         num_gpus_by_job=after,
         virtual_nodes_by_type=event.virtual_nodes_by_type,
+        lent_until_s=event.lent_until_s,
         allocation_valid_until_s=event.valid_until_s,
     )
     probing = state.live_jobs.get(event.probes) if event.probes is not None else None

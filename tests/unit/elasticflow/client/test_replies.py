@@ -8,9 +8,10 @@ from typing import Any
 from elasticflow.client.command_requests import CommandRequests, Package
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.client.replies import CausedEvent, ReplyStream, follow_replies
+from elasticflow.history.formatting import measured_in_words
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob, Command
-from elasticflow.shared.messages.events import AmendRejected, JobAmended, JobCancelled, JobWarned
+from elasticflow.shared.messages.events import AmendRejected, JobAmended, JobCancelled, JobWarned, ThroughputMeasured
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
 
@@ -92,3 +93,29 @@ async def test_warnings_that_arrive_before_the_reply_are_told_once_each() -> Non
     command = CancelJob(job_id="a", tenant="lab", reason="")
     assert isinstance(await client._reply_to(command, (JobCancelled,), 30.0), JobCancelled)
     assert told == ["two", "one"]
+
+
+class Measured(Warned):
+    """Whose job is measured on one GPU and on two before it is cancelled, and a later job while it trains."""
+
+    @contextlib.asynccontextmanager
+    async def _replies_to(self, job_id: str, message_id: str) -> AsyncGenerator[ReplyStream, None]:
+        async def events() -> AsyncGenerator[CausedEvent, None]:
+            for num_gpus, source in ((1, "profile"), (2, "profile"), (2, "training")):
+                measured: Any = {"profile_key": "m/b64", "num_gpus": num_gpus, "source": source}
+                yield CausedEvent(
+                    ThroughputMeasured(job_id=job_id, generation=1, iterations_per_s=3.0, at_s=0.0, **measured), 0
+                )
+            yield CausedEvent(JobCancelled(job_id=job_id, reason="", at_s=0.0), 0)
+
+        async with follow_replies(await MemoryBus().subscribe(SUBJECT), events(), "lab", "mine") as replies:
+            yield replies
+
+
+async def test_measurements_that_arrive_before_the_reply_are_told() -> None:
+    bus: Any = MemoryBus()
+    client, told = Measured(bus, Endpoint(nats_url="", pool="p"), "lab", SystemClock()), list[str]()
+    client.on_measured = lambda event: told.append(measured_in_words(event))
+    command = CancelJob(job_id="a", tenant="lab", reason="")
+    assert isinstance(await client._reply_to(command, (JobCancelled,), 30.0), JobCancelled)
+    assert told == ["measured 3 iterations/s on 1 GPU", "measured 3 iterations/s on 2 GPUs"]

@@ -1,5 +1,7 @@
 """The generations of a profiling run are one line of a history."""
 
+from dataclasses import replace
+
 import pytest
 
 from elasticflow.history.job_history import HistoryEntry
@@ -54,3 +56,11 @@ def test_a_profiling_run_that_ends_after_the_decision_belongs_to_it() -> None:
     history = entries("ProfileRequested", *STEP, *placed, "WorkersStopped", "GenerationStarted", "WorkersStopped")
     kinds = [entry.type for entry in folded(history)]
     assert kinds == ["ProfileRequested", "WorkersStopped", *placed, "GenerationStarted", "WorkersStopped"]
+
+
+def test_whose_gpus_were_lent_is_kept_beside_the_line_on_the_run() -> None:
+    requested, allocated, *others = entries("ProfileRequested", *STEP, *STEP, "JobAdmitted")
+    lent = replace(allocated, text="its share starts with 1 GPU: lent by p3 for its profiling run")
+    shown = [*folded((requested, lent, *others))]
+    assert [entry.type for entry in shown] == ["ProfileRequested", "AllocationDecided", "WorkersStopped", "JobAdmitted"]
+    assert shown[1] is lent

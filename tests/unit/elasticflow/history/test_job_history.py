@@ -11,6 +11,7 @@ from elasticflow.shared.messages.measurements import ResizeTimeline, VirtualNode
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
+from elasticflow.times import moment_in_words
 from testbed.histories import LINEAR, NOW_S, gpus, spec
 
 
@@ -566,3 +567,28 @@ def test_a_tenant_does_not_read_what_another_one_tried_with_its_job() -> None:
     ledger = pool().admitted("mine").decided("admission", rejected, cancelled)
     assert any("not yours" in text for text in ledger.of("mine"))
     assert len(told_to_tenants(ledger, "mine")) == 1
+
+
+def test_a_history_says_which_job_lends_gpus_to_which_profiling_run_and_for_how_long() -> None:
+    asked = events.ProfileRequested(job_id="u", tenant="lab", spec=spec(model_name="u"), deadline_s=None, at_s=NOW_S)
+    lent = {"u": NOW_S + 5.0}
+    ledger = pool().admitted("a").admitted("b").allocated(a=2, b=2).decided("admission", asked)
+    for shares, lent_until_s in (({"a": 2, "b": 1, "u": 1}, lent), ({"a": 2, "b": 1, "u": 1}, lent), ({"a": 2}, lent)):
+        at_s = NOW_S + 5.0 if "u" not in shares else NOW_S
+        decision = events.AllocationDecided(
+            num_gpus_by_job=shares, valid_until_s=None, lent_until_s=lent_until_s, at_s=at_s
+        )
+        ledger.decided("allocator", decision, at_s=at_s)
+    until = moment_in_words(NOW_S + 5.0, NOW_S)
+    assert ledger.of("b")[-2:] == [
+        "its share shrinks to 1 GPU from 2: u waits for a decision; its promise has slack, so GPUs are lent to the "
+        f"profiling run of u until {until} at most",
+        "it loses its share of 1 GPU: the planned shares change at this time",
+    ]
+    assert ledger.of("u")[-2:] == [
+        "its share starts with 1 GPU: it waits for a decision; lent by b for its profiling run, because all promises "
+        f"hold meanwhile, until {until} at most",
+        "it loses its share of 1 GPU: the planned shares change at this time; its profiling run takes longer than "
+        "promised jobs can do without GPUs, so it waits for free ones",
+    ]
+    assert "lent" not in " ".join(ledger.of("a"))

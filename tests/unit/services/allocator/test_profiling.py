@@ -11,6 +11,11 @@ from elasticflow.services.allocator.policy import wake_at_s
 from elasticflow.services.allocator.profiling import UNDISTURBED_S
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.shared.scheduling.admission.lent_gpus import MEASUREMENT_S
+from elasticflow.shared.scheduling.admission.planned_pool import ProfilingLoan, planned_pool, profiling_loans
+from elasticflow.shared.scheduling.jobs.scheduler_view import profile_known
+from elasticflow.shared.state.pool import spec_of
 from testbed.histories import NOW_S, History, pool, submit
 
 COST_S = 2.0
@@ -115,14 +120,131 @@ def test_promises_beside_profiling_runs_are_planned_once_for_any_number_of_waiti
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     history = pool(4)
-    history.decided(ADMISSION, *[submit(f"promised-{n}", deadline_s=NOW_S + 100.0) for n in range(3)])
-    plan, planned_on = elasticflow.services.allocator.profiling.planned_pool, list[int]()
+    history.decided(ADMISSION, *[submit(f"promised-{n}", deadline_s=NOW_S + 53.0) for n in range(2)])
+    plan, planned_on = elasticflow.services.allocator.profiling.promises_beside, list[Any]()
 
-    def noting(*args: Any, num_gpus: int = 4) -> Any:
-        planned_on.append(num_gpus)
-        return plan(*args, num_gpus=num_gpus)
+    def noting(*args: Any, **beside: Any) -> Any:
+        planned_on.append((beside["num_aside"], beside["loans"]))
+        return plan(*args, **beside)
 
-    monkeypatch.setattr(elasticflow.services.allocator.profiling, "planned_pool", noting)
+    monkeypatch.setattr(elasticflow.services.allocator.profiling, "promises_beside", noting)
     unknown(history, *[f"unknown-{number}" for number in range(20)])
     assert "unknown-0" not in shares(history)
-    assert sorted(planned_on) == sorted(set(planned_on)), "once for each number of GPUs"
+    assert planned_on
+    assert len(planned_on) == len(set(planned_on)), "once for each number of GPUs"
+
+
+# --- GPUs that promises lend (docs/adr/0112) -----------------------------------------------------------
+
+LOAN_S = COST_S + MEASUREMENT_S
+
+
+def saturated(window_s: float) -> History:
+    """Four promised jobs on two GPUs each, which take 52 s and have so many; then one of unknown speed."""
+    history = pool(8)
+    history.decided(ADMISSION, *[submit(f"p{n}", deadline_s=NOW_S + window_s) for n in range(4)])
+    planned(history, NOW_S)
+    for number in range(4):
+        history.started(f"p{number}", at_s=NOW_S + COST_S)
+    history.decided(ADMISSION, submit("u", model_name="u", deadline_s=NOW_S + 9_000.0), now_s=NOW_S + 3.0)
+    return planned(history, NOW_S + 3.0)
+
+
+def promises_hold(history: History, at_s: float) -> bool:
+    return not planned_pool(history.state, at_s).plan.late
+
+
+def test_promised_jobs_with_slack_lend_a_gpu_for_the_measurement() -> None:
+    history = saturated(60.0)
+    assert history.state.num_gpus_by_job == {"p0": 2, "p1": 2, "p2": 2, "p3": 1, "u": 1}
+    assert history.state.lent_until_s == {"u": NOW_S + 3.0 + LOAN_S}
+    assert wake_at_s(history.state) == NOW_S + 3.0 + LOAN_S
+    assert promises_hold(history, NOW_S + 3.0)
+
+
+def test_promised_jobs_without_slack_lend_nothing_and_are_asked_again_later_and_later() -> None:
+    history = saturated(53.0)
+    assert "u" not in history.state.num_gpus_by_job
+    assert history.state.lent_until_s == {}
+    assert wake_at_s(history.state) == NOW_S + 8.0
+    planned(history, NOW_S + 33.0)
+    assert wake_at_s(history.state) == NOW_S + 48.0
+
+
+def test_a_lent_run_gets_more_gpus_while_promises_allow_it_but_at_most_half_of_them() -> None:
+    history, at_s, levels = saturated(66.0), NOW_S + 3.0, list[int]()
+    while "u" in history.state.lent_until_s and not profile_known(history.state, spec_of(history.state.live_jobs["u"])):
+        levels.append(history.state.live_jobs["u"].num_gpus)
+        at_s += 2.0
+        planned(measured(history, "u", float(levels[-1]), at_s), at_s)
+        assert promises_hold(history, at_s)
+    assert levels == [1, 2, 4]
+    (admitted,) = history.decided(ADMISSION, now_s=at_s)
+    assert isinstance(admitted, events.JobAdmitted)
+
+
+def test_a_run_that_outlasts_its_loan_gets_more_time_while_promises_allow_it() -> None:
+    history, ended_s = saturated(61.0), NOW_S + 3.0 + LOAN_S
+    planned(history, ended_s)
+    assert shares(history)["u"] == 1
+    assert history.state.lent_until_s == {"u": ended_s + LOAN_S}
+    assert promises_hold(history, ended_s)
+
+
+def test_no_run_gets_a_second_loan() -> None:
+    history, ended_s = saturated(61.0), NOW_S + 3.0 + LOAN_S
+    promised = {f"p{number}": 2 for number in range(4)}
+    withdrawn = events.AllocationDecided(
+        num_gpus_by_job=promised, valid_until_s=ended_s + 1.0, lent_until_s={"u": ended_s}, at_s=ended_s
+    )
+    history.then(withdrawn).decided(PLACEMENT, now_s=ended_s)
+    planned(history, ended_s + 1.0)
+    assert shares(history) == promised
+    assert history.state.lent_until_s == {"u": ended_s}
+    later_s = ended_s + COST_S
+    planned(history.started("p3", at_s=later_s).finished("p0", at_s=later_s), later_s)
+    assert shares(history)["u"] == 1, "a GPU is free"
+
+
+def test_no_plan_uses_lent_gpus_before_the_job_is_measured() -> None:
+    history, soon_s = saturated(60.0), NOW_S + 4.0
+    assert profiling_loans(history.state, soon_s) == (ProfilingLoan(1, NOW_S + 3.0 + LOAN_S),)
+    assert planned_pool(history.state, soon_s).plan.availability.free_B[0] == 0
+    assert planned_pool(history.state, soon_s, loans=()).plan.availability.free_B[0] == 1
+    assert profiling_loans(history.state, NOW_S + 3.0 + LOAN_S) == ()
+    history.then(events.ProfileCompleted(profile_key="u/b64", iterations_per_s={1: 1.0}, at_s=soon_s))
+    assert profiling_loans(history.state, soon_s) == ()
+
+
+def test_a_lost_node_ends_a_loan_before_it_costs_a_promise() -> None:
+    history = pool(4, 4, 1)
+    history.decided(ADMISSION, *[submit(f"p{n}", deadline_s=NOW_S + 57.0) for n in range(4)])
+    history.decided(ADMISSION, submit("u", model_name="u", deadline_s=NOW_S + 9_000.0))
+    history.then(
+        events.AllocationDecided(
+            num_gpus_by_job={"p0": 2, "p1": 2, "p2": 2, "p3": 2, "u": 1},
+            valid_until_s=None,
+            lent_until_s={"u": NOW_S + 50.0},
+            at_s=NOW_S,
+        )
+    )
+    assert planned_pool(history.state, NOW_S).plan.num_needed == 9
+    history.then(events.NodeLost(node_id="node-2", incarnation="first-2", reason="silent", at_s=NOW_S))
+    alone = planned_pool(history.state, NOW_S)
+    assert (alone.plan.late, alone.plan.num_needed) == ((), 8)
+
+
+def test_a_loan_takes_no_gpu_of_a_job_that_would_start_over() -> None:
+    history = pool(2)
+    history.decided(ADMISSION, submit("script", training_function=f"train:{TORCHRUN}", deadline_s=NOW_S + 60.0))
+    planned(history, NOW_S)
+    assert shares(history) == {"script": 2}
+    history.started("script", at_s=NOW_S + COST_S)
+    job = history.state.live_jobs["script"]
+    history.then(
+        events.JobProgressed(
+            job_id="script", generation=job.generation, iteration=2, iterations_per_s=2.0, at_s=NOW_S + 3.0
+        )
+    )
+    unknown(history, "u")
+    assert shares(history) == {"script": 2}

@@ -1,0 +1,56 @@
+"""GPUs that promises lend to a profiling run: for how long, whether all promises hold meanwhile, or from when on.
+
+The allocator lends them, and admission tells the sender of a job of unknown speed when it is measured (docs/adr/0112).
+"""
+
+import math
+
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, ProfilingLoan, planned_pool
+from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.pool import PoolState
+
+MEASUREMENT_S = 3.0  # the first step twice and at least three more: 0.6 s or longer, by the length of a step
+LONGEST_LOAN_S = 60.0  # of a run on one number of GPUs that takes longer, so that it does not use up all slack
+
+
+def loan_s(state: PoolState, num_gpus: int) -> float:
+    """How long a profiling run on so many GPUs is expected to take: its start, and the measurement."""
+    return resize_cost(state).seconds(num_gpus) + MEASUREMENT_S
+
+
+def promises_beside(
+    whole: PlannedPool,
+    state: PoolState,
+    now_s: float,
+    cache: PlanningCache,
+    *,
+    num_aside: int = 0,
+    loans: tuple[ProfilingLoan, ...] = (),
+) -> PlannedPool | None:
+    """The promises without `num_aside` GPUs and beside loans; None if that breaks one of them or a quote reservation.
+
+    Late jobs lend nothing: they would end later still. whole: the promises on all GPUs.
+    """
+    if num_aside > state.num_gpus:  # possible after the loss of a node
+        return None
+    pool = planned_pool(state, now_s, cache, num_gpus=state.num_gpus - num_aside, loans=loans)
+    keeps_as_much = set(pool.plan.late_jobs) <= set(whole.plan.late_jobs) and pool.held == whole.held
+    lends = not (loans and (pool.plan.late or pool.plan.overcommitted))
+    return pool if keeps_as_much and lends else None
+
+
+def free_from_s(plan: AdmissionPlan, num_gpus: int, lasting_s: float) -> float:
+    """The first instant from which on no promise of the plan holds so many GPUs for that long; inf if there is none."""
+    start_B, free_B, size = plan.availability
+    since_s = math.inf
+    for piece in range(int(size[0])):
+        if free_B[piece] < num_gpus:
+            since_s = math.inf
+            continue
+        since_s = min(since_s, float(start_B[piece]))
+        end_s = float(start_B[piece + 1]) if piece + 1 < size[0] else math.inf
+        if end_s - since_s >= lasting_s:
+            return since_s
+    return math.inf
