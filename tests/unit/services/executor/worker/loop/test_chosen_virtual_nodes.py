@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes, chosen_count, counts_to_choose_from
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -171,6 +173,13 @@ def test_counts_to_choose_from_are_powers_of_two_up_to_the_batch() -> None:
 def test_a_cheaper_number_among_more_virtual_nodes_does_not_hide_them() -> None:
     assert chosen_count({1: 1.0, 2: 1.04, 4: 1.02, 8: 1.2}) == 4
     assert chosen_count({4: 1.0}) == 4
+
+
+@given(st.dictionaries(st.integers(0, 6).map(lambda exponent: 1 << exponent), st.floats(1e-6, 1e3), min_size=1))
+def test_the_choice_costs_three_percent_at_most_and_no_larger_number_does(step_s: dict[int, float]) -> None:
+    count, best_s = chosen_count(step_s), min(step_s.values())
+    assert step_s[count] <= 1.03 * best_s
+    assert all(each > 1.03 * best_s for larger, each in step_s.items() if larger > count)
 
 
 def test_with_sixteen_virtual_nodes_each_of_sixteen_workers_has_one() -> None:
