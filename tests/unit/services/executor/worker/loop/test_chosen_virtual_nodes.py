@@ -123,10 +123,16 @@ def test_numbers_whose_parts_are_too_small_for_the_code_are_left_out(monkeypatch
     assert (found.count, max(found.step_s_by_count)) == (16, 16)
 
 
-def test_a_number_that_is_hopeless_is_measured_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_is_hopeless_is_measured_in_one_round_or_two(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Steps(pass_costs(BATCH * SAMPLE_S))
     assert chosen(monkeypatch, trainer).count == 1
-    assert trainer.counts.count(64) == 3
+    assert [trainer.counts.count(count) for count in (1, 2, 4, 8, 16, 32, 64)] == [6, 6, 6, 3, 3, 3, 3]
+
+
+def test_one_delay_takes_no_number_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps with 64 in the first round take three times as long."""
+    found = chosen(monkeypatch, Steps(lambda count, number: 1.2 if count == 64 and number <= 21 else 0.4))
+    assert found.count == 64
 
 
 @pytest.mark.parametrize(
