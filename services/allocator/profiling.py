@@ -17,6 +17,7 @@ from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, Pr
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     WORTHWHILE_SPEEDUP,
     level_beyond,
+    most_useful,
     next_level,
     profile_known,
     resize_cost,
@@ -159,8 +160,8 @@ def _next_level(state: PoolState, job: Job) -> int:
 
 
 def _largest_level(state: PoolState, spec: JobSpec) -> int:
-    """The largest number of GPUs within the job's range and the pool."""
-    most = largest_level(state, spec)
+    """The largest number of GPUs within the job's range and the pool, of which each has work."""
+    most = min(largest_level(state, spec), most_useful(state, spec))
     return most if spec.gpu_range.most is None else min(most, spec.gpu_range.most)
 
 

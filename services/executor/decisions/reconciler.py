@@ -144,7 +144,7 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         cpu_share=node.cpu_share,
         advertise_host=node.advertise_host,
         checkpoint_iteration=job.checkpoint_iteration,
-        checkpoint_owner=job.identity,
+        job_identity=job.identity,
         memory_limit_bytes=node.memory_limit_bytes if node.device == "cpu" else 0,
         measures_step_times=len(state.pool.gpu_types) > 1,
         most_virtual_nodes=_most_virtual_nodes(state, job),

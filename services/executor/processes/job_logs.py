@@ -160,7 +160,7 @@ class LogPublisher:
     def follow(self, started: StartWorker) -> None:
         """Publish what this worker writes, until its job has ended."""
         worker = started.worker
-        job = self._jobs.setdefault(worker.job_id, _JobLog(started.tenant, started.assignment.checkpoint_owner))
+        job = self._jobs.setdefault(worker.job_id, _JobLog(started.tenant, started.assignment.job_identity))
         job.files.add(f"g{worker.generation}-r{worker.rank}")
 
     def resume(self, jobs: Iterable[Job]) -> None:

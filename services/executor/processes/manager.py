@@ -233,7 +233,7 @@ class WorkerManager:
                     self._data.paths(tenant, spec.data, {**spec.environment, **secrets}, within_s=within_s),
                 )
             await self._gpu_left(assignment.gpu_index)
-            owner = assignment.checkpoint_owner
+            owner = assignment.job_identity
             for moved in await asyncio.to_thread(take_folders, self._data_dir, worker.job_id, owner):
                 self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known

@@ -72,7 +72,7 @@ def next_level(state: PoolState, spec: JobSpec) -> int:
     """
     measured = state.curves.get(spec.profile_key)
     level, fastest, num_flat = spec.gpu_range.least, 0.0, 0
-    while _is_useful(level, spec, measured):
+    while _is_useful(level, state, spec):
         rate = measured.iterations_per_s.get(level) if measured is not None else None
         if rate is None:
             return level
@@ -87,17 +87,20 @@ def level_beyond(state: PoolState, spec: JobSpec) -> int:
     """The first number of GPUs above those that are measured, also where they end flat; 0 if it cannot be useful."""
     measured = state.curves.get(spec.profile_key)
     level = 2 * max(measured.iterations_per_s, default=0) if measured is not None else 0
-    return level if _is_useful(level, spec, measured) else 0
+    return level if _is_useful(level, state, spec) else 0
 
 
-def _is_useful(level: int, spec: JobSpec, measured: MeasuredCurve | None) -> bool:
-    """Whether a job may have so many GPUs, and each of them computes a sample or, if their number is known, a virtual
-    node."""
+def most_useful(state: PoolState, spec: JobSpec) -> int:
+    """The largest power of two of GPUs that each compute a sample or, if their number is known, a virtual node."""
+    measured = state.curves.get(spec.profile_key)
     virtual_nodes = None if measured is None else measured.virtual_nodes
     parts = spec.global_batch_size if virtual_nodes is None else virtual_nodes.count
-    return (
-        level <= max(parts, spec.gpu_range.least) and level <= spec.global_batch_size and spec.gpu_range.allows(level)
-    )
+    most = min(max(parts, spec.gpu_range.least), spec.global_batch_size)
+    return 1 << (most.bit_length() - 1)
+
+
+def _is_useful(level: int, state: PoolState, spec: JobSpec) -> bool:
+    return level <= most_useful(state, spec) and spec.gpu_range.allows(level)
 
 
 def profile_known(state: PoolState, spec: JobSpec) -> bool:

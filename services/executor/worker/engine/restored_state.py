@@ -71,7 +71,7 @@ def restored_state(
 
 def checkpoint_store(assignment: Assignment, generation: int | None = None) -> CheckpointStore:
     """The job's checkpoints as a generation sees them; None: the generation of the assignment."""
-    folder, owner = Path(assignment.checkpoint_dir), assignment.checkpoint_owner
+    folder, owner = Path(assignment.checkpoint_dir), assignment.job_identity
     return CheckpointStore(
         folder, generation=assignment.plan.generation if generation is None else generation, owner=owner
     )

@@ -29,7 +29,8 @@ _LEAST_STEP_S = 1e-6  # of the clock
 _ROUNDS = 5  # through the numbers of virtual nodes: what slows the machine for a while does not decide
 _LEAST_ROUNDS = 2  # where steps are so long that there is no time for all of them
 _STEPS_A_ROUND = 2  # after one that is not counted
-_HOPELESS = 1.5  # times the best step: this number of virtual nodes is not measured again
+_HOPELESS = 1.5  # times the best step, in two rounds: this number of virtual nodes is not measured again
+_HOPELESS_AT_ONCE = 4.0  # the same after one round, in which a busy machine may have delayed it
 
 
 def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
@@ -99,7 +100,8 @@ def _step_s_by_count(trainer: Trainer, channel: Channel, counts: Sequence[int], 
             else:
                 samples_s[count].append(step_s)
         fastest_s = min(map(min, samples_s.values()), default=0.0)
-        samples_s = {count: each for count, each in samples_s.items() if min(each) <= _HOPELESS * fastest_s}
+        limit_s = (_HOPELESS if number else _HOPELESS_AT_ONCE) * fastest_s
+        samples_s = {count: each for count, each in samples_s.items() if min(each) <= limit_s}
         if len(samples_s) <= 1:
             break
     return _medians(samples_s)

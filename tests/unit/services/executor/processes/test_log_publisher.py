@@ -76,7 +76,7 @@ class Node:
         return StoredLogs(self.bus, POOL, self.job, rank)  # pyright: ignore[reportArgumentType]
 
     def runs(self, generation: int = 1, rank: int = 0) -> None:
-        assignment = SimpleNamespace(checkpoint_owner=self.job.identity)
+        assignment = SimpleNamespace(job_identity=self.job.identity)
         worker = WorkerId("a", generation, rank)
         started: Any = SimpleNamespace(worker=worker, tenant=self.job.tenant, assignment=assignment)
         self.publisher.follow(started)
@@ -354,7 +354,7 @@ async def test_a_log_that_grows_after_its_job_is_given_up(node: Node) -> None:
 async def test_a_job_whose_log_the_bus_refuses_is_the_last_one_of_the_next_turn(node: Node) -> None:
     node.runs()
     (node.data_dir / "logs" / "b").mkdir()
-    assignment = SimpleNamespace(checkpoint_owner="of b")
+    assignment = SimpleNamespace(job_identity="of b")
     started: Any = SimpleNamespace(worker=WorkerId("b", 1, 0), tenant="lab", assignment=assignment)
     node.publisher.follow(started)
     (node.data_dir / "logs" / "b" / "g1-r0.log").write_text("of b\n")

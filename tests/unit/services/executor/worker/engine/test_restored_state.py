@@ -231,7 +231,7 @@ def test_without_any_readable_checkpoint_the_job_fails_with_what_to_do(assignmen
 def test_the_checkpoints_of_another_job_are_not_read(assignment: Assignment, tmp_path: Path) -> None:
     save(tmp_path, 3, 7, owner="other")
     with pytest.raises(TrainingFailed, match="job other wrote it"):
-        alone(replace(assignment, checkpoint_iteration=7, checkpoint_owner="job"))
+        alone(replace(assignment, checkpoint_iteration=7, job_identity="job"))
 
 
 def test_without_a_checkpoint_all_begin_at_the_beginning(assignment: Assignment) -> None:

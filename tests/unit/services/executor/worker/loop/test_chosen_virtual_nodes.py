@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes, chosen_count, counts_to_choose_from
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -121,10 +123,16 @@ def test_numbers_whose_parts_are_too_small_for_the_code_are_left_out(monkeypatch
     assert (found.count, max(found.step_s_by_count)) == (16, 16)
 
 
-def test_a_number_that_is_hopeless_is_measured_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_is_hopeless_is_measured_in_one_round_or_two(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Steps(pass_costs(BATCH * SAMPLE_S))
     assert chosen(monkeypatch, trainer).count == 1
-    assert trainer.counts.count(64) == 3
+    assert [trainer.counts.count(count) for count in (1, 2, 4, 8, 16, 32, 64)] == [6, 6, 6, 3, 3, 3, 3]
+
+
+def test_one_delay_takes_no_number_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps with 64 in the first round take three times as long."""
+    found = chosen(monkeypatch, Steps(lambda count, number: 1.2 if count == 64 and number <= 21 else 0.4))
+    assert found.count == 64
 
 
 @pytest.mark.parametrize(
@@ -171,6 +179,13 @@ def test_counts_to_choose_from_are_powers_of_two_up_to_the_batch() -> None:
 def test_a_cheaper_number_among_more_virtual_nodes_does_not_hide_them() -> None:
     assert chosen_count({1: 1.0, 2: 1.04, 4: 1.02, 8: 1.2}) == 4
     assert chosen_count({4: 1.0}) == 4
+
+
+@given(st.dictionaries(st.integers(0, 6).map(lambda exponent: 1 << exponent), st.floats(1e-6, 1e3), min_size=1))
+def test_the_choice_costs_three_percent_at_most_and_no_larger_number_does(step_s: dict[int, float]) -> None:
+    count, best_s = chosen_count(step_s), min(step_s.values())
+    assert step_s[count] <= 1.03 * best_s
+    assert all(each > 1.03 * best_s for larger, each in step_s.items() if larger > count)
 
 
 def test_with_sixteen_virtual_nodes_each_of_sixteen_workers_has_one() -> None:
