@@ -51,6 +51,12 @@ def test_a_sender_learns_when_promises_spare_gpus_if_none_can_lend_any() -> None
     assert "u" not in history.state.num_gpus_by_job
 
 
+def test_promises_lend_at_most_half_of_the_gpus() -> None:
+    history = saturated(70.0)
+    assert (asked(history, "four", min_gpus=4).measured_from_s or 0.0) == NOW_S
+    assert (asked(history, "eight", model_name="other", min_gpus=8).measured_from_s or 0.0) > NOW_S
+
+
 def test_a_sender_learns_how_many_measurements_come_first() -> None:
     history = pool(8)
     assert asked(history, "a", model_name="a").num_runs_before == 0
