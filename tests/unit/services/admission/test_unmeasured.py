@@ -15,7 +15,7 @@ IN_A_WEEK_S = NOW_S + 7 * 86_400.0
 
 
 def asked(history: History, job_id: str = "u", *, model_name: str = "u", **changes: Any) -> events.ProfileRequested:
-    command = submit(job_id, model_name=model_name, **{"deadline_s": IN_A_WEEK_S} | changes)
+    command = submit(job_id, model_name=model_name, deadline_s=IN_A_WEEK_S, **changes)
     (event,) = history.decided(ADMISSION, command)
     assert isinstance(event, events.ProfileRequested)
     return event
