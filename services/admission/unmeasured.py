@@ -8,7 +8,7 @@ from elasticflow.services.admission.session import AdmissionSession, SessionsByT
 from elasticflow.services.admission.submission import MeasurementPlan, SubmittedJob, on_type
 from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.scheduling.admission.lent_gpus import free_from_s, loan_s, promises_beside
+from elasticflow.shared.scheduling.admission.lent_gpus import free_from_s, loan_s, most_lent, promises_beside
 from elasticflow.shared.scheduling.admission.planned_pool import ProfilingLoan, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, profile_known
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
@@ -47,7 +47,8 @@ def _measurable_from_s(session: AdmissionSession, num_gpus: int) -> float:
     if not 0 < num_gpus <= state.num_gpus:
         return math.inf
     from_s = free_from_s(session.plan, num_gpus, loan_s(state, num_gpus))
-    may_lend = from_s > now_s and not session.num_accepted  # the plan of the state lacks promises of this decision
+    # the plan of the state lacks the promises of this decision
+    may_lend = from_s > now_s and not session.num_accepted and num_gpus <= most_lent(state)
     return now_s if may_lend and session.cache.last(_can_lend, state, now_s, num_gpus, session.cache) else from_s
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.scheduling.admission.lent_gpus import LONGEST_LOAN_S, loan_s, promises_beside
+from elasticflow.shared.scheduling.admission.lent_gpus import LONGEST_LOAN_S, loan_s, most_lent, promises_beside
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, ProfilingLoan, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     WORTHWHILE_SPEEDUP,
@@ -211,7 +211,7 @@ def _loan(state: PoolState, job: Job, level: int, num_held: int, now_s: float) -
     """
     unsaved, until_s = _num_unsaved(state), state.lent_until_s.get(job.job_id)
     is_first = level == spec_of(job).gpu_range.least
-    may_begin = 0 < level <= max(state.num_gpus // 2, 1) and (is_first or until_s is not None)
+    may_begin = 0 < level <= most_lent(state) and (is_first or until_s is not None)
     if not may_begin or (unsaved and num_held + level + unsaved > state.num_gpus):
         return None
     ends_s = now_s + loan_s(state, level)

@@ -20,6 +20,11 @@ def loan_s(state: PoolState, num_gpus: int) -> float:
     return resize_cost(state).seconds(num_gpus) + MEASUREMENT_S
 
 
+def most_lent(state: PoolState) -> int:
+    """GPUs that promises lend at most to one run: half of them, so that promised jobs go on."""
+    return max(state.num_gpus // 2, 1)
+
+
 def promises_beside(
     whole: PlannedPool,
     state: PoolState,

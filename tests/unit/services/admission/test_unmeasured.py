@@ -15,7 +15,7 @@ IN_A_WEEK_S = NOW_S + 7 * 86_400.0
 
 
 def asked(history: History, job_id: str = "u", *, model_name: str = "u", **changes: Any) -> events.ProfileRequested:
-    command = submit(job_id, model_name=model_name, **{"deadline_s": IN_A_WEEK_S} | changes)
+    command = submit(job_id, model_name=model_name, deadline_s=IN_A_WEEK_S, **changes)
     (event,) = history.decided(ADMISSION, command)
     assert isinstance(event, events.ProfileRequested)
     return event
@@ -49,6 +49,12 @@ def test_a_sender_learns_when_promises_spare_gpus_if_none_can_lend_any() -> None
     assert "(in 52.0s) on" in undecided_in_words(event)
     history.decided(ALLOCATOR)
     assert "u" not in history.state.num_gpus_by_job
+
+
+def test_promises_lend_at_most_half_of_the_gpus() -> None:
+    history = saturated(70.0)
+    assert (asked(history, "four", min_gpus=4).measured_from_s or 0.0) == NOW_S
+    assert (asked(history, "eight", model_name="other", min_gpus=8).measured_from_s or 0.0) > NOW_S
 
 
 def test_a_sender_learns_how_many_measurements_come_first() -> None:

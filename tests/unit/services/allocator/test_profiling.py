@@ -22,9 +22,9 @@ COST_S = 2.0
 SLOW_S = NOW_S + COST_S + UNDISTURBED_S
 
 
-def unknown(history: History, *job_ids: str, **spec: object) -> History:
+def unknown(history: History, *job_ids: str, **spec: Any) -> History:
     """Jobs of unknown speed, each with a profile of its own."""
-    commands = [submit(id_, model_name=id_, **{"deadline_s": NOW_S + 9_000.0} | spec) for id_ in job_ids]
+    commands = [submit(id_, model_name=id_, deadline_s=NOW_S + 9_000.0, **spec) for id_ in job_ids]
     history.decided(ADMISSION, *commands)
     return planned(history, NOW_S)
 
