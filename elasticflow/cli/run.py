@@ -98,6 +98,7 @@ def run(
                 "condition": ended.condition,
                 "metrics": dict(ended.metrics),
                 "folder": ended.folder,
+                "virtual_nodes": ended.virtual_nodes,
             }
         )
         return
@@ -105,6 +106,11 @@ def run(
     say_line(f"trained {ended.iteration} iterations in {time.monotonic() - began_s:.1f} s{metrics}", "green")
     if ended.folder is not None:
         say_line(f"model  {ended.folder / 'model.pt'}")
+    if virtual_nodes is None and not job.virtual_nodes and ended.virtual_nodes:
+        say_line(
+            f"bits   of {ended.virtual_nodes} virtual nodes; a pool may measure another number: "
+            "`eflow explain` names it, and --virtual-nodes takes it"
+        )
 
 
 def _of_users_code(error: Exception) -> str:

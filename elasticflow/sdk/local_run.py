@@ -32,13 +32,15 @@ _REDRAWN_EVERY_S = 0.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
     """condition: that ended it. metrics: the last ones. model: the trained one, as `init_model` made it. folder: with
-    `model.pt` and the files of the artifact folder; None: nothing was written."""
+    `model.pt` and the files of the artifact folder; None: nothing was written. virtual_nodes: parts of a batch, which
+    decide the bits; 0 in the fast mode."""
 
     iteration: int
     condition: Literal["max_iterations", "metric"]
     metrics: Mapping[str, float]
     model: Any
     folder: Path | None
+    virtual_nodes: int
 
 
 def run_locally(
@@ -94,6 +96,7 @@ def run_locally(
         metrics=trained.metrics,
         model=trained.model,
         folder=folder,
+        virtual_nodes=trained.virtual_nodes,
     )
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from elasticflow.services.executor.worker.checkpoint.files import write_model
 from elasticflow.services.executor.worker.engine.step_metrics import MetricFeed
 from elasticflow.services.executor.worker.engine.trainer import Trainer
-from elasticflow.services.executor.worker.engine.training_function import training_function_of
+from elasticflow.services.executor.worker.engine.training_function import fixed_virtual_nodes, training_function_of
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.loop.worker_setup import set_up, worker_engine
 from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded
@@ -36,12 +36,13 @@ OnStep = Callable[[int, Mapping[str, float]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
-    """A job that has met a condition. The model is on its device."""
+    """A job that has met a condition. The model is on its device. virtual_nodes: 0 in the fast mode."""
 
     iteration: int
     condition: Condition
     metrics: Mapping[str, float]
     model: nn.Module
+    virtual_nodes: int
 
 
 def device_here() -> Literal["cpu", "cuda"]:
@@ -74,7 +75,13 @@ def train_here(
             raise TrainingFailed(f"{exceeded}; a pool would compute smaller micro-batches") from exceeded
         write_model(folder, trainer.iteration, trainer.state()["model"])
         metrics = trainer.finite_metrics()
-        return LocalTraining(iteration=trainer.iteration, condition=condition, metrics=metrics, model=trainer.model)
+        return LocalTraining(
+            iteration=trainer.iteration,
+            condition=condition,
+            metrics=metrics,
+            model=trainer.model,
+            virtual_nodes=fixed_virtual_nodes(function, trainer.members.virtual_nodes),
+        )
 
 
 def _train(trainer: Trainer, feed: MetricFeed, on_step: OnStep, stops: Callable[[], bool]) -> Condition:
