@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,18 +22,21 @@ from benchmarks.scheduling.sheet import Sheet
 from benchmarks.scheduling.timing import spread_ms
 from elasticflow.client.pool_front import PoolFront, named_pools
 from elasticflow.shared.messages.events import JobAdmitted
-from testbed.real_pool import POOL, job, running_pool
+from testbed.real_pool import CONFIG, POOL, job, running_pool
 
 COUNTS = (1, 2, 4)
 GPUS_PER_POOL = 64
 SPEC = job(deadline_in_s=36_000.0)
+UNWATCHED = replace(CONFIG, heartbeat_timeout_s=3_600.0, stall_timeout_s=36_000.0)  # nothing answers for the nodes
 
 
 async def measure(counts: tuple[int, ...], times: int, folder: Path) -> list[dict[str, Any]]:
     """A row for each number of pools."""
     async with AsyncExitStack() as stack:
         pools = [
-            await stack.enter_async_context(running_pool(folder / f"{number}", num_nodes=0, replicas={}))
+            await stack.enter_async_context(
+                running_pool(folder / f"{number}", num_nodes=0, replicas={}, config=UNWATCHED)
+            )
             for number in range(max(counts))
         ]
         for pool in pools:
