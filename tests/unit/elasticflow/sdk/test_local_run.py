@@ -53,6 +53,10 @@ class Fails(Line):
         raise ValueError("no such column")
 
 
+class Open(Line):
+    virtual_nodes = 0
+
+
 class NoLoss(Line):
     def train(self, batch, model, optimizer):
         return {"accuracy": "high"}
@@ -110,3 +114,11 @@ def test_the_command_trains_and_its_exit_code_says_whether_the_job_failed() -> N
     assert "elasticflow/services" not in err, "frames of the engine hide those of the user"
     assert eflow("run", f"{__name__}:NoLoss", "--device", "cpu")[0] == 1
     assert eflow("run", f"{__name__}:Absent", "--device", "cpu")[0] == 2
+
+
+def test_a_run_whose_bits_may_differ_from_those_of_a_pool_says_so() -> None:
+    ran = ("run", f"{__name__}:Open", "--iterations", "2", "--device", "cpu")
+    assert "of 8 virtual nodes; a pool may measure another number" in " ".join(eflow(*ran)[1].split())
+    assert "a pool may measure" not in eflow(*ran, "--virtual-nodes", "2")[1]
+    code, out, _ = eflow(*ran, "--virtual-nodes", "2", "--json")
+    assert (code, json.loads(out)["virtual_nodes"]) == (0, 2)
