@@ -342,7 +342,7 @@ _PLANS = (
     Mutation(
         name="reservations ignored",
         file="shared/scheduling/admission/planned_pool.py",
-        old="    held = tuple((quote, job) for quote in state.quotes_at(now_s) if (",
+        old="    held = tuple((quote, job) for quote in state.quotes_at(question.now_s) if (",
         new="    held = tuple((quote, job) for quote in () if (",
         tests=(f"{_ADMISSION}/test_reserve.py",),
         loses="a reserved quote is given to the next submission",

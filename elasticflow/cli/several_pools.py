@@ -15,7 +15,7 @@ from elasticflow.cli.option_values import read_secret
 from elasticflow.cli.terminal_output import note, print_json, say, say_line
 from elasticflow.client.pool_choice import pools_in_order
 from elasticflow.client.pool_front import NamedPool, PoolAnswer, PoolFront, PoolsDecision, named_pools
-from elasticflow.history.formatting import undecided_in_words
+from elasticflow.history.formatting import measured_in_words, undecided_in_words
 from elasticflow.history.tables import state_word, table
 from elasticflow.sdk.submission import Submission
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, ProfileRequested
@@ -48,6 +48,7 @@ def decided_by_pools(
     front = _front(where)
     front.on_sent, front.on_undecided = keep, _say_undecided
     front.on_warning = lambda warning: note(f"warning: {warning}")
+    front.on_measured = lambda event: note(f"{event.job_id}: {measured_in_words(event)} ...")
     secrets = dict(map(read_secret, options.secrets))
     return asyncio.run(front.submit(ready.spec, job_id=options.name, code=ready.code, secrets=secrets))
 

@@ -19,7 +19,7 @@ from elasticflow.errors import InputUnusable, InvalidJob, PoolsUnusable
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.commands import DeadlineQuoted, SubmitJob
-from elasticflow.shared.messages.events import JobAdmitted, JobRejected, ProfileRequested
+from elasticflow.shared.messages.events import JobAdmitted, JobRejected, ProfileRequested, ThroughputMeasured
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.state.job import Job, Phase
@@ -123,6 +123,7 @@ class PoolFront:
     on_sent: Callable[[NamedPool, str], object] = field(default=lambda pool, job_id: None)
     on_warning: Callable[[str], object] = field(default=lambda warning: None)
     on_undecided: Callable[[ProfileRequested], None] | None = None
+    on_measured: Callable[[ThroughputMeasured], object] = field(default=lambda measured: None)
 
     async def quotes(self, spec: JobSpec) -> tuple[PoolAnswer, ...]:
         """The answers of all pools, which are asked at once. Raises InvalidJob, and PoolsUnusable if none replies."""
@@ -194,12 +195,12 @@ class PoolFront:
 
         try:
             async with Client.connect(pool.endpoint, tenant=self.tenant) as client:
-                client.on_sent, client.on_warning = note_sent, self.on_warning
+                client.on_sent, client.on_warning, client.on_measured = note_sent, self.on_warning, self.on_measured
                 spec = job.spec
                 if job.secrets:
                     spec = replace(spec, secrets=await client.seal(job.secrets))
                 return await client.submit(spec, job_id=job.job_id, code=job.code, on_undecided=self.on_undecided)
-        except ElasticFlowError as error:
+        except (ElasticFlowError, Undecodable) as error:
             if not sent:
                 raise _NotSent(str(error)) from None
             raise PoolsUnusable(
@@ -217,7 +218,7 @@ class PoolFront:
         silent = {pool.name: why for pool, why in zip(self.pools, found, strict=True) if isinstance(why, str)}
         ended = [(pool, job) for pool, job in zip(self.pools, found, strict=True) if isinstance(job, Job)]
         live = [(pool, job) for pool, job in ended if job.live]
-        holders = live or [(pool, job) for pool, job in ended if job.phase is not Phase.CANCELLED] or ended
+        holders = _each_once(live or [(pool, job) for pool, job in ended if job.phase is not Phase.CANCELLED] or ended)
         if len(holders) > 1:
             commands = " or ".join(f"`{shlex.join(['eflow', 'cancel', job_id, *pool.words])}`" for pool, _ in holders)
             names = ", ".join(pool.name for pool, _ in holders)
@@ -237,10 +238,11 @@ class PoolFront:
         No pool had it before. The last command to look finds all of them, and each that does keeps the same one.
         """
         found = await self._of_all(lambda client: self._job_for_certain(client, job.job_id))
-        live = {pool: each for pool, each in zip(self.pools, found, strict=True) if isinstance(each, Job) and each.live}
+        holders = [(pool, each) for pool, each in zip(self.pools, found, strict=True) if isinstance(each, Job)]
+        live = dict(_each_once([(pool, each) for pool, each in holders if each.live], first=chosen.pool))
         if len(live) < 2:
             return chosen
-        kept = min(live, key=lambda pool: (pool.endpoint.pool, pool.endpoint.nats_url.rpartition("@")[2]))
+        kept = min(live, key=lambda pool: (live[pool].phase is Phase.PROFILING, *_name_and_server(pool)))
         for pool in live:
             if pool != kept:
                 await self._stop(pool, job.job_id, f"another command submitted it to pool {kept.name} meanwhile")
@@ -298,6 +300,17 @@ class _NotSent(ElasticFlowError):
     reason: str
 
     MESSAGE = "{reason}"
+
+
+def _each_once(holders: Sequence[tuple[NamedPool, Job]], first: NamedPool | None = None) -> list[tuple[NamedPool, Job]]:
+    """Each job once, of a pool that was named twice under other names. first: the name that counts then."""
+    in_order = sorted(holders, key=lambda each: each[0] != first)
+    by_identity = {job.identity or _name_and_server(pool): (pool, job) for pool, job in reversed(in_order)}
+    return [holder for holder in holders if holder in by_identity.values()]
+
+
+def _name_and_server(pool: NamedPool) -> tuple[str, str]:
+    return pool.endpoint.pool, pool.endpoint.nats_url.rpartition("@")[2]
 
 
 async def _job_in(client: Client, job_id: str) -> Job | None:

@@ -12,6 +12,7 @@ from elasticflow.shared.scheduling.admission.lent_gpus import free_from_s, loan_
 from elasticflow.shared.scheduling.admission.planned_pool import ProfilingLoan, planned_pool
 from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, profile_known
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.profiles import on_first_type
 from elasticflow.shared.state.gpu_types import type_name
 from elasticflow.shared.state.pool import PoolState, largest_level, profiling_jobs, spec_of
 
@@ -23,8 +24,10 @@ def with_measurement_plan(
 ) -> tuple[SessionsByType, SubmittedJob]:
     """The submission with the first instant at which promises leave or lend GPUs to its profiling run, of all types.
 
-    types: on which it may run. The sessions have their plans afterwards.
+    types: on which it may run. The sessions have their plans afterwards. A sender who does not wait learns nothing.
     """
+    if not submission.sender_waits:
+        return sessions, submission
     from_s = math.inf
     for gpu_type in types:
         spec = on_type(sessions.state, submission, gpu_type).spec
@@ -61,7 +64,8 @@ def _can_lend(state: PoolState, now_s: float, num_gpus: int, cache: PlanningCach
 def _num_runs_before(state: PoolState, spec: JobSpec) -> int:
     """Profiles of other jobs that wait for their measurement, or are measured now: one run starts at a time."""
     waiting = (spec_of(job) for job in profiling_jobs(state.live_jobs))
-    return len({each.profile_family for each in waiting if not profile_known(state, each)} - {spec.profile_family})
+    profiles = {on_first_type(each.measured_key) for each in waiting if not profile_known(state, each)}
+    return len(profiles - {on_first_type(spec.measured_key)})
 
 
 # --- What related measurements say ---------------------------------------------------------------------
@@ -74,6 +78,7 @@ class _Related(NamedTuple):
     gpu_type: str
     num_gpus: int
     iterations_per_s: float
+    is_own: bool  # of the same owner of profiles
 
 
 def estimate_in_words(state: PoolState, spec: JobSpec) -> str:
@@ -97,18 +102,21 @@ def estimate_in_words(state: PoolState, spec: JobSpec) -> str:
 
 
 def _most_similar(state: PoolState, spec: JobSpec) -> _Related | None:
-    """Of the curves of the model, those of the same GPU type first, then those of the next batch size."""
+    """Of the curves of the model, those of the same GPU type first, then those of the next batch size, then its own."""
 
-    def unlikeness(related: _Related) -> tuple[bool, float, int, str]:
+    def unlikeness(related: _Related) -> tuple[bool, float, int, str, bool]:
         distance = abs(math.log(related.batch_size / spec.global_batch_size))
-        return related.gpu_type != spec.gpu_type, distance, related.batch_size, related.gpu_type
+        return related.gpu_type != spec.gpu_type, distance, related.batch_size, related.gpu_type, not related.is_own
 
     prefix, own, found = f"{spec.model_key}/b", f"{spec.profile_owner}/", list[_Related]()
+    most = largest_level(state, spec)
     for key, curve in state.curves.items():
-        batch, _, gpu_type = key.removeprefix(own).removeprefix(prefix).partition("@")
-        most = largest_level(state, spec)
+        of_model = key.removeprefix(own)
+        if not of_model.startswith(prefix):
+            continue
+        batch, _, gpu_type = of_model.removeprefix(prefix).partition("@")
         usable = {n: rate for n, rate in curve.iterations_per_s.items() if n <= most and spec.gpu_range.allows(n)}
-        if key.removeprefix(own).startswith(prefix) and batch.isdigit() and int(batch) and any(usable.values()):
+        if batch.isdigit() and int(batch) and any(usable.values()):
             num_gpus = max(usable, key=lambda n: (usable[n], -n))
-            found.append(_Related(int(batch), gpu_type, num_gpus, usable[num_gpus]))
+            found.append(_Related(int(batch), gpu_type, num_gpus, usable[num_gpus], key != of_model))
     return min(found, key=unlikeness, default=None)

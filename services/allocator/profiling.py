@@ -24,6 +24,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.jobs import state_holders
+from elasticflow.shared.state.fold.profiles import may_measure_virtual_nodes, on_first_type
 from elasticflow.shared.state.gpu_types import parts, possible_types, profiling_failure, spec_on, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.measured_curve import MeasuredCurve
@@ -83,13 +84,17 @@ def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> Prof
         return promises_beside(whole, state, now_s, cache, num_aside=taken.num_aside, loans=taken.loans)
 
     taken, held, lent_until_s, completed = _Taken(), dict[str, int](), dict[str, float](), list[ProfileCompleted]()
-    candidates = _candidates(state)
+    candidates, waiting, choosing = _candidates(state), dict[str, float](), set[str]()
     undisturbed_until_s, next_at_s = -math.inf, math.inf
     for job in candidates:
         level = num_gpus = _next_level(state, job)
         if level and level != job.num_gpus and now_s < undisturbed_until_s:
             next_at_s = min(next_at_s, undisturbed_until_s)
+            waiting |= _loan_of(state, job)
             continue
+        measured_key = on_first_type(spec_of(job).measured_key)
+        if measured_key in choosing and not job.num_gpus:
+            continue  # the type that is measured first decides on the virtual nodes
         found = _lent(state, beside, taken, job, level)
         loan = _loan(state, job, level, taken.num_gpus, now_s) if found is None else None
         if loan is not None:
@@ -107,11 +112,13 @@ def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> Prof
             taken = taken.with_loan(loan) if loan else taken.with_aside(num_gpus)
             if loan is not None:
                 lent_until_s[job.job_id] = loan.until_s
+            if may_measure_virtual_nodes(state, measured_key):
+                choosing.add(measured_key)
     return ProfilingRuns(
         pool=pool,
         num_gpus_by_job=held,
         completed=tuple(completed),
-        lent_until_s=_spent(state, candidates, now_s) | lent_until_s,
+        lent_until_s=_spent(state, candidates, now_s) | waiting | lent_until_s,
         next_at_s=min((next_at_s, *lent_until_s.values())),
     )
 
@@ -219,8 +226,22 @@ def _loan(state: PoolState, job: Job, level: int, num_held: int, now_s: float) -
         return ProfilingLoan(level, ends_s)
     if now_s < until_s:
         return ProfilingLoan(level, until_s if job.num_gpus else ends_s)
-    may_last = job.num_gpus > 0 and ends_s <= job.placed_at_s + LONGEST_LOAN_S
+    may_last = job.num_gpus > 0 and ends_s <= job.placed_at_s + _longest_loan_s(state, job)
     return ProfilingLoan(level, ends_s) if may_last else None
+
+
+def _longest_loan_s(state: PoolState, job: Job) -> float:
+    """The first run of a profile also chooses its virtual nodes, in a quarter of its timeout (docs/adr/0110)."""
+    spec = spec_of(job)
+    if not may_measure_virtual_nodes(state, spec.measured_key):
+        return LONGEST_LOAN_S
+    return LONGEST_LOAN_S + state.config.timeouts_of(spec).profiling_timeout_s / 4
+
+
+def _loan_of(state: PoolState, job: Job) -> dict[str, float]:
+    """The end of the loan with which its run began, by which it may get the next level."""
+    until_s = state.lent_until_s.get(job.job_id)
+    return {} if until_s is None else {job.job_id: until_s}
 
 
 def _loan_in_force(state: PoolState, job: Job, now_s: float) -> ProfilingLoan | None:

@@ -98,11 +98,12 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
     due = due_jobs(state, shares, now_s)
     asked = _Asked(shares=shares, due=due, kept=kept_added_gpus(state, due), now_s=now_s)
     decided, meets_claims = _placed_as(state, asked, cache)
-    if meets_claims:
+    if meets_claims or not due:  # without a change, the answer would be that of the last decision
         return decided
-    replanned, _ = _placed_as(state, replace(asked, replans=True), cache)
-    is_kept = replanned != decided and keeps_promises(state, replanned, now_s, cache)
-    return replanned if is_kept else decided
+    moved, _ = _placed_as(state, replace(asked, replans=True), cache)
+    if moved == decided or not keeps_promises(state, moved, now_s, cache):
+        return decided
+    return tuple(replace(event, needs_other_plan=bool(event.migrated)) for event in moved)
 
 
 def _placed_as(state: PoolState, asked: _Asked, cache: PlanningCache) -> tuple[tuple[PlacementDecided, ...], bool]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from elasticflow.services.placement.due_jobs import is_switching_undisturbed
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.share_schedule import GpuId, segments
-from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import planned_pool, profiling_loans
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     held_num_gpus,
@@ -94,9 +94,13 @@ def keeps_promises(state: PoolState, decided: Sequence[PlacementDecided], now_s:
     for event in decided:
         after = apply(after, event, after.sequence + 1)
     for gpu_type, part in parts(after).items():
-        late = set(planned_pool(part, now_s, cache.of_type(gpu_type)).plan.late_jobs)
-        if late and not late.issubset(planned_pool(before[gpu_type], now_s).plan.late_jobs):
+        planned = planned_pool(part, now_s, cache.of_type(gpu_type), loans=profiling_loans(part, now_s))
+        if planned.plan.overcommitted:
             return False
+        if late := set(planned.plan.late_jobs):
+            loans = profiling_loans(before[gpu_type], now_s)
+            if not late.issubset(planned_pool(before[gpu_type], now_s, loans=loans).plan.late_jobs):
+                return False
     return True
 
 

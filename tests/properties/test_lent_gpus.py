@@ -36,7 +36,8 @@ def full_of(promises: list[tuple[int, float]]) -> History:
 
 
 def late_jobs(history: History, at_s: float) -> set[str]:
-    return set(planned_pool(history.state, at_s).plan.late_jobs)
+    loans = profiling_loans(history.state, at_s)
+    return set(planned_pool(history.state, at_s, loans=loans).plan.late_jobs)
 
 
 @given(promises=PROMISES, takes_s=st.floats(1.0, 9.0))

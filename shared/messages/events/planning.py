@@ -96,11 +96,16 @@ class PlacedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementDecided:
-    """New generations of the jobs whose GPUs change; all others keep theirs. From placement."""
+    """New generations of the jobs whose GPUs change; all others keep theirs. From placement.
+
+    migrated: moved although their number of GPUs stays. needs_other_plan: a schedule has no room for that, so the
+    allocator decides anew.
+    """
 
     VERSION: ClassVar[int] = 1
     placements: tuple[PlacedJob, ...]
-    migrated: tuple[Token, ...] = ()  # moved although their number of GPUs stays
+    migrated: tuple[Token, ...] = ()
+    needs_other_plan: bool = False
     at_s: TimeS
 
 

@@ -192,7 +192,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
         case events.AllocationDecided():
             return allocated(state, event)
         case events.PlacementDecided():
-            return placed(state, event)
+            return placed(state, event, sequence)
         case events.ProfileCompleted():
             return profile_completed(state, event)
         case events.NodeJoined():

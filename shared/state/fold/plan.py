@@ -52,13 +52,14 @@ def allocated(state: PoolState, event: events.AllocationDecided) -> PoolState:
     return state if probing is None else probed(state, probing, probing.num_gpus, event.at_s)
 
 
-def placed(state: PoolState, event: events.PlacementDecided) -> PoolState:
+def placed(state: PoolState, event: events.PlacementDecided, sequence: int) -> PoolState:
     live_jobs = state.live_jobs.mutate()
     for placement in event.placements:
         job = live_jobs.get(placement.job_id)
         if job is not None and placement.generation > job.generation:
             live_jobs[job.job_id] = _with_generation(state, job, placement, event)
-    return fast_replace(state, live_jobs=live_jobs.finish())
+    last = sequence if event.needs_other_plan else state.scheduling_event_sequence
+    return fast_replace(state, live_jobs=live_jobs.finish(), scheduling_event_sequence=last)
 
 
 def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, decided: events.PlacementDecided) -> Job:

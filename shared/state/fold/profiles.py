@@ -171,9 +171,14 @@ def num_virtual_nodes(state: PoolState, spec: JobSpec) -> int:
     return 0 if known is None else known.count
 
 
-def _on_all_types(state: PoolState, measured_key: str) -> Iterator[MeasuredCurve]:
+def on_first_type(measured_key: str) -> str:
+    """The key of the same profile on the first GPU type, which names none."""
     recorded = type_of_profile(measured_key)
-    on_first = measured_key.removesuffix(f"@{recorded}") if recorded else measured_key
+    return measured_key.removesuffix(f"@{recorded}") if recorded else measured_key
+
+
+def _on_all_types(state: PoolState, measured_key: str) -> Iterator[MeasuredCurve]:
+    on_first = on_first_type(measured_key)
     curves = (state.curves.get(key) for key in (on_first, *(f"{on_first}@{each}" for each in state.gpu_types)))
     return (curve for curve in curves if curve is not None)
 

@@ -151,7 +151,7 @@ def saturated(window_s: float) -> History:
 
 
 def promises_hold(history: History, at_s: float) -> bool:
-    return not planned_pool(history.state, at_s).plan.late
+    return not planned_pool(history.state, at_s, loans=profiling_loans(history.state, at_s)).plan.late
 
 
 def test_promised_jobs_with_slack_lend_a_gpu_for_the_measurement() -> None:

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import MAX_SWITCH_S, POLICY
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from testbed.histories import NOW_S, History, best_effort, pool, spec
 
 PLAN = (NOW_S, NOW_S + 90.0)
@@ -71,6 +73,12 @@ def test_a_job_without_room_in_its_schedule_moves_where_another_plan_keeps_all_p
     (decided,) = history.decided(POLICY)
     assert decided.migrated == ("small",)
     assert len({gpu.node_id for gpu in history.state.live_jobs["big"].gpus}) == 1
+    assert decided.needs_other_plan
+    plan = planned_pool(history.state, NOW_S)
+    assert plan.plan.late_jobs == ()
+    assert "small" in plan.changed_schedules()
+    assert history.decided(ALLOCATOR), "the plan on which the migration rests"
+    assert "small" not in planned_pool(history.state, NOW_S).changed_schedules()
 
 
 @pytest.mark.parametrize("config", [{}, {"migration_budget": 0.0}])
