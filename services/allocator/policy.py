@@ -6,7 +6,7 @@ Source: ElasticFlow, section 4.2 and Algorithm 2 (shared/scheduling/allocation/a
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from elasticflow.services.allocator.profiling import (
     next_probe,
     probe_in_progress,
     profiling_runs,
+    runs_held_back,
     types_to_measure,
 )
 from elasticflow.shared.messages.commands import Command
@@ -60,18 +61,20 @@ def _allocated(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Pl
         return (*completed, decided)
     profiled_on = types_to_measure(state)
     typed = with_profiling_on(state, profiled_on)
-    completed, by_type = list[ProfileCompleted](), dict[str, AllocationDecided]()
+    completed, by_type, held_back = list[ProfileCompleted](), dict[str, AllocationDecided](), runs_held_back(typed)
     for name, part in parts(typed).items():
         may_probe = all(decided.probes is None for decided in by_type.values())
-        profiles, by_type[name] = _decided_on_type(part, now_s, cache.of_type(name), may_probe=may_probe)
+        profiles, by_type[name] = _decided_on_type(part, now_s, cache.of_type(name), held_back, may_probe=may_probe)
         completed += profiles
     mixed = mixed_jobs(typed, by_type, now_s, partial(_replanned, now_s=now_s, cache=cache))
     return (*completed, _merged(typed, completed, mixed, profiled_on, now_s))
 
 
-def _decided_on_type(state: PoolState, now_s: float, cache: PlanningCache, *, may_probe: bool = True) -> _DecidedOnType:
+def _decided_on_type(
+    state: PoolState, now_s: float, cache: PlanningCache, held_back: Collection[str] = (), *, may_probe: bool = True
+) -> _DecidedOnType:
     """Profiles that are complete, and the allocation of the GPUs of one type. At most one job starts a probe."""
-    profiling = profiling_runs(state, now_s, cache)
+    profiling = profiling_runs(state, now_s, cache, held_back)
     if profiling.num_gpus_by_job:
         decided = _decided(state, profiling.pool, now_s)
     else:

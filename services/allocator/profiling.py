@@ -4,7 +4,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache as remember
 from typing import NamedTuple
@@ -72,10 +72,13 @@ _Beside = Callable[[_Taken], PlannedPool | None]
 """The promises beside profiling runs; None if they break one."""
 
 
-def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> ProfilingRuns:
+def profiling_runs(
+    state: PoolState, now_s: float, cache: PlanningCache, held_back: Collection[str] = ()
+) -> ProfilingRuns:
     """Present runs continue; the next one begins, oldest job first, when all of them are slow.
 
     A run gets GPUs that promises can do without until all jobs end; else some that they can lend (docs/adr/0112).
+    held_back: jobs whose runs do not begin, see `runs_held_back`.
     """
     pool = whole = planned_pool(state, now_s, cache, loans=())
 
@@ -84,7 +87,7 @@ def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> Prof
         return promises_beside(whole, state, now_s, cache, num_aside=taken.num_aside, loans=taken.loans)
 
     taken, held, lent_until_s, completed = _Taken(), dict[str, int](), dict[str, float](), list[ProfileCompleted]()
-    candidates, waiting, choosing = _candidates(state), dict[str, float](), set[str]()
+    candidates, waiting = [job for job in _candidates(state) if job.job_id not in held_back], dict[str, float]()
     undisturbed_until_s, next_at_s = -math.inf, math.inf
     for job in candidates:
         level = num_gpus = _next_level(state, job)
@@ -92,9 +95,6 @@ def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> Prof
             next_at_s = min(next_at_s, undisturbed_until_s)
             waiting |= _loan_of(state, job)
             continue
-        measured_key = on_first_type(spec_of(job).measured_key)
-        if measured_key in choosing and not job.num_gpus:
-            continue  # the type that is measured first decides on the virtual nodes
         found = _lent(state, beside, taken, job, level)
         loan = _loan(state, job, level, taken.num_gpus, now_s) if found is None else None
         if loan is not None:
@@ -112,8 +112,6 @@ def profiling_runs(state: PoolState, now_s: float, cache: PlanningCache) -> Prof
             taken = taken.with_loan(loan) if loan else taken.with_aside(num_gpus)
             if loan is not None:
                 lent_until_s[job.job_id] = loan.until_s
-            if may_measure_virtual_nodes(state, measured_key):
-                choosing.add(measured_key)
     return ProfilingRuns(
         pool=pool,
         num_gpus_by_job=held,
@@ -140,6 +138,19 @@ def types_to_measure(state: PoolState) -> dict[str, str]:
         if freest != now_on:
             found[job.job_id] = freest
     return found
+
+
+def runs_held_back(state: PoolState) -> frozenset[str]:
+    """Jobs that wait, because the run of another one measures the virtual nodes of their profile on another type."""
+    type_by_profile, found = dict[str, str](), set[str]()
+    for job in sorted(profiling_jobs(state.live_jobs), key=lambda job: not job.num_gpus):
+        spec = spec_of(job)
+        if not may_measure_virtual_nodes(state, spec.measured_key) or profiling_failure(state, spec, spec.gpu_type):
+            continue
+        first = type_by_profile.setdefault(on_first_type(spec.measured_key), spec.gpu_type)
+        if first != spec.gpu_type and not job.num_gpus:
+            found.add(job.job_id)
+    return frozenset(found)
 
 
 def _num_free_by_type(state: PoolState) -> dict[str, int]:

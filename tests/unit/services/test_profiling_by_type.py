@@ -155,6 +155,9 @@ def test_a_user_who_names_the_type_has_it_measured_again() -> None:
     (asked,) = history.decided(ADMISSION, submit("b", **UNKNOWN | {"gpu_type": "V100"}), now_s=NOW_S + 6.0)
     assert isinstance(asked, events.ProfileRequested)
     assert possible_types(history.state, named) == [""]
+    planned(history, NOW_S + 7.0)
+    assert history.state.live_jobs["b"].nodes == (), "first the run of a chooses the virtual nodes"
+    history.then(throughput(job(history), 1.0, NOW_S + 8.0))
     planned(history, NOW_S + 60.0)
     assert history.state.live_jobs["b"].nodes == ("node-0",)
 
@@ -229,3 +232,18 @@ def test_a_run_whose_node_is_lost_leaves_the_decision_to_the_measured_type() -> 
     history.then(lost("node-1", "two"))
     planned(history, NOW_S + 3.0)
     assert decision(history).gpu_type == ""
+
+
+def test_one_type_chooses_the_virtual_nodes_before_another_one_measures() -> None:
+    """Two jobs of one profile would measure both types at once, each with virtual nodes of its own."""
+    history = two_types()
+    requested(history)
+    history.decided(ADMISSION, submit("b", **UNKNOWN), now_s=NOW_S + 30.0)
+    planned(history, NOW_S + 30.0)
+    held = {job_id for job_id, each in history.state.live_jobs.items() if each.num_gpus}
+    assert len(held) == 1
+    (first,) = held
+    history.then(throughput(job(history, first), 1.0, NOW_S + 31.0))
+    planned(history, NOW_S + 60.0)
+    types = {type_of(history, job_id) for job_id, each in history.state.live_jobs.items() if each.num_gpus}
+    assert len(types) == 2

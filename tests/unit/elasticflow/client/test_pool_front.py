@@ -39,6 +39,7 @@ class FakePool:
     fails_after_quote: ElasticFlowError | None = None
     gets_it_meanwhile: bool = False  # from another front, after this one has looked for the job
     quoted: list[JobSpec] = field(default_factory=list[JobSpec])
+    identity: str = ""
 
     # what a front calls of a Client
     on_sent: Callable[[str], object] = lambda job_id: None
@@ -62,7 +63,7 @@ class FakePool:
 
     def job(self, job_id: str) -> Job | None:
         phase = self.jobs.get(job_id)
-        return None if phase is None else _job(job_id, phase)
+        return None if phase is None else _job(job_id, phase, self.identity)
 
     async def seal(self, secrets: Any) -> tuple[Any, ...]:
         raise KeysUnusable("no_secrets_key", "this pool takes no secrets")
@@ -82,8 +83,9 @@ class FakePool:
         self.jobs[job_id] = Phase.CANCELLED
 
 
-def _job(job_id: str, phase: Phase) -> Job:
-    return Job(job_id=job_id, tenant="lab", spec=SPEC, phase=phase, decided_at_s=NOW_S, decided_sequence=1)
+def _job(job_id: str, phase: Phase, identity: str) -> Job:
+    job = Job(job_id=job_id, tenant="lab", spec=SPEC, phase=phase, decided_at_s=NOW_S, decided_sequence=1)
+    return replace(job, identity=identity)
 
 
 @pytest.fixture
@@ -183,6 +185,15 @@ async def test_of_two_commands_at_once_one_job_is_left_in_the_first_pool_by_name
     assert (pools["a"].jobs, pools["b"].jobs) == ({"j1": Phase.ADMITTED}, {"j1": Phase.CANCELLED})
     again = await front.submit(SPEC, job_id="j1")
     assert (again.pool.name, pools["b"].asked.count("submit j1")) == ("a", int(best == "b"))
+
+
+async def test_a_pool_that_is_named_twice_keeps_its_job(front_of: Any) -> None:
+    """Two addresses of one server: its job is in the pool of both names, and has one identity."""
+    pool = FakePool(identity="1f")
+    front = front_of(a=pool, b=pool)
+    assert (await front.submit(SPEC, job_id="j1")).pool.name == "a"
+    assert pool.jobs == {"j1": Phase.ADMITTED}
+    assert (await front.submit(SPEC, job_id="j1")).pool.name == "a"
 
 
 async def test_without_a_name_no_pool_is_asked_for_the_job(front_of: Any) -> None:
