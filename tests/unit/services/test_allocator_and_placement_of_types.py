@@ -71,8 +71,9 @@ def test_a_profiling_run_continues_on_the_next_type_at_once(min_gpus: int) -> No
 
 
 def test_profiling_runs_of_two_types_are_beside_each_other() -> None:
-    history = two_types()
-    history.decided(ADMISSION, submit("a", gpu_type="V100", **UNKNOWN), submit("b", gpu_type="P100", **UNKNOWN))
+    """Those of one profile begin one after the other: the first one chooses its virtual nodes."""
+    history, other = two_types(), UNKNOWN | {"model_name": "another"}
+    history.decided(ADMISSION, submit("a", gpu_type="V100", **UNKNOWN), submit("b", gpu_type="P100", **other))
     planned(history)
     assert (nodes_of(history, "a"), nodes_of(history, "b")) == (("node-0",), ("node-1",))
 

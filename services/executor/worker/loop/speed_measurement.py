@@ -27,7 +27,8 @@ log = structlog.get_logger()
 _MIN_ITERATIONS = 3
 _LEAST_STEP_S = 1e-6  # of the clock
 _ROUNDS = 5  # through the numbers of virtual nodes: what slows the machine for a while does not decide
-_LEAST_ROUNDS = 2  # where steps are so long that there is no time for all of them
+_LEAST_ROUNDS = 2  # where steps are long: their times differ less, and the user waits for the answer
+_ENOUGH_S = 10.0  # of rounds, after these
 _STEPS_A_ROUND = 2  # after one that is not counted
 _HOPELESS = 1.5  # times the best step, in two rounds: this number of virtual nodes is not measured again
 _HOPELESS_AT_ONCE = 4.0  # the same after one round, in which a busy machine may have delayed it
@@ -87,8 +88,10 @@ def _step_s_by_count(trainer: Trainer, channel: Channel, counts: Sequence[int], 
 
     A number with which the whole batch in so few parts exceeds the memory, or so few samples are an error, is left out.
     """
-    samples_s = {count: list[float]() for count in counts}
+    samples_s, enough_s = {count: list[float]() for count in counts}, time.monotonic() + _ENOUGH_S
     for number in range(_ROUNDS):
+        if number >= _LEAST_ROUNDS and time.monotonic() >= enough_s:
+            break
         for count in sorted(samples_s):
             if channel.stop_requested or trainer.is_over:
                 return {}

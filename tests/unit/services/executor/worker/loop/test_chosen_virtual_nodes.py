@@ -105,7 +105,7 @@ def test_what_slows_the_machine_for_a_while_does_not_decide(monkeypatch: pytest.
     steps_a_round = 7 * 3
 
     def step_s(count: int, number: int) -> float:
-        return 0.4 * (4 / 3 if steps_a_round + 3 < number <= 3 * steps_a_round else 1.0)
+        return 0.05 * (4 / 3 if steps_a_round + 3 < number <= 3 * steps_a_round else 1.0)
 
     assert chosen(monkeypatch, Steps(step_s)).count == 64
 
@@ -131,7 +131,7 @@ def test_a_number_that_is_hopeless_is_measured_in_one_round_or_two(monkeypatch: 
 
 def test_one_delay_takes_no_number_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """All steps with 64 in the first round take three times as long."""
-    found = chosen(monkeypatch, Steps(lambda count, number: 1.2 if count == 64 and number <= 21 else 0.4))
+    found = chosen(monkeypatch, Steps(lambda count, number: 0.12 if count == 64 and number <= 21 else 0.04))
     assert found.count == 64
 
 
@@ -145,6 +145,16 @@ def test_the_default_stays_without_a_whole_measurement(
 ) -> None:
     found = chosen(monkeypatch, Steps(pass_costs(0.0)), **changes)
     assert found == VirtualNodeCount(count=8, source="default")
+
+
+@pytest.mark.parametrize(("step_s", "num_rounds"), [(0.01, 5), (0.13, 4), (2.0, 2)])
+def test_rounds_end_after_ten_seconds_but_not_before_two(
+    monkeypatch: pytest.MonkeyPatch, step_s: float, num_rounds: int
+) -> None:
+    """A round has three steps with each of seven numbers."""
+    trainer = Steps(lambda count, _: step_s)
+    assert chosen(monkeypatch, trainer).source == "measured"
+    assert trainer.counts.count(16) == num_rounds * 3
 
 
 def test_two_rounds_suffice_where_steps_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
