@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from benchmarks.scheduling.cycle import measure_cycle
 from benchmarks.scheduling.decisions import measure_answers, measure_decisions
@@ -16,6 +15,7 @@ from benchmarks.scheduling.quality import MOVES, SCALES, Plan, in_short, measure
 from benchmarks.scheduling.relaxations import measure_relaxations
 from benchmarks.scheduling.report import sheets
 from benchmarks.scheduling.results import Results
+from benchmarks.scheduling.sheet import print_sheets
 from benchmarks.scheduling.simulations import measure_simulation, two_months
 from benchmarks.scheduling.workloads import Case, generated_cases, tables, trace_cases
 from elasticflow.shared.library_imports import INTERRUPTED
@@ -28,7 +28,6 @@ RELAXATIONS_JOBS = 250
 SATURATED_POOLS = (10, 100, 250, 500, 1_000)  # live jobs
 QUICK_SHARE = 0.01  # of the two months
 LONG_TRACE = "cluster01"
-WIDEST = 190  # columns of the widest table: no cell is folded
 
 
 class Part(StrEnum):
@@ -185,10 +184,7 @@ def _show(results: Results, as_json: bool, markdown: Path | None) -> None:
     if as_json:
         print(results.text(), end="")
         return
-    console = Console()
-    console.width = max(console.width, WIDEST)
-    for sheet in shown:
-        console.print(sheet.rich())
+    print_sheets(shown)
 
 
 def _note(text: str) -> None:

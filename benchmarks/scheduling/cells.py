@@ -5,7 +5,6 @@ A front asks every cell for a quote and submits to the best, with the rule of `e
 with the latest quote, which is the fullest; and each cell in turn, without any question.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from benchmarks.report import machine
-from benchmarks.scheduling.sheet import Sheet
+from benchmarks.scheduling.sheet import Sheet, show
 from benchmarks.scheduling.timing import Took, spreads, timed
 from benchmarks.scheduling.workloads import Case, cluster_of, generated_cases, tables, trace_cases
 from elasticflow.client.pool_choice import as_promised, keeps_deadline, pools_in_order
@@ -172,15 +170,8 @@ def main(
     part = [num_gpus // cells] * cells
     runs = ((ONE_POOL, [num_gpus]), (BY_QUOTES, part), (FULLEST, part), (IN_TURN, part))
     rows = [measured(case, sizes, how) for how, sizes in runs]
-    text = json.dumps({"machine": machine(), "trace": case.name, "num_gpus": num_gpus, "runs": rows}, indent=2)
-    if out is not None:
-        out.write_text(text + "\n")
-    if as_json:
-        print(text)
-        return
-    console = Console()
-    console.width = max(console.width, 170)
-    console.print(sheet_of(rows, case.name, num_gpus).rich())
+    result = {"machine": machine(), "trace": case.name, "num_gpus": num_gpus, "runs": rows}
+    show([sheet_of(rows, case.name, num_gpus)], result, as_json=as_json, out=out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ With live jobs, at two GPUs for each; and with GPUs, at a fixed number of live j
 for a deadline after all jobs have reported, as in `decisions.py`; it is not carried out, so that all see one pool.
 """
 
-import json
 import math
 import sys
 import time
@@ -17,13 +16,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 
 from benchmarks.report import machine
 from benchmarks.scheduling.decisions import APART_S, LOOSE, recipe_of
 from benchmarks.scheduling.laid_out_pool import laid_out_pool
 from benchmarks.scheduling.loaded_pool import all_reported, arriving_jobs, plain_pass, submitted
-from benchmarks.scheduling.sheet import Sheet
+from benchmarks.scheduling.sheet import Sheet, show
 from benchmarks.scheduling.timing import Took, spread_ms, timed
 from benchmarks.scheduling.workloads import tables
 from elasticflow.services.admission import policy as admission
@@ -190,17 +188,9 @@ def main(
             print(f"{num_live:,} jobs on {num_gpus:,} GPUs are measured", file=sys.stderr, flush=True)
     sizes = {"by_gpus": "num_gpus", "by_live_jobs": "live_jobs"}
     laws = {part: law_rows(rows, sizes[part]) for part, rows in results.items()}
-    text = json.dumps({"machine": machine(), **results, "exponents": laws}, indent=2)
-    if out is not None:
-        out.write_text(text + "\n")
-    if as_json:
-        print(text)
-        return
-    console = Console()
-    console.width = max(console.width, 170)
     titles = {"by_gpus": "Decisions against GPUs", "by_live_jobs": f"Decisions, {GPUS_PER_JOB} GPUs a live job"}
-    for part, rows in results.items():
-        console.print(sheet_of(titles[part], rows, sizes[part]).rich())
+    drawn = (sheet_of(titles[part], rows, sizes[part]) for part, rows in results.items())
+    show(drawn, {"machine": machine(), **results, "exponents": laws}, as_json=as_json, out=out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ but nothing trains. All share the cores of one machine: on machines of their own
 """
 
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from benchmarks.report import machine
-from benchmarks.scheduling.sheet import Sheet
+from benchmarks.scheduling.sheet import Sheet, show
 from benchmarks.scheduling.timing import spread_ms
 from elasticflow.client.pool_front import PoolFront, named_pools
 from elasticflow.shared.messages.events import JobAdmitted
@@ -107,12 +105,7 @@ def main(
     counts = tuple(count for count in COUNTS if count <= most_pools)
     with tempfile.TemporaryDirectory() as folder:
         rows = asyncio.run(measure(counts, times, Path(folder)))
-    if as_json:
-        print(json.dumps({"machine": machine(), "gpus_per_pool": GPUS_PER_POOL, "runs": rows}, indent=2))
-        return
-    console = Console()
-    console.width = max(console.width, 140)
-    console.print(sheet_of(rows).rich())
+    show([sheet_of(rows)], {"machine": machine(), "gpus_per_pool": GPUS_PER_POOL, "runs": rows}, as_json=as_json)
 
 
 if __name__ == "__main__":

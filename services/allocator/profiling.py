@@ -246,7 +246,7 @@ def _longest_loan_s(state: PoolState, job: Job) -> float:
     spec = spec_of(job)
     if not may_measure_virtual_nodes(state, spec.measured_key):
         return LONGEST_LOAN_S
-    return LONGEST_LOAN_S + state.config.timeouts_of(spec).profiling_timeout_s / 4
+    return LONGEST_LOAN_S + state.config.timeouts_of(spec).further_measurement_s
 
 
 def _loan_of(state: PoolState, job: Job) -> dict[str, float]:

@@ -131,6 +131,11 @@ class FailureTimeouts:
         """The limit for a whole profiling run: a start and a few dozen steps."""
         return 5 * self.stall_timeout_s
 
+    @property
+    def further_measurement_s(self) -> float:
+        """The limit for what a profiling run measures beside its speed: its virtual nodes, and parts of the batch."""
+        return self.profiling_timeout_s / 4
+
     # --- valid settings ---
 
     def problems(self) -> tuple[str, ...]:

@@ -96,13 +96,19 @@ def rejected(**changes: Any) -> events.JobRejected:
 def throughput(of: Job, rate: float, at_s: float, **changes: Any) -> events.ThroughputMeasured:
     """The throughput of a job's profiling run on the GPUs that it has."""
     assert of.spec is not None
-    measured = events.ThroughputMeasured(
-        profile_key=of.spec.measured_key,
-        num_gpus=len(of.gpus),
+    event = measured(of.spec.measured_key, len(of.gpus), rate, job_id=of.job_id, generation=of.generation, at_s=at_s)
+    return replace(event, **changes)
+
+
+def measured(profile_key: str, num_gpus: int, rate: float, **changes: Any) -> events.ThroughputMeasured:
+    """A speed that the profiling run of a job has measured."""
+    event = events.ThroughputMeasured(
+        profile_key=profile_key,
+        num_gpus=num_gpus,
         iterations_per_s=rate,
-        job_id=of.job_id,
-        generation=of.generation,
+        job_id="a",
+        generation=1,
         source="profile",
-        at_s=at_s,
+        at_s=NOW_S,
     )
-    return replace(measured, **changes)
+    return replace(event, **changes)

@@ -44,7 +44,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
     trainer.read_ahead.require_same_samples(trainer.engine.computed)
     virtual_nodes = None
     if assignment.most_virtual_nodes and trainer.function.reproducible == "bitwise" and trainer.members.group is None:
-        until_s = began_s + assignment.timeouts.profiling_timeout_s / 4
+        until_s = began_s + assignment.timeouts.further_measurement_s
         virtual_nodes = choose_virtual_nodes(trainer, channel, assignment.most_virtual_nodes, until_s)
         began_s = time.monotonic()
     step_s = _median_step_s(trainer, channel)
@@ -55,7 +55,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
     log.info("profiled", iterations_per_s=round(1 / step_s, 3))
     single_gpu = None
     if assignment.measures_step_times and assignment.plan.world_size == 1:
-        until_s = began_s + assignment.timeouts.profiling_timeout_s / 4
+        until_s = began_s + assignment.timeouts.further_measurement_s
         single_gpu = _step_times(trainer, channel, step_s, until_s)
     epochs = trainer.dataset.epochs(trainer.spec.global_batch_size)
     return Profiled(

@@ -19,7 +19,7 @@ from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from elasticflow.shared.state.pool import Demand
 from testbed.histories import NOW_S, History, best_effort, pool, spec, submit
 from tests.support.two_types import BOTH, answer, due_in, reserve, two_types, type_of
-from tests.support.worker_events import joined
+from tests.support.worker_events import joined, measured
 
 GIB = 1 << 30
 UNKNOWN = {"model_name": "unknown"}
@@ -303,18 +303,6 @@ def test_a_requested_profile_is_that_of_the_first_type_or_of_the_named_one() -> 
 def complete(history: History, key: str, rates: dict[int, float], *, dataset_size: int | None = None) -> None:
     """The profiling run of a key is over."""
     history.then(
-        *(
-            events.ThroughputMeasured(
-                profile_key=key,
-                num_gpus=num_gpus,
-                iterations_per_s=rate,
-                dataset_size=dataset_size,
-                job_id="a",
-                generation=1,
-                source="profile",
-                at_s=NOW_S,
-            )
-            for num_gpus, rate in rates.items()
-        ),
+        *(measured(key, num_gpus, rate, dataset_size=dataset_size) for num_gpus, rate in rates.items()),
         events.ProfileCompleted(profile_key=key, iterations_per_s=rates, at_s=NOW_S),
     )

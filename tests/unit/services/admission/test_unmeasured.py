@@ -10,6 +10,7 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from testbed.histories import NOW_S, History, pool, submit
+from tests.support.worker_events import measured
 
 IN_A_WEEK_S = NOW_S + 7 * 86_400.0
 
@@ -84,17 +85,7 @@ def test_measurements_of_the_same_model_bound_the_time(
 ) -> None:
     history, profile_key = pool(8), f"u/b{batch_size}"
     for num_gpus, rate in iterations_per_s.items():
-        history.then(
-            events.ThroughputMeasured(
-                profile_key=profile_key,
-                num_gpus=num_gpus,
-                iterations_per_s=rate,
-                job_id="earlier",
-                generation=1,
-                source="profile",
-                at_s=NOW_S,
-            )
-        )
+        history.then(measured(profile_key, num_gpus, rate, job_id="earlier"))
     event = asked(history)
     assert event.estimate == f"in batches of {batch_size}, this model makes {takes} by that measurement"
     assert undecided_in_words(event).endswith(f"before the decision; {event.estimate}")
