@@ -179,7 +179,7 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         job = state.live_jobs.get(job_id)  # of another type: the allocation decides
         if job is None:
             return inf
-        return displacement_gpu_seconds(state, job, benefit(job_id), now_s, replans=asked.replans)
+        return displacement_gpu_seconds(state, job, benefit, now_s, cache.curves, replans=asked.replans)
 
     migration_rules = MigrationRules(
         movable={job.job_id for job in unplanned if _may_move(state, job)} if not slow else set(),

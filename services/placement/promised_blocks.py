@@ -6,7 +6,7 @@ A promise counts on the speed of the worst block of each size, and its schedule 
 # pyright: strict
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from elasticflow.services.placement.due_jobs import is_switching_undisturbed
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
@@ -14,6 +14,7 @@ from elasticflow.shared.messages.share_schedule import GpuId, segments
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool, profiling_loans
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    KnownCurves,
     held_num_gpus,
     iteration_at,
     known_curve,
@@ -38,7 +39,13 @@ def has_claim(state: PoolState, job: Job) -> bool:
 
 
 def displacement_gpu_seconds(
-    state: PoolState, job: Job, benefit: MigrationBenefit, now_s: float, *, replans: bool = False
+    state: PoolState,
+    job: Job,
+    benefit: Callable[[str], MigrationBenefit],
+    now_s: float,
+    curves: KnownCurves,
+    *,
+    replans: bool = False,
 ) -> float:
     """The GPU-seconds that a job loses if it leaves its GPUs for another job's claim; inf if its promise would break.
 
@@ -48,12 +55,12 @@ def displacement_gpu_seconds(
     if job.reserved_gpus or job.broken or job.has_outdated_spec or is_switching_undisturbed(job, now_s):
         return math.inf
     if not job.promised:
-        seconds = PROFILING_S if job.phase is Phase.PROFILING else min(benefit.stop_s, BROKEN_S)
+        seconds = PROFILING_S if job.phase is Phase.PROFILING else min(benefit(job.job_id).stop_s, BROKEN_S)
         return seconds * len(job.gpus)
     if job.restarts_to_resize or (job.pinned and not replans):
         return math.inf
     stop_s = migration_cost(state).seconds(job.num_gpus)
-    curve = known_curve(state, spec_of(job), job.speed)
+    curve = known_curve(state, spec_of(job), job.speed, curves)
     if curve is None or not job.planned_share:
         return BROKEN_S * len(job.gpus)  # its promise is broken, and keeps no other one from being kept
     if _spare_iterations(state, job, curve, now_s) < stop_s * _planned_rate(job, curve, now_s):

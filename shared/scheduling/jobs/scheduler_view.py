@@ -11,6 +11,7 @@ from math import exp, floor, sqrt
 from statistics import NormalDist
 from typing import NewType
 
+from elasticflow.shared.frozen_values import memoize_recent
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -249,10 +250,14 @@ def resize_cost(state: PoolState) -> ResizeCost:
 
     As configured by number of GPUs; else the configured number, or the observed start cost if that is larger.
     """
-    config = state.config
+    return _resize_cost(state.config, state.start_cost_s)
+
+
+@memoize_recent  # each decision asks for it, for each job, and few events change it
+def _resize_cost(config: PoolConfig, start_cost_s: float) -> ResizeCost:
     by_num_gpus = sorted(config.resize_cost_s_by_num_gpus.items())
     if not by_num_gpus:
-        return ResizeCost.flat(max(config.resize_cost_s, state.start_cost_s))
+        return ResizeCost.flat(max(config.resize_cost_s, start_cost_s))
     return ResizeCost(*zip(*by_num_gpus, strict=True))
 
 
@@ -262,9 +267,11 @@ MIGRATION_STOP_S = 1.0  # of running workers that switch: some tens of milliseco
 def migration_cost(state: PoolState) -> ResizeCost:
     """Seconds without progress at a change of GPUs whose number stays. Running workers switch, where the pool lets
     them."""
-    cost = resize_cost(state)
-    if not state.config.stop_free:
-        return cost
+    return resize_cost(state) if not state.config.stop_free else _switch_cost(resize_cost(state))
+
+
+@memoize_recent
+def _switch_cost(cost: ResizeCost) -> ResizeCost:
     return ResizeCost(cost.num_gpus_C, tuple(min(seconds, MIGRATION_STOP_S) for seconds in cost.seconds_C))
 
 
