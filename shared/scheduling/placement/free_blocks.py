@@ -47,13 +47,14 @@ class FreeBlocks:
                 break
             self._free_S[size] ^= 1 << around
 
-    def best_fit(self, s: int, among: BitSet = -1) -> int | None:
+    def best_fit(self, s: int, among: BitSet = -1, *, worst_level: bool = False) -> int | None:
         """The start of the best free block of 2^s GPUs; None if there is none. among: the blocks that may be taken.
 
-        The fastest level comes first; then blocks without avoided positions; then the block in the smallest free block
-        around it, so large blocks stay whole.
+        The fastest level comes first, with `worst_level` the slowest one; then blocks without avoided positions; then
+        the block in the smallest free block around it, so large blocks stay whole.
         """
-        for _, blocks in self._blocks.blocks_by_level(s):
+        by_level = self._blocks.blocks_by_level(s)
+        for _, blocks in reversed(by_level) if worst_level else by_level:
             candidates = self._free_S[s] & blocks & among
             if candidates:
                 return first(self._in_smallest_free_block(self._preferred(candidates, s), s))

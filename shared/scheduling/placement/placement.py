@@ -67,6 +67,7 @@ class MigrationRules:
     claims: jobs with a claim to a block. displacement_cost(job_id): GPU-seconds that a migration costs which another
     job's claim forces on a job; inf if it must not migrate.
     given_up: by job whose number of GPUs changes, those that it gets only if too few others are free.
+    measured: jobs whose speed is measured. They get the worst free block of their size, as promises count on it.
     """
 
     movable: Set[str]
@@ -74,6 +75,7 @@ class MigrationRules:
     claims: Set[str] = frozenset()
     displacement_cost: Callable[[str], float] = lambda job_id: inf
     given_up: Mapping[str, Collection[GpuId]] = field(default_factory=dict[str, Collection[GpuId]])
+    measured: Set[str] = frozenset()
 
 
 def place(
@@ -177,8 +179,8 @@ class PlacementBuilder:
         for job_id in sorted(held, key=lambda job_id: wanted[job_id] > len(current[job_id])):
             size, own = log2(wanted[job_id]), self._blocks.positions(current[job_id])
             with self._free_without(job_id, wanted[job_id]):
-                start = self._free.best_fit(size, self._blocks.near(own, size))
-                if start is not None:
+                start = self._best_fit(job_id, size, self._blocks.near(own, size))
+                if start is not None and not self._is_better_than_measured(job_id, size, start):
                     self._assign(job_id, size, start)
         for job_id in waiting:
             if job_id not in self.positions_by_job:
@@ -244,8 +246,18 @@ class PlacementBuilder:
         closer = self._blocks.level_of_block(size, start)
         return migration_benefit.gained_gpu_seconds(level, closer) > migration_benefit.lost_gpu_seconds
 
+    def _best_fit(self, job_id: str, size: int, among: BitSet = -1) -> int | None:
+        return self._free.best_fit(size, among, worst_level=self._is_measured(job_id))
+
+    def _is_measured(self, job_id: str) -> bool:
+        return self._migration_rules is not None and job_id in self._migration_rules.measured
+
+    def _is_better_than_measured(self, job_id: str, size: int, start: int) -> bool:
+        """Whether the speed of the job is to be measured, and this block is connected better than the worst one."""
+        return self._is_measured(job_id) and self._blocks.level_of_block(size, start) < self._blocks.worst_level(size)
+
     def _find_block(self, job_id: str, size: int) -> None:
-        start = self._free.best_fit(size)
+        start = self._best_fit(job_id, size)
         if start is None:
             fragments = self._free.fragments(1 << size)
             start = self._block_after_migrations(job_id, size, self._blocks.level(fragments)) if self._movable else None

@@ -191,16 +191,16 @@ def _usable(single_gpu: SingleGpuStepTimes | None, known: VirtualNodeCount | Non
     return single_gpu if single_gpu.num_virtual_nodes == known.count else None
 
 
-BETTER_PLACE = 0.1
-"""A promise counts on so much less where a speed is known only of GPUs that are connected better, and no larger number
-bounds it. Training there corrects it."""
+UNKNOWN_PLACE = 0.5
+"""A promise counts on this part of a speed on GPUs that are connected better, where no other number bounds it."""
 
 
 def _at_place(state: PoolState, event: events.ThroughputMeasured, curve: MeasuredCurve) -> MeasuredCurve:
     """The curve with a speed at the place where the job trained.
 
     The table without a level holds for the worst buddy block of each number, which a promise counts on. A speed of GPUs
-    that are connected worse does not change it; one of GPUs that are connected better bounds it.
+    that are connected worse does not change it; one of GPUs that are connected better bounds it. If nothing is known
+    of such a block, it counts as half a block twice as large, or as no faster than half of its GPUs.
     """
     num_gpus, rate = event.num_gpus, event.iterations_per_s
     level, block_level = _levels(state, event)
@@ -214,7 +214,8 @@ def _at_place(state: PoolState, event: events.ThroughputMeasured, curve: Measure
         counted = min(known, rate)
     else:
         larger = curve.at_level.get(block_level, curve.iterations_per_s).get(2 * num_gpus)
-        counted = min(rate, larger / 2) if larger else rate * (1 - BETTER_PLACE)
+        smaller = curve.iterations_per_s.get(num_gpus // 2)
+        counted = min(rate, larger / 2 if larger else smaller or rate * UNKNOWN_PLACE)
     return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: counted})
 
 

@@ -130,3 +130,25 @@ def test_the_levels_of_blocks_are_those_of_the_pairs(
     for gpus_held in (topology.gpus[:2], topology.gpus[1:3], topology.gpus[::2]):
         if gpus_held:
             assert topology.level_of(gpus_held) == blocks.level(blocks.positions(gpus_held))
+
+
+UNEQUAL_NODES = Topology((Node("a", 4), Node("b", 2), Node("c", 2)))
+
+
+@pytest.mark.parametrize("held", [(), gpus("a:0"), gpus("a:0", "a:1")])
+def test_a_measured_job_gets_the_worst_block_that_a_promise_may_get(held: tuple[GpuId, ...]) -> None:
+    """Four GPUs are node a, or nodes b and c together: a promise of four GPUs counts on the latter."""
+    rules = MigrationRules(
+        movable=frozenset(), migration_benefit=lambda job_id: NO_BENEFIT, measured=frozenset({"measured"})
+    )
+    placement = place(UNEQUAL_NODES, {"measured": held}, {"measured": 4, "other": 4}, rules)
+    assert placement.gpus_by_job["measured"] == gpus("b:0", "b:1", "c:0", "c:1")
+    assert placement.gpus_by_job["other"] == gpus("a:0", "a:1", "a:2", "a:3")
+
+
+def test_a_measured_job_gets_a_better_block_where_no_other_is_free() -> None:
+    rules = MigrationRules(
+        movable=frozenset(), migration_benefit=lambda job_id: NO_BENEFIT, measured=frozenset({"measured"})
+    )
+    placement = place(UNEQUAL_NODES, {"other": gpus("c:0")}, {"measured": 4, "other": 1}, rules)
+    assert placement.gpus_by_job["measured"] == gpus("a:0", "a:1", "a:2", "a:3")

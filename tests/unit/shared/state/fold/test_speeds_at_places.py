@@ -64,12 +64,19 @@ def test_a_higher_speed_far_apart_shows_that_a_block_is_as_fast() -> None:
     assert curve.iterations_per_s[2] == 2.4
 
 
-@pytest.mark.parametrize(("known", "counted"), [({}, 2.7), ({4: 4.0}, 2.0)])
+@pytest.mark.parametrize(
+    ("known", "counted"),
+    [
+        pytest.param({1: 1.5, 4: 4.0}, 2.0, id="half of twice as many"),
+        pytest.param({1: 1.5}, 1.5, id="no more than half as many"),
+        pytest.param({8: 9.0}, 1.5, id="nothing that bounds it"),
+    ],
+)
 def test_a_speed_of_better_connected_gpus_bounds_that_of_the_worst_block(
     known: dict[int, float], counted: float
 ) -> None:
-    """Of two GPUs, the third ones of both nodes are the worst block. Twice as many GPUs are at most twice as fast."""
-    history = trains_on("node-0:0", "node-0:1", history=pool(3, 3, curves={KEY: {1: 1.5, **known}}))
+    """Of two GPUs, the third ones of both nodes are the worst block, of unknown speed: a promise counts on a bound."""
+    history = trains_on("node-0:0", "node-0:1", history=pool(3, 3, curves={KEY: known}))
     curve = measured(history, 3.0)
     assert curve.at_level == {SOCKET: {2: 3.0}}
     assert curve.iterations_per_s[2] == pytest.approx(counted)
