@@ -128,6 +128,11 @@ class GpuPositions:
         return self.blocks.positions(self.gpus)
 
     @cached_property
+    def members(self) -> list[int]:
+        """Their positions one by one, ascending."""
+        return self.blocks.members(self.positions)
+
+    @cached_property
     def level(self) -> Level:
         """What connects them."""
         return self.blocks.level(self.positions)

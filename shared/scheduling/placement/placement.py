@@ -370,14 +370,18 @@ class PlacementBuilder:
             if self._has_claim(job_id) and held.num_gpus >= 1 << size and self._is_whole(held):
                 kept |= held.positions
             else:
-                holders.update(dict.fromkeys(self._blocks.members(held.positions), job_id))
+                holders.update(dict.fromkeys(held.members, job_id))
         taken = self._blocks.counts(self.taken, size)
         candidates = self._blocks.members(self._blocks.inside(self._blocks.every_position & ~kept, size))
         found = list[tuple[float, int]]()
         for start in sorted(candidates, key=lambda start: taken[start >> size]):
-            leaving = {holders[each] for each in range(start, start + (1 << size)) if each in holders}
-            cost = sum(map(self._displacement_cost, leaving))
-            if leaving and cost < inf:
+            here = (holders[each] for each in range(start, start + (1 << size)) if each in holders)
+            leaving = dict.fromkeys(here)  # in this order: another sum may choose another block in a replay
+            cost = 0.0 if leaving else inf
+            for job_id in leaving:
+                if (cost := cost + self._displacement_cost(job_id)) == inf:
+                    break
+            if cost < inf:
                 found.append((cost, start))
             if len(found) == count:
                 break

@@ -152,3 +152,13 @@ def test_a_measured_job_gets_a_better_block_where_no_other_is_free() -> None:
     )
     placement = place(UNEQUAL_NODES, {"other": gpus("c:0")}, {"measured": 4, "other": 1}, rules)
     assert placement.gpus_by_job["measured"] == gpus("a:0", "a:1", "a:2", "a:3")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_names_do_not_change_the_sum_that_chooses_a_block(seed: int) -> None:
+    """0.1 + 0.2 + 0.3 is more than 0.6, and 0.3 + 0.2 + 0.1 is not: sums go by position, in every process."""
+    one, two, three = (f"job-{seed}-{number}" for number in range(3))
+    current = {one: gpus("a:0"), two: gpus("a:1"), three: gpus("a:2"), "alone": gpus("b:0")}
+    costs = {one: 0.1, two: 0.2, three: 0.3, "alone": 0.6}
+    placement = placed(TWO_NODES, current, {**dict.fromkeys(current, 1), "big": 4}, costs)
+    assert placement.migrated == ("alone",)
