@@ -6,7 +6,7 @@ from statistics import fmean
 from elasticflow.services.monitor.model import MonitorState, Progress
 from elasticflow.shared.messages.events import JobProgressed, ThroughputMeasured
 from elasticflow.shared.state.finish_time import LONGEST_REPORT_S, REPORT_EVERY_S, REPORTED_PART
-from elasticflow.shared.state.gpu_types import topology_of
+from elasticflow.shared.state.gpu_types import speed_at_place, topology_of
 from elasticflow.shared.state.job import SETTLED_S, Job
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, slow_gpu, slow_until_s, spec_of
@@ -78,7 +78,7 @@ def corrections(state: MonitorState, job: Job, progress: Progress, now_s: float)
         if not _may_correct(state.pool, curve, num_gpus, now_s):
             return []
         measured = _mean_speed(state, job, now_s)
-        known = _expected_speed(state.pool, job, curve)
+        known = speed_at_place(state.pool, job, curve)
         is_close = known is not None and abs(measured - known) <= SPEED_CHANGE * known
         is_lower = known is None or measured < known
         is_explained = known is None or measured * MOST_DELAYED >= known
@@ -136,13 +136,3 @@ def _mean_speed(state: MonitorState, job: Job, now_s: float) -> float:
 def _level(pool: PoolState, job: Job) -> Level:
     """What connects its GPUs."""
     return topology_of(pool, job.own_gpus).level_of(job.own_gpus)
-
-
-def _expected_speed(pool: PoolState, job: Job, curve: MeasuredCurve) -> float | None:
-    """Iterations/s of the curve on GPUs that are connected like those of the job; None if it has none there."""
-    topology, num_gpus = topology_of(pool, job.own_gpus), len(job.own_gpus)
-    level = topology.level_of(job.own_gpus)
-    at_level = curve.at_level.get(level, {}).get(num_gpus)
-    if at_level is None and level == topology.block_level(num_gpus):
-        return curve.iterations_per_s[num_gpus]
-    return at_level

@@ -22,6 +22,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import Demand, NodeState, PoolState, spec_of, with_nodes
 from elasticflow.shared.state.topology import Topology, pool_topology, topology_of_nodes
 
@@ -178,6 +179,16 @@ def topology_of(state: PoolState, gpus: Sequence[GpuId]) -> Topology:
     if node is None or len(state.gpu_types) <= 1:
         return pool_topology(state)
     return _topologies_by_type(state.nodes, state.config)[node.gpu_type]
+
+
+def speed_at_place(state: PoolState, job: Job, curve: MeasuredCurve) -> float | None:
+    """Iterations/s of the curve on GPUs that are connected like those of the job; None if it has none there."""
+    topology, num_gpus = topology_of(state, job.own_gpus), len(job.own_gpus)
+    level = topology.level_of(job.own_gpus)
+    at_level = curve.at_level.get(level, {}).get(num_gpus)
+    if at_level is None and level == topology.block_level(num_gpus):
+        return curve.iterations_per_s.get(num_gpus)
+    return at_level
 
 
 @memoize_last  # the monitor asks for it of each job

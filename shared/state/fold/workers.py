@@ -15,6 +15,7 @@ from elasticflow.shared.state.fold.jobs import (
     with_waiting_workers,
     workers_on,
 )
+from elasticflow.shared.state.gpu_types import speed_at_place
 from elasticflow.shared.state.job import CrashedStart, Job, StoppingWorkers, nodes_of
 from elasticflow.shared.state.pool import PoolState, SlowGpu, slow_gpu, spec_of
 
@@ -70,14 +71,16 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
 def with_speed_ratio(state: PoolState, job: Job, event: events.JobProgressed, sequence: int) -> PoolState:
     """Compare the job's speed with its curve, which is that of even divisions, if the pool promises with a confidence.
 
+    GPUs that are connected worse or better have curves of their own: without one, the speed says nothing.
     The speed of the first steps does not count: one report of them made a job too slow for any plan.
     Only report number 1, 2, 4, 8, ... is a scheduling event: later ones change the estimate less.
     """
     curve = state.curves.get(spec_of(job).profile_key)
-    expected = curve.iterations_per_s.get(len(job.gpus)) if curve is not None and curve.complete else None
-    if state.config.confidence is None or not expected or not event.iterations_per_s:
+    if state.config.confidence is None or curve is None or not curve.complete or not event.iterations_per_s:
         return state
     if not job.trains_as_profiled or not job.has_settled(event.at_s):
+        return state
+    if not (expected := speed_at_place(state, job, curve)):
         return state
     speed = job.speed.with_ratio(event.iterations_per_s / expected)
     state = with_job(state, fast_replace(job, speed=speed))

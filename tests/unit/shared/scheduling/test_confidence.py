@@ -61,8 +61,13 @@ def test_jobs_of_the_same_profile_narrow_it_for_the_next() -> None:
 # --- what is kept of it in the state ----------------------------------------------------------------------
 
 
-def running(virtual_nodes_by_rank: tuple[int, ...] = (), **config: Any) -> History:
-    """A job on one GPU, whose curve says one iteration a second."""
+def running(
+    virtual_nodes_by_rank: tuple[int, ...] = (),
+    on: tuple[str, ...] = ("node-0:0",),
+    nodes: tuple[int, ...] = (4,),
+    **config: Any,
+) -> History:
+    """A job on one GPU, whose curve says one iteration a second for each GPU."""
     admitted = events.JobAdmitted(
         job_id="a",
         tenant="lab",
@@ -72,10 +77,8 @@ def running(virtual_nodes_by_rank: tuple[int, ...] = (), **config: Any) -> Histo
         gpu_seconds=100.0,
         at_s=NOW_S,
     )
-    placed = events.PlacedJob(
-        job_id="a", generation=1, gpus=gpus("node-0:0"), virtual_nodes_by_rank=virtual_nodes_by_rank
-    )
-    history = histories.pool(4, **config)
+    placed = events.PlacedJob(job_id="a", generation=1, gpus=gpus(*on), virtual_nodes_by_rank=virtual_nodes_by_rank)
+    history = histories.pool(*nodes, **config)
     return history.then(admitted, events.PlacementDecided(placements=(placed,), at_s=NOW_S)).started("a")
 
 
@@ -100,6 +103,24 @@ def test_reports_are_kept_where_a_confidence_asks_for_them() -> None:
     assert job_of(history.then(progressed(3, 0.9))).speed == seen(0.8, 0.9), "repeated"
     assert job_of(running().then(progressed(1, 0.8))).speed == NO_SPEEDS
     assert job_of(running((8,), confidence=0.99).then(progressed(1, 0.8))).speed == NO_SPEEDS
+
+
+APART = {"linear/b64": {1: 1.0, 2: 2.0, 4: 4.0}, "linear/b64@cluster": {2: 0.8}}
+
+
+@pytest.mark.parametrize(
+    ("on", "curves", "ratios"),
+    [
+        pytest.param(("node-0:0", "node-0:1"), APART, (0.9,), id="a block"),
+        pytest.param(("node-0:0", "node-1:0"), APART, (2.25,), id="another place with a curve"),
+        pytest.param(("node-0:0", "node-1:0"), {"linear/b64": APART["linear/b64"]}, (), id="without one"),
+    ],
+)
+def test_a_speed_is_compared_with_the_curve_of_its_place(
+    on: tuple[str, ...], curves: dict[str, dict[int, float]], ratios: tuple[float, ...]
+) -> None:
+    history = running(on=on, nodes=(2, 2), curves=curves, confidence=0.99).then(progressed(1, 1.8))
+    assert job_of(history).speed == seen(*ratios)
 
 
 def test_the_speed_of_the_first_steps_does_not_count() -> None:
