@@ -1,6 +1,6 @@
 """A job file: the options of a command as TOML, turned into the words of a command line. Pure.
 
-What a key means and which values it takes is declared by the option alone; `job_file_command.py` lists the options.
+What a key means and which values it takes is declared by the option alone; `options_of` lists those of a command.
 """
 
 import datetime
