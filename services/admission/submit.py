@@ -238,14 +238,15 @@ def _left_gpu_seconds(session: AdmissionSession, except_for: str) -> float:
 
     except_for: the job that is decided on. A profiling run may have brought it to this type.
     """
-    state, left = session.state, 0.0
+    state, left = session.state, list[float]()
     for job in state.live_jobs.values():
         if job.job_id == except_for:
             continue
         curve = known_curve(state, spec_of(job), curves=session.cache.curves)
         iterations = max(spec_of(job).max_iterations - job.iteration, 0)
-        left += curve.least_gpu_seconds(float(iterations), math.inf) if curve is not None and iterations else 0.0
-    return left
+        if curve is not None and iterations:
+            left.append(curve.least_gpu_seconds(float(iterations), math.inf))
+    return math.fsum(left)  # exact: the order of the map must not matter
 
 
 # --- submit --------------------------------------------------------------------------------------------

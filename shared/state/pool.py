@@ -277,7 +277,7 @@ class PoolState:
         Of the latter only those of at least least_open_s: a shorter one may still grow to any length.
         """
         open_s = (now_s - since_s for node in self.idle_since_s.values() for since_s in node if since_s < CARRIES_A_JOB)
-        return [*self.idle_windows.newest_s, *(length_s for length_s in open_s if length_s >= least_open_s > 0.0)]
+        return [*self.idle_windows.newest_s, *sorted(length_s for length_s in open_s if length_s >= least_open_s > 0.0)]
 
     def quotes_at(self, now_s: float) -> list[QuoteReservation]:
         """The reservations in force at now_s, the first to expire first."""

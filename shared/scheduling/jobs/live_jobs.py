@@ -6,6 +6,7 @@ rows and one copy.
 
 import zlib
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import inf
 from operator import attrgetter
 
@@ -52,6 +53,9 @@ _lasting = attrgetter(  # fields that neither a report of progress nor another s
     "phase",
     "deadline_s",
     "gpus",
+    "reserved_gpus",
+    "predicted_speedup",
+    "num_added_gpus",
     "started_at_s",
     "placed_at_s",
     "broken",
@@ -60,6 +64,11 @@ _lasting = attrgetter(  # fields that neither a report of progress nor another s
     "migrated_at_s",
 )
 _ROUNDING = 1e-12  # of the iterations of a job: less remaining work is rounding
+
+
+def _tie(name: bytes) -> int:
+    """The place of a job among those of the same deadline. Users choose names, and could choose two of one checksum."""
+    return zlib.crc32(name) << 31 | int.from_bytes(blake2b(name, digest_size=4).digest()) >> 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +100,12 @@ class LiveJobRows:
     def table(self, state: PoolState, now_s: float) -> LiveJobTable:
         """The table of all admitted jobs at an instant; the caller owns its arrays."""
         num_gpus, cost = state.num_gpus + num_draining_gpus(state), resize_cost(state)
-        levels = promised_levels(state)
-        is_same = state.config is self._config and num_gpus == self._num_gpus
+        levels, budget = promised_levels(state), migration_budget(state)
+        is_same = state.config is self._config and num_gpus == self._num_gpus and budget == self._migration_budget
         if not is_same or cost != self._cost or levels != self._levels:
             self._forget()
             self._config, self._num_gpus, self._cost, self._levels = state.config, num_gpus, cost, levels
-            self._migration_cost, self._migration_budget = migration_cost(state), migration_budget(state)
+            self._migration_cost, self._migration_budget = migration_cost(state), budget
         elif len(self._slots) > 2 * len(state.live_jobs) + 64:
             self._forget()
         if state.curves is not self._all_measured:
@@ -195,7 +204,8 @@ class LiveJobRows:
             return slot
         curve, key = self._curves[slot], spec.profile_key
         measured = state.curves.get(key)
-        if measured is not self._measured[slot] or job.speed is not before.speed or curve is None:
+        is_same_class = job.promised == self._promised[slot]  # a promised job has disturbances
+        if measured is not self._measured[slot] or job.speed is not before.speed or curve is None or not is_same_class:
             curve = self._write_curve(state, job, slot)
             self._curve_keys[slot], self._measured[slot] = key, measured
         if curve is None:
@@ -231,7 +241,7 @@ class LiveJobRows:
         self._lasting.append(None)
         if slot == len(self._left):
             self._grow()
-        self._ties[slot] = zlib.crc32(job.job_id.encode())
+        self._ties[slot] = _tie(job.job_id.encode())
         return slot
 
     def _write_curve(self, state: PoolState, job: Job, slot: int) -> ScalingCurve | None:
