@@ -115,9 +115,11 @@ def settled_speed(job: Job, progress: Progress | None, now_s: float) -> float | 
 
 
 def _may_correct(pool: PoolState, curve: MeasuredCurve, num_gpus: int, now_s: float) -> bool:
-    """Not where the pool has a confidence: then the spread of the speeds is kept beside the curve instead."""
+    """Not where the pool has a confidence, unless the speed is only bounded: then the spread of the speeds is kept
+    beside the curve instead."""
     is_fresh = now_s - curve.measured_at_s.get(num_gpus, 0.0) < CORRECT_EVERY_S
-    return pool.config.confidence is None and num_gpus in curve.iterations_per_s and not is_fresh
+    is_kept_beside = pool.config.confidence is not None and num_gpus not in curve.bounded
+    return not is_kept_beside and num_gpus in curve.iterations_per_s and not is_fresh
 
 
 def _mean_speed(state: MonitorState, job: Job, now_s: float) -> float:

@@ -187,12 +187,19 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         claims=claims.keys(),
         displacement_cost=displacement_cost,
         given_up={job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus},
-        measured={job.job_id for job in jobs if job.phase is Phase.PROFILING},
+        measured={job.job_id for job in jobs if _is_measured(state, job, wanted[job.job_id])},
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
     own = {job_id: gpus for job_id, gpus in placement.gpus_by_job.items() if job_id not in joined}
     return replace(placement, gpus_by_job=own)
+
+
+def _is_measured(state: PoolState, job: Job, num_gpus: int) -> bool:
+    """Whether the job is to measure a speed on so many GPUs: in a profiling run, or by a scaling probe."""
+    curve = state.curves.get(spec_of(job).profile_key)
+    is_probe = curve is not None and curve.probed_to == num_gpus and num_gpus not in curve.iterations_per_s
+    return job.phase is Phase.PROFILING or is_probe
 
 
 def _gpus_that_leave(state: PoolState, cache: PlanningCache) -> Iterator[GpuId]:

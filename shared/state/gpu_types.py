@@ -186,7 +186,7 @@ def speed_at_place(state: PoolState, job: Job, curve: MeasuredCurve) -> float | 
     topology, num_gpus = topology_of(state, job.own_gpus), len(job.own_gpus)
     level = topology.level_of(job.own_gpus)
     at_level = curve.at_level.get(level, {}).get(num_gpus)
-    if at_level is None and level == topology.block_level(num_gpus):
+    if at_level is None and level == topology.block_level(num_gpus) and num_gpus not in curve.bounded:
         return curve.iterations_per_s.get(num_gpus)
     return at_level
 

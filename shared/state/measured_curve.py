@@ -44,6 +44,12 @@ class MeasuredCurve:
     parts: tuple[GpuRange, ...] = ()  # the ranges whose parts have keys of their own
     # of GPUs that are connected worse, or better, than the worst buddy block of their number: by level
     at_level: Mapping[int, Mapping[int, float]] = field(default_factory=dict[int, Mapping[int, float]])
+    bounded: tuple[int, ...] = ()  # numbers of GPUs that were measured in better places only: a promise counts on less
+
+    def fastest(self, num_gpus: int) -> float | None:
+        """The highest speed of so many GPUs at any place, counted or measured; None if there is none."""
+        tables = (self.iterations_per_s, *self.at_level.values())
+        return max((rates[num_gpus] for rates in tables if num_gpus in rates), default=None)
 
     @property
     def complete(self) -> bool:

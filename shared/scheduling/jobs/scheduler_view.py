@@ -74,7 +74,7 @@ def next_level(state: PoolState, spec: JobSpec) -> int:
     measured = state.curves.get(spec.profile_key)
     level, fastest, num_flat = spec.gpu_range.least, 0.0, 0
     while _is_useful(level, state, spec):
-        rate = measured.iterations_per_s.get(level) if measured is not None else None
+        rate = measured.fastest(level) if measured is not None and level in measured.iterations_per_s else None
         if rate is None:
             return level
         num_flat = num_flat + 1 if rate < WORTHWHILE_SPEEDUP * fastest else 0

@@ -50,13 +50,15 @@ class FreeBlocks:
     def best_fit(self, s: int, among: BitSet = -1, *, worst_level: bool = False) -> int | None:
         """The start of the best free block of 2^s GPUs; None if there is none. among: the blocks that may be taken.
 
-        The fastest level comes first, with `worst_level` the slowest one; then blocks without avoided positions; then
-        the block in the smallest free block around it, so large blocks stay whole.
+        The fastest level comes first; then blocks without avoided positions; then the block in the smallest free block
+        around it, so large blocks stay whole. worst_level: blocks without avoided positions come first, then the
+        slowest level.
         """
-        by_level = self._blocks.blocks_by_level(s)
-        for _, blocks in reversed(by_level) if worst_level else by_level:
-            candidates = self._free_S[s] & blocks & among
-            if candidates:
+        by_level, free = self._blocks.blocks_by_level(s), self._free_S[s] & among
+        if worst_level:
+            by_level, free = by_level[::-1], self._preferred(free, s)
+        for _, blocks in by_level:
+            if candidates := free & blocks:
                 return first(self._in_smallest_free_block(self._preferred(candidates, s), s))
         return None
 

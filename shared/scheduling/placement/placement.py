@@ -180,7 +180,7 @@ class PlacementBuilder:
             size, own = log2(wanted[job_id]), self._blocks.positions(current[job_id])
             with self._free_without(job_id, wanted[job_id]):
                 start = self._best_fit(job_id, size, self._blocks.near(own, size))
-                if start is not None and not self._is_better_than_measured(job_id, size, start):
+                if start is not None and not self._is_better_than_needed(job_id, size, start):
                     self._assign(job_id, size, start)
         for job_id in waiting:
             if job_id not in self.positions_by_job:
@@ -252,9 +252,13 @@ class PlacementBuilder:
     def _is_measured(self, job_id: str) -> bool:
         return self._migration_rules is not None and job_id in self._migration_rules.measured
 
-    def _is_better_than_measured(self, job_id: str, size: int, start: int) -> bool:
-        """Whether the speed of the job is to be measured, and this block is connected better than the worst one."""
-        return self._is_measured(job_id) and self._blocks.level_of_block(size, start) < self._blocks.worst_level(size)
+    def _is_better_than_needed(self, job_id: str, size: int, start: int) -> bool:
+        """Whether the speed of the job is to be measured, and a free block is connected worse than this one."""
+        if not self._is_measured(job_id):
+            return False
+        worst = self._best_fit(job_id, size)
+        level = self._blocks.level_of_block(size, start)
+        return worst is not None and level < self._blocks.level_of_block(size, worst)
 
     def _find_block(self, job_id: str, size: int) -> None:
         start = self._best_fit(job_id, size)
@@ -338,7 +342,7 @@ class PlacementBuilder:
 
         Nothing changes if one of these would lose its own claim: jobs that must not migrate are in its way.
         """
-        start = self._free.best_fit(size)
+        start = self._best_fit(job_id, size)
         if start is not None:
             self._assign(job_id, size, start)
             return True

@@ -116,7 +116,9 @@ def configured_curves(state: PoolState, event: events.PoolConfigured) -> PoolSta
                 continue
             at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
             at_s = {**known.measured_at_s, **at_s}
-            curve = replace(known, iterations_per_s=table, measured_at_s=at_s, failure="", probed_to=math.inf)
+            curve = replace(
+                known, iterations_per_s=table, measured_at_s=at_s, failure="", probed_to=math.inf, bounded=()
+            )
             state = with_curve(state, profile_key, curve)
     return state
 
@@ -192,31 +194,51 @@ def _usable(single_gpu: SingleGpuStepTimes | None, known: VirtualNodeCount | Non
 
 
 UNKNOWN_PLACE = 0.5
-"""A promise counts on this part of a speed on GPUs that are connected better, where no other number bounds it."""
+"""A promise counts on at most this part of a speed on GPUs that are connected better, where no larger number bounds
+it: less than half as many GPUs do, so that promises do not use the number before a job has trained there."""
 
 
 def _at_place(state: PoolState, event: events.ThroughputMeasured, curve: MeasuredCurve) -> MeasuredCurve:
     """The curve with a speed at the place where the job trained.
 
     The table without a level holds for the worst buddy block of each number, which a promise counts on. A speed of GPUs
-    that are connected worse does not change it; one of GPUs that are connected better bounds it. If nothing is known
-    of such a block, it counts as half a block twice as large, or as no faster than half of its GPUs.
+    that are connected worse does not lower it. Where only GPUs that are connected better were measured, it is bounded:
+    half of the GPUs of a larger block are at least half as fast.
     """
     num_gpus, rate = event.num_gpus, event.iterations_per_s
     level, block_level = _levels(state, event)
+    of_level = curve.at_level.get(level, NO_RATES)
+    if level != block_level or num_gpus in of_level:
+        curve = replace(curve, at_level={**curve.at_level, level: {**of_level, num_gpus: rate}})
+    known = None if num_gpus in curve.bounded else curve.iterations_per_s.get(num_gpus)
     if level == block_level:
-        return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: rate})
-    curve = replace(curve, at_level={**curve.at_level, level: {**curve.at_level.get(level, NO_RATES), num_gpus: rate}})
-    known = curve.iterations_per_s.get(num_gpus)
-    if level > block_level:
-        counted = rate if known is None else max(known, rate)
+        curve = _counted(curve, num_gpus, rate)
+    elif level > block_level:
+        curve = _counted(curve, num_gpus, rate if known is None else max(known, rate))
     elif known is not None:
-        counted = min(known, rate)
+        curve = _counted(curve, num_gpus, min(known, rate))
     else:
-        larger = curve.at_level.get(block_level, curve.iterations_per_s).get(2 * num_gpus)
-        smaller = curve.iterations_per_s.get(num_gpus // 2)
-        counted = min(rate, larger / 2 if larger else smaller or rate * UNKNOWN_PLACE)
-    return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: counted})
+        curve = _bounded(curve, num_gpus)
+    half = num_gpus // 2
+    return _bounded(curve, half) if half in curve.bounded else curve
+
+
+def _counted(curve: MeasuredCurve, num_gpus: int, rate: float) -> MeasuredCurve:
+    """The curve with a speed that was measured in a place that is no better than the worst block."""
+    bounded = tuple(each for each in curve.bounded if each != num_gpus)
+    return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: rate}, bounded=bounded)
+
+
+def _bounded(curve: MeasuredCurve, num_gpus: int) -> MeasuredCurve:
+    """The curve with the least speed of so many GPUs, of which only better places are known."""
+    rates = [rates[num_gpus] for rates in curve.at_level.values() if num_gpus in rates]
+    if not rates:  # the configuration has replaced the table
+        return curve
+    larger = None if 2 * num_gpus in curve.bounded else curve.iterations_per_s.get(2 * num_gpus)
+    smaller = curve.iterations_per_s.get(num_gpus // 2, math.inf)
+    counted = min(*rates, larger / 2) if larger else min(min(rates) * UNKNOWN_PLACE, smaller)
+    bounded = (*(each for each in curve.bounded if each != num_gpus), num_gpus)
+    return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: counted}, bounded=bounded)
 
 
 def _levels(state: PoolState, event: events.ThroughputMeasured) -> tuple[Level, Level]:

@@ -71,6 +71,18 @@ def test_a_profile_runs_on_1_2_4_gpus_until_more_does_not_help() -> None:
     assert history.state.live_jobs["a"].generation > job.generation
 
 
+def test_a_profiling_run_measures_the_worst_block_that_a_promise_may_get() -> None:
+    """Four GPUs are node 0, or nodes 1 and 2 together."""
+    history = pool(4, 2, 2)
+    history.decided(ADMISSION, submit("a", model_name="new"))
+    for rate in (1.0, 1.9):
+        planned(history)
+        history.then(throughput(history.state.live_jobs["a"], rate, NOW_S, profile_key="new/b64"))
+    planned(history)
+    gpus = history.state.live_jobs["a"].gpus
+    assert (len(gpus), {gpu.node_id for gpu in gpus}) == (4, {"node-1", "node-2"})
+
+
 def test_a_node_lost_during_a_profiling_run_ends_it_with_the_measured_levels() -> None:
     history = pool(2, 2)
     history.decided(ADMISSION, submit("a", model_name="new"))

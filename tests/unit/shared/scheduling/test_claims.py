@@ -146,12 +146,26 @@ def test_a_measured_job_gets_the_worst_block_that_a_promise_may_get(held: tuple[
     assert placement.gpus_by_job["other"] == gpus("a:0", "a:1", "a:2", "a:3")
 
 
-def test_a_measured_job_gets_a_better_block_where_no_other_is_free() -> None:
+@pytest.mark.parametrize(("others", "avoided"), [({"other": gpus("c:0")}, ()), ({}, gpus("b:0"))])
+def test_a_measured_job_gets_a_better_block_where_no_other_is_free(
+    others: dict[str, tuple[GpuId, ...]], avoided: tuple[GpuId, ...]
+) -> None:
+    """A slow GPU, or one that leaves soon, is none to measure on."""
     rules = MigrationRules(
         movable=frozenset(), migration_benefit=lambda job_id: NO_BENEFIT, measured=frozenset({"measured"})
     )
-    placement = place(UNEQUAL_NODES, {"other": gpus("c:0")}, {"measured": 4, "other": 1}, rules)
+    placement = place(UNEQUAL_NODES, others, {"measured": 4, **dict.fromkeys(others, 1)}, rules, avoided=avoided)
     assert placement.gpus_by_job["measured"] == gpus("a:0", "a:1", "a:2", "a:3")
+
+
+def test_a_measured_job_grows_on_its_node_where_no_worse_block_is_free() -> None:
+    topology = Topology((*UNEQUAL_NODES.nodes, Node("d", 4)))
+    rules = MigrationRules(
+        movable=frozenset(), migration_benefit=lambda job_id: NO_BENEFIT, measured=frozenset({"measured"})
+    )
+    current = {"other": gpus("c:0"), "measured": gpus("d:0")}
+    placement = place(topology, current, {"measured": 4, "other": 1}, rules)
+    assert placement.gpus_by_job["measured"] == gpus("d:0", "d:1", "d:2", "d:3")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -67,7 +67,7 @@ def running(
     nodes: tuple[int, ...] = (4,),
     **config: Any,
 ) -> History:
-    """A job on one GPU, whose curve says one iteration a second for each GPU."""
+    """A job on these GPUs, whose curve says one iteration a second for each GPU."""
     admitted = events.JobAdmitted(
         job_id="a",
         tenant="lab",

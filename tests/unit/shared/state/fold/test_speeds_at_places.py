@@ -3,7 +3,7 @@
 import pytest
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
+from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, next_level
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import spec_of
 from elasticflow.shared.state.topology import CLUSTER, SOCKET
@@ -23,25 +23,28 @@ def trains_on(*names: str, history: History | None = None) -> History:
         gpu_seconds=0.0,
         at_s=NOW_S,
     )
-    placed = events.PlacementDecided(
-        placements=(events.PlacedJob(job_id="a", generation=1, gpus=gpus(*names)),), at_s=NOW_S
-    )
-    for service, event in (("admission", admitted), ("placement", placed)):
-        decided = events.PlanDecided(service=service, based_on=history.state.sequence, now_s=NOW_S, events=(event,))
-        history.then(decided)
+    decided = events.PlanDecided(service="admission", based_on=history.state.sequence, now_s=NOW_S, events=(admitted,))
+    history.then(decided).then(placed(1, *names))
     return history.started("a")
 
 
+def placed(generation: int, *names: str) -> events.PlacementDecided:
+    job = events.PlacedJob(job_id="a", generation=generation, gpus=gpus(*names))
+    return events.PlacementDecided(placements=(job,), at_s=NOW_S)
+
+
 def measured(history: History, iterations_per_s: float, num_gpus: int = 2) -> MeasuredCurve:
+    """The curve after the newest generation has measured a speed, later than the one before."""
+    generation = history.state.live_jobs["a"].generation
     history.then(
         events.ThroughputMeasured(
             profile_key=KEY,
             num_gpus=num_gpus,
             iterations_per_s=iterations_per_s,
             job_id="a",
-            generation=1,
+            generation=generation,
             source="training",
-            at_s=NOW_S + 9.0,
+            at_s=NOW_S + 9.0 * generation,
         )
     )
     return history.state.curves[KEY]
@@ -68,7 +71,7 @@ def test_a_higher_speed_far_apart_shows_that_a_block_is_as_fast() -> None:
     ("known", "counted"),
     [
         pytest.param({1: 1.5, 4: 4.0}, 2.0, id="half of twice as many"),
-        pytest.param({1: 1.5}, 1.5, id="no more than half as many"),
+        pytest.param({1: 1.2}, 1.2, id="no more than half as many"),
         pytest.param({8: 9.0}, 1.5, id="nothing that bounds it"),
     ],
 )
@@ -78,8 +81,33 @@ def test_a_speed_of_better_connected_gpus_bounds_that_of_the_worst_block(
     """Of two GPUs, the third ones of both nodes are the worst block, of unknown speed: a promise counts on a bound."""
     history = trains_on("node-0:0", "node-0:1", history=pool(3, 3, curves={KEY: known}))
     curve = measured(history, 3.0)
-    assert curve.at_level == {SOCKET: {2: 3.0}}
+    assert (curve.at_level, curve.bounded) == ({SOCKET: {2: 3.0}}, (2,))
     assert curve.iterations_per_s[2] == pytest.approx(counted)
+
+
+def test_a_bound_is_no_reason_to_end_a_profiling_run() -> None:
+    history = trains_on("node-0:0", "node-0:1", history=pool(7, 7, curves={KEY: {1: 1.0}}))
+    measured(history, 1.9)
+    history.then(placed(2, "node-0:0", "node-0:1", "node-0:2", "node-0:3")).started("a")
+    curve = measured(history, 3.6, num_gpus=4)
+    assert dict(curve.iterations_per_s) == {1: 1.0, 2: 0.95, 4: 0.95}
+    assert next_level(history.state, spec_of(history.state.live_jobs["a"])) == 8
+
+
+def test_a_larger_block_raises_a_bound_and_training_there_replaces_it() -> None:
+    history = trains_on("node-0:0", "node-0:1", history=pool(3, 3, curves={KEY: {1: 1.5}}))
+    measured(history, 2.6)
+    history.then(placed(2, "node-0:0", "node-0:1", "node-1:0", "node-1:1")).started("a")
+    curve = measured(history, 4.0, num_gpus=4)
+    assert (curve.iterations_per_s[2], curve.bounded) == (2.0, (2,))
+    history.then(placed(3, "node-0:2", "node-1:2")).started("a")
+    curve = measured(history, 2.2)
+    assert (curve.iterations_per_s[2], curve.bounded) == (2.2, ())
+
+
+def test_a_configured_table_of_the_level_of_blocks_is_corrected() -> None:
+    history = trains_on("node-0:0", "node-0:1", history=pool(2, 2, curves={f"{KEY}@socket": {2: 1.0}}))
+    assert measured(history, 1.7).at_level == {SOCKET: {2: 1.7}}
 
 
 def test_a_configured_table_of_a_level_holds_where_blocks_have_it() -> None:
