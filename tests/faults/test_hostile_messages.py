@@ -62,10 +62,11 @@ async def test_no_message_stops_a_service(tmp_path: Path) -> None:
     everywhere.remove((SUBMIT, bytes(MAX_MESSAGE_BYTES)))  # the server refuses it: see test_bus_work.py
     hostile = [*everywhere, *misplaced()]
     async with running_pool(tmp_path, num_nodes=1, replicas={"admission": 2}) as pool:
-        pids = pool.pids()
         told = await pool.bus.subscribe(TOLD)
         await pool.acknowledged(job(), "before")
         await monitor_listens(pool)
+        await pool.when(lambda state: state.num_gpus > 0, "the node has joined")
+        pids = pool.pids()  # a port that was free may be taken at the start: then a service starts twice
         for number, (subject, data) in enumerate(hostile):
             await publish(pool, subject, data, number)
         for data in hostile_bytes():

@@ -194,7 +194,8 @@ async def test_ctrl_c_while_the_scheduler_is_compiled(laptop: Laptop, monkeypatc
 async def test_a_killed_supervisor_leaves_no_process_and_breaks_no_promise(laptop: Laptop) -> None:
     """The job is starting, and all nodes are gone at once: none of its starts counts as a lost one."""
     nodes = ("--nodes", "2", "--slots", "1")
-    await laptop.up(*nodes)
+    (laptop.folder / "pool.toml").write_text("heartbeat_timeout_s = 60.0")  # a slow start reports no node as lost
+    await laptop.up(*nodes, "--config", "pool.toml")
     job = (str(ROOT / "examples" / "digits.py"), "--gpus", "2", "--iterations", "10", "--name", "job")
     status, _, err = await laptop.eflow("submit", *job, "--deadline", "30m", "--detach")
     assert status == 0, err
