@@ -48,7 +48,7 @@ def test_a_tenant_has_its_quota_its_gpu_hours_and_their_cost(
         cells = viewer.page.locator("tbody tr > *").all_inner_texts()
         row = dict(zip(titles, cells, strict=True))
         assert (row["Tenant"], row["Used GPU-hours"], row.get("Cost", "")) == ("lab", "0.122", cost)
-        assert row["Quota"].strip() == "0.117 of 5 GPU-hours in 2d 00h"
+        assert row["Quota"].strip() == "0.122 of 5 GPU-hours in 2d 00h"
         assert viewer.page.get_by_label("Quota of lab").get_attribute("max") == "2"
         assert (viewer.page.locator(".problem").all_inner_texts() or [""])[0].startswith(problem)
         for theme, width in (("light", 1280), ("dark", 390)):
