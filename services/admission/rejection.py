@@ -108,10 +108,9 @@ def why_no_type(state: PoolState, spec: JobSpec) -> str:
 
 def _gpus_there(state: PoolState, *, with_memory: bool) -> str:
     """The GPUs of the pool in words, as "4 of type P100 (16 GiB), 4 of no named type"."""
-    memory = dict[str, str]()
-    for node in sorted(state.nodes.values(), key=lambda node: node.gpu_memory_bytes):  # the most of each type
-        if node.alive:
-            memory[node.gpu_type] = memory_in_words(node.gpu_memory_bytes)
+    alive = (node for node in state.nodes.values() if node.alive)
+    nodes = sorted(alive, key=lambda node: node.gpu_memory_bytes)
+    memory = {node.gpu_type: memory_in_words(node.gpu_memory_bytes) for node in nodes}  # the most of each type
     return (
         ", ".join(
             f"{num_gpus} {f'of type {gpu_type}' if gpu_type else 'of no named type'}"

@@ -73,8 +73,7 @@ def corrections(state: MonitorState, job: Job, progress: Progress, now_s: float)
     measured = settled_speed(job, progress, now_s)
     if curve is None or not curve.complete or not measured:
         return []
-    is_probe = num_gpus == curve.probed_to and num_gpus not in curve.iterations_per_s
-    if not is_probe:
+    if not curve.is_probed_by(num_gpus):
         if not _may_correct(state.pool, curve, num_gpus, now_s):
             return []
         measured = _mean_speed(state, job, now_s)

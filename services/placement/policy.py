@@ -187,7 +187,7 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         claims=claims.keys(),
         displacement_cost=displacement_cost,
         given_up={job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus},
-        measured={job.job_id for job in jobs if _is_measured(state, job, wanted[job.job_id])},
+        is_measured=lambda job_id: job_id in state.live_jobs and _is_measured(state, job_id, wanted[job_id]),
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
@@ -195,11 +195,11 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
     return replace(placement, gpus_by_job=own)
 
 
-def _is_measured(state: PoolState, job: Job, num_gpus: int) -> bool:
+def _is_measured(state: PoolState, job_id: str, num_gpus: int) -> bool:
     """Whether the job is to measure a speed on so many GPUs: in a profiling run, or by a scaling probe."""
+    job = state.live_jobs[job_id]
     curve = state.curves.get(spec_of(job).profile_key)
-    is_probe = curve is not None and curve.probed_to == num_gpus and num_gpus not in curve.iterations_per_s
-    return job.phase is Phase.PROFILING or is_probe
+    return job.phase is Phase.PROFILING or (curve is not None and curve.is_probed_by(num_gpus))
 
 
 def _gpus_that_leave(state: PoolState, cache: PlanningCache) -> Iterator[GpuId]:

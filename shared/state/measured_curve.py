@@ -51,6 +51,10 @@ class MeasuredCurve:
         tables = (self.iterations_per_s, *self.at_level.values())
         return max((rates[num_gpus] for rates in tables if num_gpus in rates), default=None)
 
+    def is_probed_by(self, num_gpus: int) -> bool:
+        """Whether a job on so many GPUs is the scaling probe: their speed is not known yet."""
+        return num_gpus == self.probed_to and num_gpus not in self.iterations_per_s
+
     @property
     def complete(self) -> bool:
         """The profiling run is over: promises may use the curve."""

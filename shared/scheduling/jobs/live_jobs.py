@@ -202,10 +202,10 @@ class LiveJobRows:
         if job.phase is not Phase.ADMITTED:  # what a promise asks of its row is written once there is one
             self._curves[slot] = None
             return slot
-        curve, key = self._curves[slot], spec.profile_key
-        measured = state.curves.get(key)
-        is_same_class = job.promised == self._promised[slot]  # a promised job has disturbances
-        if measured is not self._measured[slot] or job.speed is not before.speed or curve is None or not is_same_class:
+        curve, key, promised = self._curves[slot], spec.profile_key, job.promised
+        measured, changes_class = state.curves.get(key), promised != self._promised[slot]
+        # a promised job has disturbances
+        if measured is not self._measured[slot] or job.speed is not before.speed or curve is None or changes_class:
             curve = self._write_curve(state, job, slot)
             self._curve_keys[slot], self._measured[slot] = key, measured
         if curve is None:
@@ -219,13 +219,12 @@ class LiveJobRows:
         self._progressed_at[slot] = job.progressed_at_s
         self._write_unsaved(slot)
         self._restarts[slot] = job.restarts_to_resize
-        may_be_migrated = job.promised and not job.pinned and not job.restarts_to_resize
+        may_be_migrated = promised and not job.pinned and not job.restarts_to_resize
         arrays.migration_budget_J[slot] = self._migration_budget if may_be_migrated else 0.0
         self._migrated_at[slot] = job.migrated_at_s
         arrays.held_J[slot] = held_num_gpus(job)
         arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost, self._migration_cost)
-        promised = job.promised
-        if promised != self._promised[slot]:
+        if changes_class:
             self._promised[slot], self._planned[slot] = promised, None
         arrays.deadline_J[slot] = planned_deadline_s(state, job.deadline_s) if promised else np.inf
         return slot

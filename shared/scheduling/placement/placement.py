@@ -67,7 +67,8 @@ class MigrationRules:
     claims: jobs with a claim to a block. displacement_cost(job_id): GPU-seconds that a migration costs which another
     job's claim forces on a job; inf if it must not migrate.
     given_up: by job whose number of GPUs changes, those that it gets only if too few others are free.
-    measured: jobs whose speed is measured. They get the worst free block of their size, as promises count on it.
+    is_measured(job_id): whether a speed of the job is measured. It gets the worst free block of its size, as promises
+    count on it.
     """
 
     movable: Set[str]
@@ -75,7 +76,7 @@ class MigrationRules:
     claims: Set[str] = frozenset()
     displacement_cost: Callable[[str], float] = lambda job_id: inf
     given_up: Mapping[str, Collection[GpuId]] = field(default_factory=dict[str, Collection[GpuId]])
-    measured: Set[str] = frozenset()
+    is_measured: Callable[[str], bool] = lambda job_id: False
 
 
 def place(
@@ -250,7 +251,7 @@ class PlacementBuilder:
         return self._free.best_fit(size, among, worst_level=self._is_measured(job_id))
 
     def _is_measured(self, job_id: str) -> bool:
-        return self._migration_rules is not None and job_id in self._migration_rules.measured
+        return self._migration_rules is not None and self._migration_rules.is_measured(job_id)
 
     def _is_better_than_needed(self, job_id: str, size: int, start: int) -> bool:
         """Whether the speed of the job is to be measured, and a free block is connected worse than this one."""

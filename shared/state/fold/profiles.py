@@ -223,9 +223,10 @@ def _at_place(state: PoolState, event: events.ThroughputMeasured, curve: Measure
     return _bounded(curve, half) if half in curve.bounded else curve
 
 
-def _counted(curve: MeasuredCurve, num_gpus: int, rate: float) -> MeasuredCurve:
-    """The curve with a speed that was measured in a place that is no better than the worst block."""
-    bounded = tuple(each for each in curve.bounded if each != num_gpus)
+def _counted(curve: MeasuredCurve, num_gpus: int, rate: float, *, is_bound: bool = False) -> MeasuredCurve:
+    """The curve with the speed that promises count on for so many GPUs. is_bound: of which only better places are
+    known."""
+    bounded = (*(each for each in curve.bounded if each != num_gpus), *((num_gpus,) if is_bound else ()))
     return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: rate}, bounded=bounded)
 
 
@@ -237,8 +238,7 @@ def _bounded(curve: MeasuredCurve, num_gpus: int) -> MeasuredCurve:
     larger = None if 2 * num_gpus in curve.bounded else curve.iterations_per_s.get(2 * num_gpus)
     smaller = curve.iterations_per_s.get(num_gpus // 2, math.inf)
     counted = min(*rates, larger / 2) if larger else min(min(rates) * UNKNOWN_PLACE, smaller)
-    bounded = (*(each for each in curve.bounded if each != num_gpus), num_gpus)
-    return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: counted}, bounded=bounded)
+    return _counted(curve, num_gpus, counted, is_bound=True)
 
 
 def _levels(state: PoolState, event: events.ThroughputMeasured) -> tuple[Level, Level]:

@@ -133,15 +133,17 @@ def test_the_levels_of_blocks_are_those_of_the_pairs(
 
 
 UNEQUAL_NODES = Topology((Node("a", 4), Node("b", 2), Node("c", 2)))
+MEASURES = MigrationRules(
+    movable=frozenset(),
+    migration_benefit=lambda job_id: NO_BENEFIT,
+    is_measured=lambda job_id: job_id == "measured",
+)
 
 
 @pytest.mark.parametrize("held", [(), gpus("a:0"), gpus("a:0", "a:1")])
 def test_a_measured_job_gets_the_worst_block_that_a_promise_may_get(held: tuple[GpuId, ...]) -> None:
     """Four GPUs are node a, or nodes b and c together: a promise of four GPUs counts on the latter."""
-    rules = MigrationRules(
-        movable=frozenset(), migration_benefit=lambda job_id: NO_BENEFIT, measured=frozenset({"measured"})
-    )
-    placement = place(UNEQUAL_NODES, {"measured": held}, {"measured": 4, "other": 4}, rules)
+    placement = place(UNEQUAL_NODES, {"measured": held}, {"measured": 4, "other": 4}, MEASURES)
     assert placement.gpus_by_job["measured"] == gpus("b:0", "b:1", "c:0", "c:1")
     assert placement.gpus_by_job["other"] == gpus("a:0", "a:1", "a:2", "a:3")
 
@@ -151,20 +153,14 @@ def test_a_measured_job_gets_a_better_block_where_no_other_is_free(
     others: dict[str, tuple[GpuId, ...]], avoided: tuple[GpuId, ...]
 ) -> None:
     """A slow GPU, or one that leaves soon, is none to measure on."""
-    rules = MigrationRules(
-        movable=frozenset(), migration_benefit=lambda job_id: NO_BENEFIT, measured=frozenset({"measured"})
-    )
-    placement = place(UNEQUAL_NODES, others, {"measured": 4, **dict.fromkeys(others, 1)}, rules, avoided=avoided)
+    placement = place(UNEQUAL_NODES, others, {"measured": 4, **dict.fromkeys(others, 1)}, MEASURES, avoided=avoided)
     assert placement.gpus_by_job["measured"] == gpus("a:0", "a:1", "a:2", "a:3")
 
 
 def test_a_measured_job_grows_on_its_node_where_no_worse_block_is_free() -> None:
     topology = Topology((*UNEQUAL_NODES.nodes, Node("d", 4)))
-    rules = MigrationRules(
-        movable=frozenset(), migration_benefit=lambda job_id: NO_BENEFIT, measured=frozenset({"measured"})
-    )
     current = {"other": gpus("c:0"), "measured": gpus("d:0")}
-    placement = place(topology, current, {"measured": 4, "other": 1}, rules)
+    placement = place(topology, current, {"measured": 4, "other": 1}, MEASURES)
     assert placement.gpus_by_job["measured"] == gpus("d:0", "d:1", "d:2", "d:3")
 
 

@@ -8,6 +8,7 @@ from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import spec_of
 from elasticflow.shared.state.topology import CLUSTER, SOCKET
 from testbed.histories import LINEAR, NOW_S, History, best_effort, gpus, pool
+from tests.support import worker_events
 
 KEY = "linear/b64"
 
@@ -36,16 +37,9 @@ def placed(generation: int, *names: str) -> events.PlacementDecided:
 def measured(history: History, iterations_per_s: float, num_gpus: int = 2) -> MeasuredCurve:
     """The curve after the newest generation has measured a speed, later than the one before."""
     generation = history.state.live_jobs["a"].generation
+    at_s = NOW_S + 9.0 * generation
     history.then(
-        events.ThroughputMeasured(
-            profile_key=KEY,
-            num_gpus=num_gpus,
-            iterations_per_s=iterations_per_s,
-            job_id="a",
-            generation=generation,
-            source="training",
-            at_s=NOW_S + 9.0 * generation,
-        )
+        worker_events.measured(KEY, num_gpus, iterations_per_s, generation=generation, source="training", at_s=at_s)
     )
     return history.state.curves[KEY]
 
