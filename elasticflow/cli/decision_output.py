@@ -12,6 +12,7 @@ from elasticflow.cli.terminal_output import note, plain, say_line
 from elasticflow.client.replies import Decision
 from elasticflow.history.formatting import offer_in_words, other_offers, schedule_in_words
 from elasticflow.history.pool_views import job_view
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.messages.events import (
     DeadlineQuoted,
     JobAdmitted,
@@ -179,7 +180,7 @@ def show_end(job: Job) -> None:
         word = "before" if view.margin_s >= 0 else "after"
         margin = f"  {duration_in_words(abs(view.margin_s))} {word} its deadline"
     style = "green" if in_time(job) else "red"
-    end = f"{view.activity}  {job.job_id}: {view.iteration} iterations{margin}  {metrics}"
+    end = f"{view.activity}  {job.job_id}: {counted(view.iteration, 'iteration')}{margin}  {metrics}"
     say_line(end.rstrip(), style)
     if job.explanation:
         say_line(f"  {job.explanation}")

@@ -16,6 +16,7 @@ from elasticflow.client.archive_ledger import archive as archive_ledger
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import ExportedLedger, write_ledger
 from elasticflow.history.names_concerned import event_rows
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.times import clock_time
 
@@ -102,7 +103,7 @@ def export(
     if as_json:
         print_json({"file": str(file), "messages": count, "bytes": file.stat().st_size})
     else:
-        note(f"{count} messages in {file}")
+        note(f"{counted(count, 'message')} in {file}")
 
 
 @app.command()
@@ -138,7 +139,7 @@ def archive(
     if as_json:
         print_json(asdict(archived))
     elif archived.file:
-        note(f"{archived.num_messages} messages in {archived.file}; the epoch begins after {archived.up_to}")
+        note(f"{counted(archived.num_messages, 'message')} in {archived.file}; the epoch begins after {archived.up_to}")
     else:
         note(f"nothing new to archive: the epoch begins after {archived.up_to}")
 

@@ -20,6 +20,7 @@ from elasticflow.client.replies import CheckpointReply
 from elasticflow.history.formatting import bytes_in_words, schedule_in_words
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.stored_history import folded
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.messages.events import (
     AmendRejected,
     CancelLoadRejected,
@@ -111,7 +112,7 @@ def amend(
 
 
 def _show_amended(answer: JobAmended) -> None:
-    say_line(f"amended  {answer.job_id}: {answer.max_iterations} iterations", "green")
+    say_line(f"amended  {answer.job_id}: {counted(answer.max_iterations, 'iteration')}", "green")
     if answer.deadline_s is not None:
         say_line(f"  deadline  {moment_in_words(answer.deadline_s, answer.at_s)}")
     if answer.minimum_satisfactory_share:

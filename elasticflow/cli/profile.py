@@ -24,7 +24,7 @@ from elasticflow.history.formatting import (
 from elasticflow.history.profile_views import ProfileView, SplitView, TypesView, profile_view, types_view
 from elasticflow.history.tables import table
 from elasticflow.sdk.submission import Submission, load, profilable
-from elasticflow.shared.messages.event_summary import gpus_counted
+from elasticflow.shared.messages.event_summary import counted, gpus_counted
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobSpec
@@ -44,7 +44,7 @@ def show_profile(view: ProfileView) -> None:
     """A table for each GPU type on which it is measured."""
     for each in (view, *view.on_other_types):
         on_type = f", on {each.gpu_type}" if each.gpu_type else ""
-        say_line(f"{each.profile_key}, {each.global_batch_size} samples an iteration{on_type}")
+        say_line(f"{each.profile_key}, {counted(each.global_batch_size, 'sample')} an iteration{on_type}")
         rows = (
             (
                 str(point.num_gpus),
@@ -66,8 +66,8 @@ def show_profile(view: ProfileView) -> None:
 
 def show_types(view: TypesView) -> None:
     """Steps of one GPU of each type, and the recommended split."""
-    divided = "" if view.num_virtual_nodes is None else f" in {view.num_virtual_nodes} virtual nodes"
-    say_line(f"{view.training_function}, {view.global_batch_size} samples an iteration{divided}")
+    divided = "" if view.num_virtual_nodes is None else f" in {counted(view.num_virtual_nodes, 'virtual node')}"
+    say_line(f"{view.training_function}, {counted(view.global_batch_size, 'sample')} an iteration{divided}")
     rows = list[tuple[str, ...]]()
     for each in view.types:
         first = (each.gpu_type, str(each.num_gpus))

@@ -19,6 +19,7 @@ from elasticflow.errors import TrainingRefused
 from elasticflow.sdk.local_run import run_locally
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.messages.event_summary import counted
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as workers have it: the same bits
 _OURS = Path(elasticflow.__file__).parent
@@ -103,7 +104,7 @@ def run(
         )
         return
     metrics = "".join(f"; {name} {value:.4g}" for name, value in ended.metrics.items())
-    say_line(f"trained {ended.iteration} iterations in {time.monotonic() - began_s:.1f} s{metrics}", "green")
+    say_line(f"trained {counted(ended.iteration, 'iteration')} in {time.monotonic() - began_s:.1f} s{metrics}", "green")
     if ended.folder is not None:
         say_line(f"model  {ended.folder / 'model.pt'}")
     if virtual_nodes is None and not job.virtual_nodes and ended.virtual_nodes:

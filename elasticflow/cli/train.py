@@ -16,6 +16,7 @@ from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.training_load import TrainingOptions, TrainingProgress
 from elasticflow.sdk.submission import load, with_code
 from elasticflow.sdk.training import train_submission
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.runtime.process.terminal import console
 
 _ESTIMATES = "Estimates for admission"
@@ -105,7 +106,10 @@ def train(
     if as_json:
         print_json(trained)
     else:
-        say_line(f"trained {trained.iteration} iterations; the state is in {checkpoint}; {_in_words(trained)}", "green")
+        say_line(
+            f"trained {counted(trained.iteration, 'iteration')}; the state is in {checkpoint}; {_in_words(trained)}",
+            "green",
+        )
 
 
 def _progress_bar(*, disable: bool) -> Progress:

@@ -18,6 +18,7 @@ from elasticflow.client.client import Client
 from elasticflow.history.formatting import gpus_by_type_in_words, gpus_of_types
 from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import JobView, LoadView, job_views, load_views, node_views, present_nodes
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
@@ -144,7 +145,7 @@ def picture(state: PoolState, now_s: float, *, of_all: bool = True) -> Group:
     whose = "" if of_all else " by your jobs"
     headline = Text.assemble(
         (clock_time(now_s), "bold"),
-        f"   {used}/{state.num_gpus} GPUs in use{whose}   {num_live} job{'' if num_live == 1 else 's'} live, "
+        f"   {used}/{state.num_gpus} GPUs in use{whose}   {counted(num_live, 'job')} live, "
         f"{len(state.ended_jobs)} ended   ledger at {state.sequence}",
     )
     by_type = num_gpus_by_type(state)

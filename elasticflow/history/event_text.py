@@ -8,7 +8,6 @@ from elasticflow.history.formatting import (
     limits_in_words,
     margin_in_words,
     metrics_in_words,
-    num_of_virtual_nodes,
     offer_in_words,
     other_offers,
     profiled_spec_in_words,
@@ -19,7 +18,7 @@ from elasticflow.history.formatting import (
     undecided_in_words,
 )
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.event_summary import gpus_counted, gpus_in_words
+from elasticflow.shared.messages.event_summary import counted, gpus_counted, gpus_in_words
 from elasticflow.shared.messages.events import Event, LoadEvent
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.measurements import ResizeTimeline
@@ -53,7 +52,7 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
         case events.CancelRejected():
             return f"the request to cancel it was rejected: {event.explanation}"
         case events.JobAmended():
-            what = f"{event.max_iterations} iterations, {deadline_in_words(event.deadline_s, event.at_s)}"
+            what = f"{counted(event.max_iterations, 'iteration')}, {deadline_in_words(event.deadline_s, event.at_s)}"
             moves = "" if event.gpu_type is None else f" on GPUs of type {type_name(state, event.gpu_type)}"
             share = event.minimum_satisfactory_share
             return f"amended to {what}{moves}" + (f": {schedule_in_words(share)} keep the promise" if share else "")
@@ -161,7 +160,7 @@ def _admitted(event: events.JobAdmitted, old: Job | None, new: Job, state: PoolS
     curve = state.curves.get(spec_on(state, event.spec, event.gpu_type).profile_key)
     speeds = f", at {speeds_in_words(curve.iterations_per_s)}" if curve and curve.iterations_per_s else ""
     if new.num_virtual_nodes:
-        speeds += f", in {num_of_virtual_nodes(new.num_virtual_nodes)}"
+        speeds += f", in {counted(new.num_virtual_nodes, 'virtual node')}"
     on_type = f" on {_type_and_why(event, state)}" if len(state.gpu_types) > 1 else ""
     if not event.minimum_satisfactory_share:
         return f"{asked}admitted{on_type} without a promise{speeds}"
@@ -228,7 +227,7 @@ def _started(event: events.GenerationStarted, old: Job | None, new: Job) -> str:
     if not event.lost_checkpoints:
         return f"{began}{after}{timeline}{_lost(old, new)}"
     saved = new.iteration if old is None else old.checkpoint_iteration
-    repeats = f"; it repeats {saved - new.iteration} iterations that were saved" if saved > new.iteration else ""
+    repeats = f"; it repeats {counted(saved - new.iteration, 'saved iteration')}" if saved > new.iteration else ""
     return f"{began}{after}{repeats}: checkpoints could not be used ({event.lost_checkpoints})"
 
 
@@ -262,9 +261,9 @@ def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: Pool
 
 
 def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
-    left = f"{new.micro_batch_size} sample{'' if new.micro_batch_size == 1 else 's'}"
+    left = counted(new.micro_batch_size, "sample")
     return (
-        f"a micro-batch of {event.micro_batch_size} samples exceeds the memory of rank {event.rank} on "
+        f"a micro-batch of {counted(event.micro_batch_size, 'sample')} exceeds the memory of rank {event.rank} on "
         f"{event.node_id}: the job continues with {left}"
     )
 
@@ -308,7 +307,7 @@ def load_text(event: LoadEvent, load: Load | None) -> str:
         case events.LoadRejected():
             return f"{event.tenant} requested it; rejected ({event.reason}): {event.explanation}"
         case events.LoadSealed():
-            return f"sealed with {_counted(event.num_tasks)}"
+            return f"sealed with {counted(event.num_tasks, 'task')}"
         case events.SealRejected():
             return f"the request to seal it was rejected: {event.explanation}"
         case events.LoadProgressed():
@@ -316,7 +315,7 @@ def load_text(event: LoadEvent, load: Load | None) -> str:
             return f"results of {event.num_results:,}{of} tasks are stored"
         case events.LoadFinished():
             after = "" if load is None else f", {duration_in_words(event.at_s - load.opened_at_s)} after its opening"
-            return f"finished: the results of {_counted(event.num_results)} are stored{after}"
+            return f"finished: the results of {counted(event.num_results, 'task')} are stored{after}"
         case events.LoadCancelled():
             num_results = 0 if load is None else load.num_results
             return f"cancelled after {num_results:,} results" + (f": {event.reason}" if event.reason else "")
@@ -336,7 +335,3 @@ def _prediction(useful_share: float | None) -> str:
     if useful_share is None:
         return "nothing is predicted, because no GPU was idle so far"
     return f"it is predicted to use {useful_share:.1%} of the idle GPU time"
-
-
-def _counted(num_tasks: int) -> str:
-    return f"{num_tasks:,} task{'' if num_tasks == 1 else 's'}"

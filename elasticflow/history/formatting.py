@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.event_summary import gpus_counted, gpus_in_words
+from elasticflow.shared.messages.event_summary import counted, gpus_counted, gpus_in_words
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec, Scalar
 from elasticflow.shared.messages.measurements import VirtualNodeCount
@@ -19,19 +19,19 @@ from elasticflow.times import duration_in_words, moment_in_words
 def spec_in_words(spec: JobSpec) -> str:
     """The work of a job, and its class."""
     return (
-        f"{spec.training_function}, {spec.max_iterations} {_iterations_in_words(spec)}, "
+        f"{spec.training_function}, {counted(spec.max_iterations, 'iteration')}{_size_in_words(spec)}, "
         f"class {spec.job_class.value.replace('_', '-')}"
     )
 
 
 def profiled_spec_in_words(spec: JobSpec) -> str:
     """What a requested profile measures."""
-    return f"{spec.training_function}, {_iterations_in_words(spec)}"
+    return f"{spec.training_function}, iterations{_size_in_words(spec)}"
 
 
-def _iterations_in_words(spec: JobSpec) -> str:
+def _size_in_words(spec: JobSpec) -> str:
     only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range.in_words} only"
-    return f"iterations of {spec.global_batch_size} samples{only_on}"
+    return f" of {counted(spec.global_batch_size, 'sample')}{only_on}"
 
 
 def deadline_in_words(deadline_s: float | None, now_s: float) -> str:
@@ -48,7 +48,7 @@ def undecided_in_words(event: events.ProfileRequested) -> str:
     if event.measured_from_s is None:
         return f"its speed is unknown, so it is measured on free GPUs{before}{estimate}"
     gpus, num_runs = gpus_counted(event.spec.gpu_range.least), event.num_runs_before
-    after = f" after {num_runs} other job{'' if num_runs == 1 else 's'}" if num_runs else ""
+    after = f" after {counted(num_runs, 'other job')}" if num_runs else ""
     if event.measured_from_s > event.at_s:
         spared_at = moment_in_words(event.measured_from_s, event.at_s)
         why = f"; promises spare no GPU for that now, by the plan {gpus} from {spared_at} on"
@@ -77,7 +77,7 @@ def offer_in_words(offer: Offer, spec: JobSpec | None, now_s: float) -> str:
     """The offer as "40 iterations, in batches of 64, by 15:04:14 (in 21.2s)"; the batch size only if it changes."""
     other_batch = spec is None or offer.global_batch_size != spec.global_batch_size
     batches = f", in batches of {offer.global_batch_size}," if other_batch else ""
-    return f"{offer.max_iterations} iterations{batches} by {moment_in_words(offer.deadline_s, now_s)}"
+    return f"{counted(offer.max_iterations, 'iteration')}{batches} by {moment_in_words(offer.deadline_s, now_s)}"
 
 
 def artifacts_in_words(event: events.ArtifactsStored, job: Job, others: Sequence[str]) -> str:
@@ -85,7 +85,7 @@ def artifacts_in_words(event: events.ArtifactsStored, job: Job, others: Sequence
     why = why_no_model(event, job, others)
     model = "" if event.model is None else f"the model of iteration {event.iteration}"
     num_files = len(event.files) + len(event.outputs)
-    files = f"{num_files} file{'' if num_files == 1 else 's'}" if num_files else ""
+    files = counted(num_files, "file") if num_files else ""
     stored = " and ".join(filter(None, (model, files)))
     kept = f"stored for `eflow fetch`: {stored}, {bytes_in_words(event.num_bytes)}" if stored else ""
     nothing = "" if stored or event.num_unstored else "it left no files to store"
@@ -198,7 +198,7 @@ def schedule_in_words(schedule: ShareSchedule) -> str:
 
 def virtual_nodes_in_words(virtual_nodes: VirtualNodeCount) -> str:
     """How many, and why: with the steps of one GPU by which they were chosen."""
-    cut = f"its batch is cut into {num_of_virtual_nodes(virtual_nodes.count)}"
+    cut = f"its batch is cut into {counted(virtual_nodes.count, 'virtual node')}"
     match virtual_nodes.source:
         case "code":
             return f"{cut}, as its code says"
@@ -209,10 +209,6 @@ def virtual_nodes_in_words(virtual_nodes: VirtualNodeCount) -> str:
             return f"{cut}, the most that hardly slow one GPU down (a step in {steps})"
         case _:
             assert_never(virtual_nodes.source)
-
-
-def num_of_virtual_nodes(count: int) -> str:
-    return f"{count} virtual node{'' if count == 1 else 's'}"
 
 
 def speeds_in_words(iterations_per_s: Mapping[int, float]) -> str:

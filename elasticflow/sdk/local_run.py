@@ -20,6 +20,7 @@ from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.script import Script
 from elasticflow.sdk.submission import quotable
 from elasticflow.shared.extras import require_extra
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.messages.job_environment import local_path
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_FOLDER, MODEL_FOLDER, iteration_of_model
@@ -121,7 +122,8 @@ def _kept(home: Path, iteration: int, out: str | Path | None) -> Path | None:
     if out is None:
         if files:
             _warn(
-                f"the job's {len(files)} files in its artifact folder are dropped: name a folder for them (out, --out)"
+                f"the job's artifact folder, with {counted(len(files), 'file')}, is dropped: "
+                "name a folder for them (out, --out)"
             )
         return None
     folder = Path(out)

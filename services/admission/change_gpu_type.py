@@ -9,6 +9,7 @@ import math
 
 from elasticflow.services.admission.change_job import Alternative, rest_on_type
 from elasticflow.services.admission.session import AdmissionSession, SessionsByType
+from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.events import GpuTypeChanged, GpuTypeKept
 from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.state.gpu_types import (
@@ -123,4 +124,4 @@ def _is_kept(session: AdmissionSession, job: Job) -> bool:
 def _lack(state: PoolState, gpu_type: str) -> str:
     """What the GPUs of a type lack for a job."""
     num_gpus = num_gpus_by_recorded_type(state)[gpu_type]
-    return f"the pool has {num_gpus} GPU{'' if num_gpus == 1 else 's'} of type {type_name(state, gpu_type)} now"
+    return f"the pool has {gpus_counted(num_gpus, type_name(state, gpu_type))} now"

@@ -34,9 +34,14 @@ def summary(message: Any) -> dict[str, Any]:
     return shown
 
 
+def counted(count: int, noun: str) -> str:
+    """The number and the noun, as "1 iteration" or "2,000 iterations"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def gpus_counted(count: int, gpu_type: str = "") -> str:
     """The number of GPUs, as "1 GPU" or "4 GPUs of type V100"."""
-    return f"{count} GPU{'' if count == 1 else 's'}" + (f" of type {gpu_type}" if gpu_type else "")
+    return counted(count, "GPU") + (f" of type {gpu_type}" if gpu_type else "")
 
 
 def gpus_in_words(gpus: tuple[GpuId, ...]) -> str:

@@ -19,6 +19,7 @@ from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.replay_options import AsJson, ReplayOptions
 from elasticflow.cli.terminal_output import with_progress
 from elasticflow.shared.library_imports import INTERRUPTED
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.messages.export import BadExport, LedgerRecord, read_export, records_in
 from elasticflow.shared.runtime.process.standard_streams import forget_stdout
 from elasticflow.shared.runtime.process.terminal import console
@@ -154,7 +155,7 @@ def _show_verification(entries: "tuple[Entry, ...]", records: tuple[LedgerRecord
     difference, terminal = verification.difference, console()
     num_given = verification.num_given
     given = f" ({num_given} of the operator {'is' if num_given == 1 else 'are'} given)" if num_given else ""
-    verified = f"{verification.num_verified} decision{'' if verification.num_verified == 1 else 's'}"
+    verified = counted(verification.num_verified, "decision")
     if as_json:
         print(json.dumps(asdict(verification) | {"chain": asdict(chain)}, default=str))
     elif difference is None:
@@ -167,7 +168,7 @@ def _show_verification(entries: "tuple[Entry, ...]", records: tuple[LedgerRecord
         for found in chain.breaks:
             terminal.print(f"the ledger was changed: {found.in_words()}")
         if not chain.breaks:
-            terminal.print(f"the chain of the ledger holds at {chain.num_checked} decisions")
+            terminal.print(f"the chain of the ledger holds at {counted(chain.num_checked, 'decision')}")
     if difference is not None or chain.breaks:
         raise typer.Exit(DIFFERS)
 

@@ -12,7 +12,7 @@ from elasticflow.services.executor.decisions.state import (
     is_awaited,
     is_quarantined,
 )
-from elasticflow.shared.messages.event_summary import gpus_counted
+from elasticflow.shared.messages.event_summary import counted, gpus_counted
 from elasticflow.shared.messages.events import JobFailed, JobFinished, MemoryExceeded, ProfilingFailed, WorkerCrashed
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
@@ -248,8 +248,8 @@ def _quarantined(state: State, job: Job, now_s: float) -> JobFailed | ProfilingF
         f"each of its last {len(job.nodes_lost_at_start)} starts lost a node ({nodes}), so no other node starts it; "
         "see the log of the executors there"
         if nodes
-        else f"crashed {job.restarts} times in a row without a new checkpoint; last: its start ended its executors; "
-        "see their logs"
+        else f"crashed {counted(job.restarts, 'time')} in a row without a new checkpoint; last: its start ended its "
+        "executors; see their logs"
     )
     return _failed(state, job, from_worker.Failed(error=f"{cause}, then submit it again"), now_s)
 
@@ -308,7 +308,7 @@ def _crash(state: State, job: Job, worker: WorkerRecord, now_s: float) -> Worker
     assert worker_id is not None, worker.id
     explanation = f"rank {worker_id.rank} on {state.node_id} {_explanation(worker)}"
     if job.restarts >= state.pool.config.max_restarts:
-        error = f"crashed {job.restarts + 1} times in a row without a new checkpoint; last: {explanation}"
+        error = f"crashed {counted(job.restarts + 1, 'time')} in a row without a new checkpoint; last: {explanation}"
         failed = _failed(state, job, from_worker.Failed(error=error), now_s, worker)
         return replace(failed, generation=job.generation)
     return WorkerCrashed(
