@@ -18,6 +18,7 @@ import numpy as np
 from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
+    PIECES_OF_A_JOB,
     AvailabilityProfile,
     Schedules,
     ScratchArrays,
@@ -121,7 +122,7 @@ class AdmissionPlan:
         )
         self._reserved: Integers = np.concatenate((np.asarray(reserved, np.int64), self.gone))
         num_segments = int(table.schedules.count_J[: table.num_jobs].sum())
-        num_pieces = 16 * len(rows) + 16 * MAX_SEGMENTS + 2 * num_segments
+        num_pieces = PIECES_OF_A_JOB * len(rows) + 16 * MAX_SEGMENTS + 2 * num_segments
         self.availability = empty_availability_profile(num_pieces)
         self.scratch_availability = empty_availability_profile(num_pieces)
         self._scratch = ScratchMemory() if scratch is None else scratch
@@ -194,8 +195,7 @@ class AdmissionPlan:
         scatter_schedules(self.table.schedules, proposal.found, proposal.rows)
         self.changed[proposal.rows] = True
         self.availability = proposal.availability
-        if len(self.availability.start_B) < self.availability.size[0] + 8 * MAX_SEGMENTS:
-            self._make_space()
+        self.make_space(8 * MAX_SEGMENTS)
         self.order = np.insert(self.order, self.position(row), row)
         self.accepted[row] = proposal.job
 
@@ -360,9 +360,12 @@ class AdmissionPlan:
         deadline_K: Floats = deadline_J[self.order]
         return int(deadline_K.searchsorted(float(deadline_J[row]), side="right"))
 
-    def _make_space(self) -> None:
-        """Double the capacity for pieces of the availability profile."""
-        num_pieces = 2 * len(self.availability.start_B)
+    def make_space(self, num_more: int) -> None:
+        """Let the availability profile have at least so many more pieces."""
+        least = int(self.availability.size[0]) + num_more
+        if len(self.availability.start_B) >= least:
+            return
+        num_pieces = max(least, 2 * len(self.availability.start_B))
         larger = empty_availability_profile(num_pieces)
         copy_into(larger, self.availability)
         self.availability, self.scratch_availability = larger, empty_availability_profile(num_pieces)

@@ -16,6 +16,7 @@ import numpy as np
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
+    PIECES_OF_A_JOB,
     AvailabilityProfile,
     Schedules,
     ScratchArrays,
@@ -266,6 +267,7 @@ def allocate(
     table, rows, last = plan.table, np.array(opportunistic, np.int64), np.array(padding, np.int64)
     planned, all_rows = np.array(list(soft), np.int64), np.concatenate((plan.promised, rows))
     table.schedules.count_J[rows], table.schedules.count_J[last] = 0, 0
+    plan.make_space(8 * MAX_SEGMENTS + PIECES_OF_A_JOB * (len(rows) + len(last)))
     table.jobs.deadline_J[planned] = list(soft.values())
     availability, schedules, jobs, work, changed = (
         plan.availability,

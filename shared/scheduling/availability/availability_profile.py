@@ -11,6 +11,7 @@ import numpy as np
 from elasticflow.shared.scheduling.compiled_loops import Floats, Integers, compiled
 
 MAX_SEGMENTS = 64  # of one schedule: each costs a resize, so that longer schedules are useless
+PIECES_OF_A_JOB = 16  # of a profile: a segment begins one and ends one, and nearly all schedules have a few segments
 
 
 class AvailabilityProfile(NamedTuple):

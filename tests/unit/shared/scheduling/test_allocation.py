@@ -221,3 +221,10 @@ def test_rows_that_a_plan_does_not_know_are_not_allocated() -> None:
     plan = AdmissionPlan.build([job("promised", iterations=8.0, deadline_s=100.0)], 8, 0.0)
     with pytest.raises(AssertionError):
         allocate(plan, [plan.table.append(job("free", iterations=8.0))])
+
+
+def test_a_thousand_jobs_without_a_promise_all_start_and_grow_on_two_thousand_gpus() -> None:
+    jobs = [job(f"job-{index:04}", iterations=100.0 + index) for index in range(1000)]
+    shares, _, _ = allocated([], jobs, num_gpus=2048)
+    assert min(shares.values()) >= 1, "GPUs are free, and a job waits"
+    assert sum(shares.values()) >= 2040, "GPUs are free, and a job gains from them"
