@@ -186,9 +186,10 @@ def speed_at_place(state: PoolState, job: Job, curve: MeasuredCurve) -> float | 
     topology, num_gpus = topology_of(state, job.own_gpus), len(job.own_gpus)
     level = topology.level_of(job.own_gpus)
     at_level = curve.at_level.get(level, {}).get(num_gpus)
-    if at_level is None and level == topology.block_level(num_gpus) and num_gpus not in curve.bounded:
-        return curve.iterations_per_s.get(num_gpus)
-    return at_level
+    if at_level is not None or num_gpus in curve.bounded:
+        return at_level
+    counted_level = curve.counted_level.get(num_gpus, topology.block_level(num_gpus))
+    return curve.iterations_per_s.get(num_gpus) if level == counted_level else None
 
 
 @memoize_last  # the monitor asks for it of each job

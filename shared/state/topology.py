@@ -76,12 +76,14 @@ class Topology:
     """The GPUs of some nodes; equal for the same nodes in any order. Raises ValueError for duplicate node ids."""
 
     nodes: tuple[Node, ...]
+    leaving: tuple[Node, ...] = ()  # nodes that take no jobs, on whose GPUs jobs may still be
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.nodes, key=lambda node: (node.path, node.node_id)))
         if len({node.node_id for node in ordered}) < len(ordered):
             raise ValueError("two nodes have the same id")
         object.__setattr__(self, "nodes", ordered)
+        object.__setattr__(self, "leaving", tuple(sorted(self.leaving, key=lambda node: node.node_id)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -130,7 +132,7 @@ class Topology:
         return any(level < self.worst_level for level in self.block_levels[1:])
 
     def level_of(self, gpus: Sequence[GpuId]) -> Level:
-        """What connects these GPUs. GPUs of nodes outside the topology count as far away."""
+        """What connects these GPUs. GPUs of unknown nodes count as far away."""
         if len(gpus) < 2:
             return GPU
         on_nodes = list(dict.fromkeys(gpu.node_id for gpu in gpus))
@@ -140,11 +142,11 @@ class Topology:
         if len(nodes) == 1:
             return SOCKET if len({nodes[0].socket_of(gpu.gpu_index) for gpu in gpus}) == 1 else NODE
         shared = num_shared([node.path for node in nodes])
-        return RACK + self._depth - shared if shared else CLUSTER
+        return max(RACK + self._depth - shared, RACK) if shared else CLUSTER
 
     @cached_property
     def _node_by_id(self) -> dict[str, Node]:
-        return {node.node_id: node for node in self.nodes}
+        return {node.node_id: node for node in (*self.leaving, *self.nodes)}
 
     @cached_property
     def _depth(self) -> int:
@@ -213,15 +215,9 @@ def _pool_topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
 def topology_of_nodes(nodes: Iterable[NodeState], config: PoolConfig) -> Topology:
     """The topology of those of these nodes that take jobs."""
     rack_by_node, sockets_per_node = config.racks, config.sockets_per_node
-    return Topology(
-        tuple(
-            Node(
-                node.node_id,
-                node.num_gpus,
-                sockets=sockets_per_node if sockets_per_node > 1 else node.sockets,
-                rack=rack_by_node.get(node.node_id, node.rack),
-            )
-            for node in nodes
-            if node.takes_jobs
-        )
-    )
+    places = {True: list[Node](), False: list[Node]()}
+    for node in nodes:
+        sockets = sockets_per_node if sockets_per_node > 1 else node.sockets
+        rack = rack_by_node.get(node.node_id, node.rack)
+        places[node.takes_jobs].append(Node(node.node_id, node.num_gpus, sockets=sockets, rack=rack))
+    return Topology(tuple(places[True]), tuple(places[False]))

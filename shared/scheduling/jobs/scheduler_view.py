@@ -6,7 +6,9 @@ made for: `deadline_slack_s` earlier, so that the last evaluation and the last r
 """
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, islice
 from math import exp, floor, sqrt
 from statistics import NormalDist
 from typing import NewType
@@ -14,13 +16,14 @@ from typing import NewType
 from elasticflow.shared.frozen_values import memoize_recent
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.nodes import ending_nodes, promisable_of
-from elasticflow.shared.state.pool import PoolState, largest_level
-from elasticflow.shared.state.topology import CLUSTER, GPU, NODE, Level, pool_topology
+from elasticflow.shared.state.pool import NodeState, PoolState, largest_level
+from elasticflow.shared.state.topology import CLUSTER, GPU, NODE, Level, pool_topology, topology_of_nodes
 
 # --- confidence ----------------------------------------------------------------------------------------
 # Confidence: the part of a scaling curve that a promise counts on, so that the job is as fast with a given
@@ -145,34 +148,71 @@ def known_curve(
 def rates_to_promise(state: PoolState, measured: MeasuredCurve) -> Mapping[int, float]:
     """Iterations/s by number of GPUs at the worst place that a promised job may get: the worst buddy block.
 
-    Placement migrates promised jobs so that each has a whole block (docs/adr/0107). Where it may not, any place counts.
+    Placement migrates promised jobs so that each has a whole block (docs/adr/0107). Where it may not, the slowest place
+    that is known counts.
     """
-    if not measured.at_level:
+    if not (measured.at_level or measured.counted_level):
         return measured.iterations_per_s
-    levels, found = promised_levels(state), dict[int, float]()
-    for num_gpus, of_blocks in measured.iterations_per_s.items():
-        size = num_gpus.bit_length() - 1
-        level = levels[size] if size < len(levels) else CLUSTER
-        known = {each: rates[num_gpus] for each, rates in measured.at_level.items() if num_gpus in rates}
-        if state.config.migration_budget > 0:
-            found[num_gpus] = known.get(level, of_blocks)
-        else:
-            found[num_gpus] = min((of_blocks, *(rate for each, rate in known.items() if each <= level)))
-    return found
+    if state.config.migration_budget > 0:
+        return measured.speeds_at(promised_levels(state), CLUSTER)
+    topology = pool_topology(state)
+    known = [rates for level, rates in measured.at_level.items() if level <= topology.worst_level]
+    return {
+        num_gpus: min((speed, *(rates[num_gpus] for rates in known if num_gpus in rates)))
+        for num_gpus, speed in measured.speeds_at(topology.block_levels, CLUSTER).items()
+    }
 
 
 def promised_levels(state: PoolState) -> tuple[Level, ...]:
-    """What connects 1, 2, 4, ... GPUs of a promised job at worst.
+    """What connects 1, 2, 4, ... GPUs of a promised job at worst: also once nodes have left that announced it, and
+    while as many as the reserve are down."""
+    return _promised_levels(state.nodes, state.config)
 
-    Where nodes may leave, or fail within the reserve, other nodes pair up: then blocks of several nodes count as far
-    apart.
-    """
-    topology = pool_topology(state)
-    if state.config.migration_budget <= 0:
+
+MAX_CASES = 64
+"""Of nodes that are down within a reserve. With more, blocks of several nodes count as far apart."""
+
+
+@memoize_recent  # each decision asks for it, of each GPU type, and few events change nodes
+def _promised_levels(nodes: Map[str, NodeState], config: PoolConfig) -> tuple[Level, ...]:
+    topology = topology_of_nodes(nodes.values(), config)
+    if config.migration_budget <= 0:
         return (GPU, *(topology.worst_level for _ in topology.block_levels[1:]))
-    if state.config.reserve_nodes or ending_nodes(state.nodes):
-        return tuple(level if level <= NODE else topology.worst_level for level in topology.block_levels)
-    return topology.block_levels
+    worst = list(topology.block_levels)
+    for left in _once_nodes_end(nodes):
+        cases = list(islice(_while_down(left, config), MAX_CASES + 1))
+        if len(cases) > MAX_CASES:
+            return tuple(level if level <= NODE else topology.worst_level for level in topology.block_levels)
+        for up in cases:
+            then = topology_of_nodes(up, config).block_levels
+            worst[: len(then)] = map(max, worst, then)
+    return tuple(worst)
+
+
+def _once_nodes_end(nodes: Map[str, NodeState]) -> Iterator[list[NodeState]]:
+    """The nodes that are left, now and after each announced end."""
+    left = dict(nodes)
+    yield list(left.values())
+    for node in sorted(ending_nodes(nodes), key=lambda node: (node.until_s, node.node_id)):
+        del left[node.node_id]
+        yield list(left.values())
+
+
+def _while_down(nodes: Sequence[NodeState], config: PoolConfig) -> Iterator[list[NodeState]]:
+    """The nodes that are up while up to the reserve are down; equal nodes of a rack make one case."""
+    places = Counter[tuple[str, int, int]]()
+    some = list[tuple[tuple[str, int, int], str]]()
+    for node in sorted(nodes, key=lambda node: node.node_id):
+        place = config.racks.get(node.node_id, node.rack), node.num_gpus, node.sockets
+        places[place] += 1
+        if node.takes_jobs and places[place] <= config.reserve_nodes:
+            some.append((place, node.node_id))
+    for num_down in range(config.reserve_nodes + 1):
+        tried = set[tuple[tuple[str, int, int], ...]]()
+        for down in combinations(some, num_down):
+            if (case := tuple(place for place, _ in down)) not in tried:
+                tried.add(case)
+                yield [node for node in nodes if node.node_id not in {node_id for _, node_id in down}]
 
 
 def migration_budget(state: PoolState) -> float:

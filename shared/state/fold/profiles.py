@@ -117,7 +117,13 @@ def configured_curves(state: PoolState, event: events.PoolConfigured) -> PoolSta
             at_s = {num_gpus: max(event.at_s, known.measured_at_s.get(num_gpus, 0.0)) for num_gpus in table}
             at_s = {**known.measured_at_s, **at_s}
             curve = replace(
-                known, iterations_per_s=table, measured_at_s=at_s, failure="", probed_to=math.inf, bounded=()
+                known,
+                iterations_per_s=table,
+                measured_at_s=at_s,
+                failure="",
+                probed_to=math.inf,
+                bounded=(),
+                counted_level={},
             )
             state = with_curve(state, profile_key, curve)
     return state
@@ -193,60 +199,70 @@ def _usable(single_gpu: SingleGpuStepTimes | None, known: VirtualNodeCount | Non
     return single_gpu if single_gpu.num_virtual_nodes == known.count else None
 
 
-UNKNOWN_PLACE = 0.5
-"""A promise counts on at most this part of a speed on GPUs that are connected better, where no larger number bounds
-it: less than half as many GPUs do, so that promises do not use the number before a job has trained there."""
-
-
 def _at_place(state: PoolState, event: events.ThroughputMeasured, curve: MeasuredCurve) -> MeasuredCurve:
     """The curve with a speed at the place where the job trained.
 
     The table without a level holds for the worst buddy block of each number, which a promise counts on. A speed of GPUs
-    that are connected worse does not lower it. Where only GPUs that are connected better were measured, it is bounded:
-    half of the GPUs of a larger block are at least half as fast.
+    that are connected worse does not lower it. Where only GPUs that are connected better were measured, also because
+    the pool had other blocks then, it is bounded.
     """
     num_gpus, rate = event.num_gpus, event.iterations_per_s
     level, block_level = _levels(state, event)
-    of_level = curve.at_level.get(level, NO_RATES)
-    if level != block_level or num_gpus in of_level:
-        curve = replace(curve, at_level={**curve.at_level, level: {**of_level, num_gpus: rate}})
-    known = None if num_gpus in curve.bounded else curve.iterations_per_s.get(num_gpus)
+    if level is None:
+        return _counted(curve, num_gpus, rate, None)
+    known, known_level = curve.iterations_per_s.get(num_gpus), curve.counted_level.get(num_gpus, block_level)
+    if num_gpus in curve.bounded:
+        known = None
+    elif known is not None and known_level != block_level:  # of the blocks that the pool had then
+        curve = _with_place(curve, num_gpus, known_level, known)
+        known = known if known_level > block_level else None
+    if level != block_level or num_gpus in curve.at_level.get(level, NO_RATES):
+        curve = _with_place(curve, num_gpus, level, rate)
     if level == block_level:
-        curve = _counted(curve, num_gpus, rate)
+        curve = _counted(curve, num_gpus, rate, level)
     elif level > block_level:
-        curve = _counted(curve, num_gpus, rate if known is None else max(known, rate))
+        curve = _counted(curve, num_gpus, rate if known is None else max(known, rate), block_level)
     elif known is not None:
-        curve = _counted(curve, num_gpus, min(known, rate))
+        kept_level = curve.counted_level.get(num_gpus)
+        curve = _counted(curve, num_gpus, min(known, rate), None if kept_level is None else block_level)
     else:
-        curve = _bounded(curve, num_gpus)
+        curve = _bounded(curve, num_gpus, block_level)
     half = num_gpus // 2
-    return _bounded(curve, half) if half in curve.bounded else curve
+    return _bounded(curve, half, curve.counted_level[half]) if half in curve.bounded else curve
 
 
-def _counted(curve: MeasuredCurve, num_gpus: int, rate: float, *, is_bound: bool = False) -> MeasuredCurve:
-    """The curve with the speed that promises count on for so many GPUs. is_bound: of which only better places are
-    known."""
-    bounded = (*(each for each in curve.bounded if each != num_gpus), *((num_gpus,) if is_bound else ()))
-    return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: rate}, bounded=bounded)
+def _with_place(curve: MeasuredCurve, num_gpus: int, level: Level, rate: float) -> MeasuredCurve:
+    of_level = {**curve.at_level.get(level, NO_RATES), num_gpus: rate}
+    return replace(curve, at_level={**curve.at_level, level: of_level})
 
 
-def _bounded(curve: MeasuredCurve, num_gpus: int) -> MeasuredCurve:
+def _counted(curve: MeasuredCurve, num_gpus: int, rate: float, level: Level | None) -> MeasuredCurve:
+    """The curve with the speed that promises count on for so many GPUs. level: of its block; None: it is configured."""
+    levels = {each: known for each, known in curve.counted_level.items() if each != num_gpus}
+    return replace(
+        curve,
+        iterations_per_s={**curve.iterations_per_s, num_gpus: rate},
+        bounded=tuple(each for each in curve.bounded if each != num_gpus),
+        counted_level=levels if level is None else {**levels, num_gpus: level},
+    )
+
+
+def _bounded(curve: MeasuredCurve, num_gpus: int, level: Level) -> MeasuredCurve:
     """The curve with the least speed of so many GPUs, of which only better places are known."""
-    rates = [rates[num_gpus] for rates in curve.at_level.values() if num_gpus in rates]
-    if not rates:  # the configuration has replaced the table
+    if not any(num_gpus in rates for rates in curve.at_level.values()):  # the configuration has replaced the table
         return curve
-    larger = None if 2 * num_gpus in curve.bounded else curve.iterations_per_s.get(2 * num_gpus)
-    smaller = curve.iterations_per_s.get(num_gpus // 2, math.inf)
-    counted = min(*rates, larger / 2) if larger else min(min(rates) * UNKNOWN_PLACE, smaller)
-    return _counted(curve, num_gpus, counted, is_bound=True)
+    twice = None if 2 * num_gpus in curve.bounded else curve.iterations_per_s.get(2 * num_gpus)
+    least = curve.bound(num_gpus, curve.iterations_per_s.get(num_gpus // 2), twice)
+    curve = _counted(curve, num_gpus, least, level)
+    return replace(curve, bounded=(*curve.bounded, num_gpus))
 
 
-def _levels(state: PoolState, event: events.ThroughputMeasured) -> tuple[Level, Level]:
-    """What connects the GPUs of the measured job, and the worst buddy block of so many GPUs of its type; equal if the
-    job is elsewhere by now."""
+def _levels(state: PoolState, event: events.ThroughputMeasured) -> tuple[Level | None, Level]:
+    """What connects the GPUs of the measured job, and the worst buddy block of so many GPUs of its type. None if the
+    job is elsewhere by now: its speed counts as that of any block."""
     job = state.job(event.job_id)
     if job is None or job.generation != event.generation or len(job.own_gpus) != event.num_gpus:
-        return GPU, GPU
+        return None, GPU
     topology = topology_of(state, job.own_gpus)
     return topology.level_of(job.own_gpus), topology.block_level(event.num_gpus)
 

@@ -3,10 +3,10 @@
 import pytest
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, next_level
+from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, next_level, promised_levels, rates_to_promise
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import spec_of
-from elasticflow.shared.state.topology import CLUSTER, SOCKET
+from elasticflow.shared.state.topology import CLUSTER, RACK, SOCKET
 from testbed.histories import LINEAR, NOW_S, History, best_effort, gpus, pool
 from tests.support import worker_events
 
@@ -120,3 +120,77 @@ def test_where_promised_jobs_never_migrate_the_slowest_known_place_counts() -> N
     curve = known_curve(history.state, spec_of(history.state.live_jobs["a"]))
     assert curve is not None
     assert (curve.throughput(2), curve.throughput(4)) == (0.5, 4.0)
+
+
+# --- pools that change -----------------------------------------------------------------------------------
+
+
+FOUR = tuple(f"node-0:{index}" for index in range(4))
+LEFT = events.NodeLost(node_id="node-0", incarnation="first-0", reason="left", at_s=NOW_S)
+
+
+def small_nodes() -> list[events.NodeJoined]:
+    return [worker_events.joined("one", node, num_gpus=2) for node in ("node-1", "node-2")]
+
+
+def promised(history: History) -> dict[int, float]:
+    """The speeds that a new promise counts on."""
+    return dict(rates_to_promise(history.state, history.state.curves[KEY]))
+
+
+def test_a_speed_of_blocks_that_the_pool_no_longer_has_is_only_a_bound() -> None:
+    """Four GPUs of one node were measured; then the pool has nodes of two GPUs, and four of them are far apart."""
+    history = trains_on(*FOUR, history=pool(4, curves={KEY: {1: 1.0, 2: 2.0}}))
+    measured(history, 4.0, num_gpus=4)
+    assert promised(history)[4] == 4.0
+    history.then(LEFT, *small_nodes())
+    assert promised(history) == {1: 1.0, 2: 2.0, 4: 2.0}
+
+
+def test_training_on_the_blocks_of_today_replaces_the_bound_and_keeps_what_was_known() -> None:
+    history = trains_on(*FOUR, history=pool(4, curves={KEY: {1: 1.0, 2: 2.0}}))
+    measured(history, 4.0, num_gpus=4)
+    history.then(LEFT, *small_nodes())
+    history.then(placed(2, "node-1:0", "node-1:1", "node-2:0", "node-2:1")).started("a")
+    curve = measured(history, 3.0, num_gpus=4)
+    assert (curve.iterations_per_s[4], curve.at_level[SOCKET][4]) == (3.0, 4.0)
+    assert promised(history)[4] == 3.0
+
+
+def test_a_job_on_a_node_that_is_drained_is_where_it_was() -> None:
+    history = trains_on("node-0:0", "node-0:1", history=pool(2, 2, 2, curves={KEY: {1: 1.0, 2: 1.0}}))
+    history.then(events.NodeDrainStarted(node_id="node-0", incarnation="first-0", at_s=NOW_S))
+    curve = measured(history, 1.9)
+    assert (curve.iterations_per_s[2], curve.at_level) == (1.9, {})
+
+
+RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right"}
+
+
+@pytest.mark.parametrize(
+    ("racks", "reserve_nodes", "level"),
+    [
+        pytest.param({}, 0, RACK, id="two pairs of nodes"),
+        pytest.param({}, 1, RACK, id="one down leaves a pair and a single node"),
+        pytest.param({}, 2, CLUSTER, id="two down may leave one node in each rack"),
+        pytest.param({"node-4": "right"}, 1, CLUSTER, id="one down may leave a pair across the racks"),
+    ],
+)
+def test_promises_count_on_the_worst_blocks_while_nodes_are_down(
+    racks: dict[str, str], reserve_nodes: int, level: int
+) -> None:
+    history = pool(*[2] * (4 + len(racks)), racks=RACKS | racks, reserve_nodes=reserve_nodes)
+    assert promised_levels(history.state)[2] == level
+
+
+def ends(number: int, in_s: float) -> events.NodeEndAnnounced:
+    return events.NodeEndAnnounced(
+        node_id=f"node-{number}", incarnation=f"first-{number}", until_s=NOW_S + in_s, at_s=NOW_S
+    )
+
+
+def test_promises_count_on_the_worst_blocks_after_each_announced_end() -> None:
+    history = pool(2, 2, 2, 2, racks=RACKS).then(ends(0, 100.0), ends(1, 300.0))
+    assert promised_levels(history.state)[2] == RACK, "the right rack keeps its pair"
+    history.then(ends(2, 200.0))
+    assert promised_levels(history.state)[2] == CLUSTER, "from 200 s on, one node of each rack is left"
