@@ -251,8 +251,8 @@ def test_a_start_from_an_older_checkpoint_names_the_file_and_what_is_repeated() 
         )
     )
     assert ledger.of("j1")[-1] == (
-        "generation 2 trains on 1 GPU from iteration 20, 3.0s after its placement; it repeats 30 iterations that were "
-        f"saved: checkpoints could not be used ({lost})"
+        "generation 2 trains on 1 GPU from iteration 20, 3.0s after its placement; it repeats 30 saved iterations: "
+        f"checkpoints could not be used ({lost})"
     )
 
 
