@@ -1,6 +1,8 @@
 """The options of a job: each is declared once, with the commands that have it, what it means and what it sets."""
 
+import io
 import shlex
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,10 +24,12 @@ from elasticflow.cli.option_values import (
     require_future,
     size_of,
 )
+from elasticflow.client.command_requests import Package
 from elasticflow.errors import InvalidJob, did_you_mean
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.job_fields import undeclared
 from elasticflow.sdk.script import Script
+from elasticflow.sdk.submission import load
 from elasticflow.shared.messages.job_spec import TORCHRUN, Scalar
 
 # --- What options mean and set -------------------------------------------------------------------------
@@ -131,7 +135,7 @@ class SubmissionOptions:
             help="Send this whole folder, but for what its .eflowignore names. "
             "Default: what the file imports from beside.",
         ),
-        In(_RUN),
+        In(_RUN, help_of={"run": "The folder from which the job's code is imported. Default: that of the file."}),
     ] = None
     environment: Annotated[
         tuple[str, ...],
@@ -141,7 +145,12 @@ class SubmissionOptions:
             rich_help_panel=_PROJECT,
             help="A variable of the job's processes; may be given several times. Every user of the pool can read it.",
         ),
-        In(_RUN, lambda texts: dict(map(parse_variable, texts)), lambda job, variables: job.set_environment(variables)),
+        In(
+            _RUN,
+            lambda texts: dict(map(parse_variable, texts)),
+            lambda job, variables: job.set_environment(variables),
+            {"run": "A variable of the job; may be given several times."},
+        ),
     ] = ()
     secrets: Annotated[
         tuple[str, ...],
@@ -171,7 +180,12 @@ class SubmissionOptions:
             rich_help_panel=_PROJECT,
             help="Data that each node fetches once (s3://, gs://, ...), or a path there; `data_path(NAME)` finds it.",
         ),
-        In(_RUN, parse_data, lambda job, uris: job.set_data(uris)),
+        In(
+            _RUN,
+            parse_data,
+            lambda job, uris: job.set_data(uris),
+            {"run": "NAME=PATH: data on this machine; `data_path(NAME)` finds it."},
+        ),
     ] = ()
     sweep: Annotated[
         tuple[str, ...],
@@ -270,6 +284,28 @@ class SubmissionOptions:
     def entry(self) -> str:
         """The target; with --torchrun, the target as a torchrun script."""
         return f"{self.target}:{TORCHRUN}" if self.torchrun else self.target
+
+    def load(self) -> tuple[ElasticJob, Package | None]:
+        """The job that the options name, without them, and its code. Raises InputUnusable, typer.BadParameter."""
+        job, code = load(self.entry, self.arguments, self.workdir)
+        if self.workdir is not None and code is not None:
+            self._refuse_sent_secrets(self.workdir, zipfile.ZipFile(io.BytesIO(code.archive)).namelist())
+        return job, code
+
+    def _refuse_sent_secrets(self, workdir: Path, sent: Sequence[str]) -> None:
+        """The file of a secret must not be among those that are stored in clear."""
+        from elasticflow.sdk.workdir import IGNORE_FILE  # its library is needed for a workdir only
+
+        for name, is_file, file in (text.partition("=@") for text in self.secrets):
+            path = Path(file).resolve()
+            if is_file and path.is_relative_to(workdir.resolve()):
+                inside = path.relative_to(workdir.resolve()).as_posix()
+                if inside in sent:
+                    raise typer.BadParameter(
+                        f"{name}: {file} is in the workdir and would be sent in clear; write the line /{inside} into "
+                        f"{workdir / IGNORE_FILE}",
+                        param_hint="--secret",
+                    )
 
     def checked(self, now_s: float) -> Self:
         """The same, before anything is imported or sent: each text has a meaning, and the deadline is to come."""

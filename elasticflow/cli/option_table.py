@@ -5,8 +5,9 @@ that may be given several times is a tuple. A field whose type is another table 
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, NamedTuple, get_args
 
@@ -15,11 +16,15 @@ from typer.models import ArgumentInfo, OptionInfo
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """The commands that have an option, () for all; what its text means, and what sets this in a job."""
+    """The commands that have an option, () for all; what its text means, and what sets this in a job.
+
+    help_of: of commands for which the option means something else.
+    """
 
     commands: tuple[str, ...] = ()
     means: Callable[[Any], Any] = lambda value: value
     sets: Callable[[Any, Any], object] = lambda job, value: None
+    help_of: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Row(NamedTuple):
@@ -43,15 +48,15 @@ class Row(NamedTuple):
 
 def rows_of(table: Any) -> Iterator[Row]:
     """The options of a table, in the order in which help lists them."""
-    for field in fields(table):
-        if is_dataclass(field.type):
-            yield from rows_of(field.type)
-        kind, *details = get_args(field.type) or (field.type,)
-        use = next((each for each in details if isinstance(each, In)), In())
+    for each in fields(table):
+        if is_dataclass(each.type):
+            yield from rows_of(each.type)
+        kind, *details = get_args(each.type) or (each.type,)
+        use = next((detail for detail in details if isinstance(detail, In)), In())
         for info in details:
             if isinstance(info, OptionInfo | ArgumentInfo):
                 word = str(info.default) if isinstance(info, OptionInfo) else ""  # typer keeps the first name there
-                yield Row(field.name, word, _parameter(field.name, kind, info, field.default), field.default, use)
+                yield Row(each.name, word, _parameter(each.name, kind, info, each.default), each.default, use)
 
 
 def _parameter(name: str, kind: Any, info: OptionInfo | ArgumentInfo, default: Any) -> inspect.Parameter:
@@ -76,7 +81,7 @@ def takes_tables(command: Callable[..., None]) -> Callable[..., None]:
             continue
         for row in rows_of(parameter.annotation):
             if not row.use.commands or command.__name__ in row.use.commands:
-                parameters.setdefault(row.name, row.parameter)
+                parameters.setdefault(row.name, _as_meant_by(command.__name__, row))
 
     @wraps(command)
     def with_tables(**typed: Any) -> None:
@@ -86,6 +91,16 @@ def takes_tables(command: Callable[..., None]) -> Callable[..., None]:
     with_tables.__signature__ = inspect.Signature(ordered)  # pyright: ignore[reportAttributeAccessIssue]
     with_tables.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
     return with_tables
+
+
+def _as_meant_by(command: str, row: Row) -> inspect.Parameter:
+    """The parameter, with the help of this command if it has one of its own."""
+    if command not in row.use.help_of:
+        return row.parameter
+    kind, info = get_args(row.parameter.annotation)
+    info = copy(info)
+    info.help = row.use.help_of[command]
+    return row.parameter.replace(annotation=Annotated[kind, info])
 
 
 def _is_option(parameter: inspect.Parameter) -> bool:
@@ -99,9 +114,9 @@ def _taken(kind: Any, name: str, typed: dict[str, Any]) -> Any:
 def filled(table: Any, typed: dict[str, Any]) -> Any:
     """A value of this table, with what was typed of its options."""
     values: dict[str, Any] = {}
-    for field in fields(table):
-        if is_dataclass(field.type):
-            values[field.name] = filled(field.type, typed)
-        elif field.name in typed:
-            values[field.name] = tuple(typed[field.name] or ()) if field.default == () else typed[field.name]
+    for each in fields(table):
+        if is_dataclass(each.type):
+            values[each.name] = filled(each.type, typed)
+        elif each.name in typed:
+            values[each.name] = tuple(typed[each.name] or ()) if each.default == () else typed[each.name]
     return table(**values)

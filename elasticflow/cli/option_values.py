@@ -106,7 +106,10 @@ def parse_data(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, separator, uri = text.partition("=")
         if not separator or not name.isidentifier() or not uri:
-            raise typer.BadParameter(f"{text!r} is not NAME=URI", param_hint="--data")
+            raise typer.BadParameter(
+                f"{text!r} is not NAME=URI, with a NAME of letters, digits and _ that begins with no digit",
+                param_hint="--data",
+            )
         if name in data:
             raise typer.BadParameter(f"{name} is named twice; give each data a name of its own", param_hint="--data")
         data[name] = uri_of(uri)

@@ -19,10 +19,12 @@ from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config
 from elasticflow.client.operator_decisions import configure as configure_pool
-from elasticflow.client.pool_endpoint import DATA_DIR, find_run_file, holder_of, read_run_file
+from elasticflow.client.pool_endpoint import DATA_DIR, find_endpoint, find_run_file, holder_of, read_run_file
 from elasticflow.errors import InvalidJob, UnknownJob
 from elasticflow.history.formatting import limits_in_words, schedule_in_words
+from elasticflow.shared.errors import ElasticFlowError, names_in_short
 from elasticflow.shared.extras import require_extra
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.process_termination import kill_process_group
@@ -32,6 +34,8 @@ from elasticflow.shared.state.job import Job
 from elasticflow.times import moment_in_words
 
 _STOP_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 5.0
+_SHOWN_JOBS = 5
 _POLL_S = 0.1
 
 
@@ -98,7 +102,7 @@ def configure(
 
 def down(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Stop the pool that runs in this folder, in order. Its jobs continue with
-    the next `eflow up`.
+    the next `eflow up`; their deadlines stay.
 
     \b
     Examples:
@@ -108,13 +112,35 @@ def down(data_dir: DataDir = None, as_json: Json = False) -> None:
     if data_dir is None:
         run = find_run_file(Path.cwd())
         data_dir = Path(run.data_dir) if run is not None else Path(DATA_DIR)
-    pid = holder_of(data_dir)
+    pid, waiting = holder_of(data_dir), list[Job]()
     if pid is not None:
+        waiting = _unfinished(data_dir)
         _stop(data_dir, pid)
     if as_json:
-        print_json({"stopped": pid is not None, "data_dir": str(data_dir)})
-    else:
-        say_line(f"stopped the pool in {data_dir}" if pid is not None else f"no pool runs in {data_dir}")
+        print_json(
+            {"stopped": pid is not None, "data_dir": str(data_dir), "live_jobs": [job.job_id for job in waiting]}
+        )
+        return
+    say_line(f"stopped the pool in {data_dir}" if pid is not None else f"no pool runs in {data_dir}")
+    if waiting:
+        due_s = min((job.deadline_s for job in waiting if job.promised and job.deadline_s is not None), default=None)
+        due = "" if due_s is None else f"; the first promise is due {moment_in_words(due_s, SystemClock().now_s())}"
+        names = names_in_short([job.job_id for job in waiting], _SHOWN_JOBS)
+        note(f"{counted(len(waiting), 'job')} of it did not end ({names}): `eflow up` goes on with them{due}")
+
+
+def _unfinished(data_dir: Path) -> list[Job]:
+    """The live jobs of the pool, by name; none if it does not answer soon."""
+
+    async def live_jobs() -> list[Job]:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S), Client.connect(find_endpoint(data_dir=data_dir)) as client:
+            state = await client.state()
+        return [state.live_jobs[job_id] for job_id in sorted(state.live_jobs)]
+
+    try:
+        return asyncio.run(live_jobs())
+    except (ElasticFlowError, OSError, TimeoutError):  # what cannot answer must be stopped all the same
+        return []
 
 
 def _stop(data_dir: Path, pid: int) -> None:

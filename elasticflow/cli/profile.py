@@ -23,7 +23,7 @@ from elasticflow.history.formatting import (
 )
 from elasticflow.history.profile_views import ProfileView, SplitView, TypesView, profile_view, types_view
 from elasticflow.history.tables import table
-from elasticflow.sdk.submission import Submission, load, profilable
+from elasticflow.sdk.submission import Submission, profilable
 from elasticflow.shared.messages.event_summary import counted, gpus_counted
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
 from elasticflow.shared.messages.gpus_by_type import gpus_by_type
@@ -174,7 +174,7 @@ def profile(
         options.checked(SystemClock().now_s())
         sent: list[str] = []  # the id of the profiling run, once the pool may have it
         with telling_what_goes_on(sent, "the measurement "):
-            job, code = load(options.entry, options.arguments, options.workdir)
+            job, code = options.load()
             job = options.apply(job)
             seal_secrets(job, options.secrets, where)
             ready = profilable(job, code)

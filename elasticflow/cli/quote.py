@@ -16,7 +16,7 @@ from elasticflow.cli.option_values import duration_of, end_of
 from elasticflow.cli.several_pools import quote_of_pools
 from elasticflow.cli.terminal_output import plain, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.sdk.submission import load, quotable, with_code
+from elasticflow.sdk.submission import quotable, with_code
 from elasticflow.shared.messages.events import DeadlineQuoted, QuoteRejected, QuoteReserved
 from elasticflow.shared.runtime.process.clock import SystemClock
 
@@ -51,7 +51,7 @@ def quote(
     options = replace(options, where=where_words(context, where)).checked(now_s)
     wanted_s = end_of(options.deadline, "--deadline", now_s) if options.deadline else None
     reserved_s = duration_of(reserve, "--reserve")
-    job, code = load(options.entry, options.arguments, options.workdir)
+    job, code = options.load()
     ready = with_code(quotable(options.apply(job)), code)
 
     if where.pools:

@@ -19,6 +19,7 @@ from elasticflow.errors import TrainingRefused
 from elasticflow.sdk.local_run import run_locally
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import ElasticFlowError
+from elasticflow.shared.extras import require_extra
 from elasticflow.shared.messages.event_summary import counted
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as workers have it: the same bits
@@ -75,6 +76,7 @@ def run(
       eflow run train.py --pdb
       python -m pdb -m elasticflow run train.py
     """
+    require_extra("train", "eflow run")  # before the job's module imports torch
     os.environ.update(_ONE_THREAD)  # before the job's module is imported
     job = options.apply(load(target, workdir=options.workdir)[0])
     began_s = time.monotonic()

@@ -31,7 +31,7 @@ from elasticflow.errors import InvalidJob, NotEnded
 from elasticflow.history.formatting import measured_in_words, undecided_in_words
 from elasticflow.sdk.job_fields import problems_of_names
 from elasticflow.sdk.script import TorchrunScript
-from elasticflow.sdk.submission import Submission, load, with_code
+from elasticflow.sdk.submission import Submission, with_code
 from elasticflow.shared.messages.events import JobAdmitted, ProfileRequested
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Job
@@ -120,7 +120,7 @@ def _submit(
     options = replace(options, quote="")  # offers are taken without the quote
     options.checked(SystemClock().now_s())
     timeout_s, swept = duration_of(waits.timeout, "--timeout"), parse_sweep(options.sweep)
-    job, code = load(options.entry, options.arguments, options.workdir)
+    job, code = options.load()
     job = options.apply(job)
     if isinstance(job, TorchrunScript) and (warning := job.warning()):
         note(f"warning: {warning}")

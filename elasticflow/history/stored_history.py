@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from elasticflow.history.job_history import LENT_BY, HistoryEntry, append_entry
 from elasticflow.shared.messages import codec, events
 from elasticflow.shared.messages.codec import Undecodable
+from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.messages.events import Event
 from elasticflow.times import duration_in_words
 
@@ -185,14 +186,14 @@ def folded(history: Iterable[HistoryEntry]) -> Iterator[HistoryEntry]:
             run.append(entry)
             continue
         if is_profiling:
-            yield from _in_a_line(run)
+            yield from _in_a_line(run, has_ended=True)
             is_ending, run = len(_steps(run)) >= _ENOUGH, []
         elif is_ending and entry.type == events.WorkersStopped.__name__:
             continue
         is_profiling = entry.type == events.ProfileRequested.__name__
         is_ending = is_ending and not is_profiling and entry.type != events.GenerationStarted.__name__
         yield entry
-    yield from _in_a_line(run)
+    yield from _in_a_line(run, has_ended=False)
 
 
 def _steps(run: list[HistoryEntry]) -> list[HistoryEntry]:
@@ -204,7 +205,7 @@ def _is_step(entry: HistoryEntry) -> bool:
     return entry.type in _STEPS and LENT_BY not in entry.text
 
 
-def _in_a_line(run: list[HistoryEntry]) -> Iterator[HistoryEntry]:
+def _in_a_line(run: list[HistoryEntry], *, has_ended: bool) -> Iterator[HistoryEntry]:
     """The run with one line in place of its last step, and without the other steps."""
     steps = _steps(run)
     if len(steps) < _ENOUGH:
@@ -212,10 +213,10 @@ def _in_a_line(run: list[HistoryEntry]) -> Iterator[HistoryEntry]:
         return
     num_runs = sum(step.type == events.PlacementDecided.__name__ for step in steps)
     took = duration_in_words(steps[-1].at_s - steps[0].at_s)
-    generations = f"{num_runs} generation{'s' if num_runs != 1 else ''}"
+    spent = f"{took} and {counted(num_runs, 'generation')}"
+    said = f"its profiling run took {spent}" if has_ended else f"its profiling run goes on, after {spent}"
     for entry in run:
         if entry is steps[-1]:
-            text = f"its profiling run took {took} and {generations} (--all shows each step)"
-            yield replace(entry, text=text, lines=())
+            yield replace(entry, text=f"{said} (--all shows each step)", lines=())
         elif not _is_step(entry):
             yield entry

@@ -105,14 +105,19 @@ def _local_spec(job: ElasticJob) -> JobSpec:
     """The specification without a deadline. Raises InvalidJob for what needs a pool."""
     if isinstance(job, Script):
         raise InvalidJob(
-            "a script runs by itself, outside of a job: python FILE.py ARGUMENTS; elastic() then changes nothing"
+            "a script runs by itself, outside of a job: start it as you did before, by python or torchrun; elastic() "
+            "then changes nothing"
         )
     spec = quotable(job).spec()
-    remote = [f"{name} is at {uri}" for name, uri in spec.data.items() if local_path(uri) is None]
+    paths = {name: local_path(uri) for name, uri in spec.data.items()}
+    remote = [f"{name} is at {spec.data[name]}" for name, path in paths.items() if path is None]
     if remote:
         raise InvalidJob(
             f"data: {', '.join(remote)}, which only nodes fetch: name a copy on this machine, --data NAME=PATH"
         )
+    gone = [f"{name} is not at {path}" for name, path in paths.items() if path is not None and not Path(path).exists()]
+    if gone:
+        raise InvalidJob(f"data: {', '.join(gone)}: name what is on this machine, --data NAME=PATH")
     return replace(spec, job_class=JobClass.BEST_EFFORT, deadline_s=None, deadline_in_s=None)
 
 

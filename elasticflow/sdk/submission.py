@@ -149,7 +149,7 @@ def _advice(target: str, error: Exception) -> str:
     if ".py" not in target:
         module_name, _, name = target.partition(":")
         file = Path(*module_name.split(".")).with_suffix(".py")
-        return f"; to send the file with the job, name it: {file}:{name}" if file.is_file() else ""
+        return f"; Python finds no such module here: name its file, {file}:{name}" if file.is_file() else ""
     name = error.name.partition(".")[0]
     inner = Path(target.rpartition(".py")[0]).resolve().parent
     while (inner / "__init__.py").is_file():

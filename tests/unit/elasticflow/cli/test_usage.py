@@ -342,7 +342,8 @@ def test_data_is_a_uri_or_a_path_and_each_name_is_given_once(nowhere: Path) -> N
     (nowhere / "user_uris.py").write_text(JOB_FILE.format(name="Net", batch=8))
     for options, said in (
         (["sets"], "'sets' is not NAME=URI"),
-        (["a-b=s3://b"], "'a-b=s3://b' is not NAME=URI"),
+        (["a-b=s3://b"], "'a-b=s3://b' is not NAME=URI, with a NAME of letters, digits and _"),
+        (["1x=/a"], "'1x=/a' is not NAME=URI, with a NAME of letters, digits and _ that begins with no digit"),
         (["a=x", "a=y"], "a is named twice; give each data a name of its own"),
         (["DIR=x"], "data: must be without DIR: the pool has EF_DATA_DIR itself; take another name"),
         (["a=https://me:word@host/x"], "must be without the password in a"),
@@ -537,3 +538,28 @@ def test_a_text_without_a_meaning_is_named_before_anything_is_imported(nowhere: 
     (nowhere / "user_never.py").write_text("raise RuntimeError('imported')")
     status, shown = eflow("submit", "user_never.py", *options)
     assert (status, "imported" in shown) == (2, False)
+
+
+def test_the_file_of_a_secret_is_not_sent_with_the_workdir(nowhere: Path) -> None:
+    """It would be stored in clear."""
+    (nowhere / "user_secret.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    (nowhere / "keys").mkdir()
+    (nowhere / "keys" / "password.txt").write_text("word")
+    words = ("user_secret.py", "--workdir", ".", "--secret", "DB_PASSWORD=@keys/password.txt")
+    for command in ("submit", "quote", "profile"):
+        status, shown = eflow(command, *words)
+        assert status == 2
+        said = " ".join(shown.replace("│", "").split())
+        assert "DB_PASSWORD: keys/password.txt is in the workdir and would be sent in clear" in said
+        assert "write the line /keys/password.txt into" in said
+    (nowhere / ".eflowignore").write_text("/keys/password.txt\n")
+    _, shown = eflow("submit", *words, "--deadline", "1h")
+    assert "no running pool" in shown
+
+
+def test_an_option_has_the_help_of_the_command_that_means_something_else_by_it() -> None:
+    _, of_run = eflow("run", "--help")
+    _, of_submit = eflow("submit", "--help")
+    assert "data on this machine" in of_run
+    assert "each node fetches" not in of_run
+    assert "each node fetches" in of_submit

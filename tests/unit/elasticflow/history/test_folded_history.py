@@ -24,6 +24,14 @@ def test_a_profiling_run_is_a_line_with_its_duration() -> None:
     assert shown == ["ProfileRequested", run, "ProfileCompleted", "JobAdmitted"]
 
 
+def test_a_profiling_run_that_goes_on_is_not_told_as_over() -> None:
+    shown = [entry.text for entry in folded(entries("ProfileRequested", *STEP))]
+    assert shown == [
+        "ProfileRequested",
+        "its profiling run goes on, after 4.0s and 1 generation (--all shows each step)",
+    ]
+
+
 @pytest.mark.parametrize("said", ["WorkerCrashed", "JobWarned", "MemoryExceeded", "ProfilingFailed"])
 def test_what_is_said_in_a_profiling_run_is_kept_and_does_not_divide_it(said: str) -> None:
     for num_steps in (1, 5, 9):

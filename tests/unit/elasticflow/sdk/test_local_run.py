@@ -75,7 +75,7 @@ def test_the_model_and_the_files_of_a_job_are_kept_where_wanted(tmp_path: Path, 
     assert torch.load(tmp_path / "model.pt").keys() == {"weight", "bias"}
     assert (tmp_path / "artifacts" / "report.txt").read_text() == "done"
     assert run_locally(WritesFile(), device="cpu").folder is None
-    assert "the job's 1 files in its artifact folder are dropped" in capfd.readouterr().err
+    assert "the job's artifact folder, with 1 file, is dropped" in capfd.readouterr().err
 
 
 def test_ctrl_c_ends_a_run_after_its_step() -> None:
@@ -98,6 +98,8 @@ def test_what_needs_a_pool_is_refused() -> None:
         run_locally(Script("train.py"))
     with pytest.raises(InvalidJob, match="points is at s3://bucket/points, which only nodes fetch"):
         run_locally(Line().set_data({"points": "s3://bucket/points"}))
+    with pytest.raises(InvalidJob, match="points is not at /gone: name what is on this machine, --data NAME=PATH"):
+        run_locally(Line().set_data({"points": "/gone"}))
     with pytest.raises(InvalidJob, match="max_iterations"):
         run_locally(Line().term_condition(max_iterations=0))
     with pytest.raises(TrainingRefused, match="return the loss, or a mapping of names to numbers"):

@@ -144,7 +144,7 @@ def test_a_module_that_is_a_file_here_is_named_as_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         InputUnusable,
-        match=r"to send the file with the job, name it: mine_here/train\.py:Mine$",
+        match=r"Python finds no such module here: name its file, mine_here/train\.py:Mine$",
         check=coded("not_loadable"),
     ):
         load("mine_here.train:Mine")
