@@ -63,7 +63,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         user_code_checks.py     what user code must return and do
         undeclared_state.py     modules and tensors that train() changes beside the job's state
         additional_state.py     objects beside the model and the optimizer that are state
-        plain_state.py          numbers, texts and containers of user code that are state
+        plain_state.py          attributes of a job and variables of a script that are state
+        plain_values.py         numbers, texts, small arrays, and containers and objects of them, as copies
         carried_gradients.py    gradients that outlive their step
         bitwise_steps.py        a step with the same bits at any number of workers
         whole_batch.py          values of the whole batch within train()

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from elasticflow.services.executor.worker.engine.plain_state import Plain, PlainState
+from elasticflow.services.executor.worker.engine.plain_state import PlainState
+from elasticflow.services.executor.worker.engine.plain_values import Plain, to_send
 from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
 from elasticflow.shared.training_interface import Stateful
 
@@ -48,7 +49,7 @@ class AdditionalState:
 
     def note_first_plain(self) -> None:
         """Note the plain state with which the first step begins in any process."""
-        self._first_plain = self._plain.read()
+        self._first_plain = self._plain.mark()
         self._data = frozenset(self._plain.too_large)
 
     def outgrown(self) -> list[str]:
@@ -84,7 +85,9 @@ class AdditionalState:
             kept if kept is not None and kept.is_current(tensor) else _KeptTensor.of(tensor)
             for tensor, kept in zip(tensors, chain(self._kept, repeat(None)), strict=False)
         )
-        return AdditionalSnapshot(optimizer_settings(self._optimizer), structure, self._kept, self._plain_before())
+        return AdditionalSnapshot(
+            optimizer_settings(self._optimizer), structure, self._kept, self._plain_before(marks=True)
+        )
 
     def restore(self, snapshot: AdditionalSnapshot) -> None:
         restore_settings(self._optimizer, snapshot.settings)
@@ -97,13 +100,16 @@ class AdditionalState:
         for name, each in self.objects.items():
             each.load_state_dict(state[name])
 
-    def _plain_before(self) -> dict[str, Plain]:
+    def _plain_before(self, *, marks: bool = False) -> dict[str, Plain]:
         """Any part of a call."""
-        return {} if self._plain.restores_itself else self._plain.read()
+        if self._plain.restores_itself:
+            return {}
+        return self._plain.mark() if marks else self._plain.read()
 
     def changed_plain(self) -> dict[str, Plain]:
         """The plain state that differs from what this process began with, or from nothing: what others may lack."""
-        return {name: plain for name, plain in self._plain.read().items() if plain != self._first_plain.get(name, self)}
+        now = self._plain.read()
+        return {name: to_send(plain) for name, plain in now.items() if plain != self._first_plain.get(name, self)}
 
     def set_plain(self, plain: Mapping[str, Plain]) -> None:
         """Set the plain state that `changed_plain` of another process, or of an earlier step, returned."""

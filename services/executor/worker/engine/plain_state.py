@@ -1,35 +1,29 @@
-"""Plain state of user code: numbers, texts and containers of them, in attributes of a job or in variables of a script.
+"""Plain state of user code: plain values in attributes of a job or in variables of a script.
 
 A counter, a list of losses, a rate in a dict: train() changes them once in a step, as on one device, and workers that
-join have them. What is not plain, such as a tensor, a generator or an iterator, is no state here.
+join have them. What is not plain, such as a large tensor, a generator or an iterator, is no state here.
 """
 
 import ctypes
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset
-
+from elasticflow.services.executor.worker.engine.plain_values import (
+    CODE,
+    NOT_PLAIN,
+    Objects,
+    OfObject,
+    Plain,
+    arrays_in,
+    assign,
+    is_too_large,
+    plain_of,
+)
 from elasticflow.services.executor.worker.process.users_code import is_users_module
-
-MOST_ITEMS = 10_000  # of a container: larger ones are data
-_DEPTH = 4  # of containers in containers
-_LEAVES = frozenset({int, float, bool, str, type(None)})
-_KINDS = {list: "list", tuple: "tuple", deque: "deque", set: "set", dict: "dict"}
-_TYPES: Mapping[str, Any] = {name: kind for kind, name in _KINDS.items()}
-_CODE = (FunctionType, ModuleType, type)
-_OF_TORCH = (torch.Tensor, nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset)
-_NOT_PLAIN = object()
-
-Plain = Any  # a leaf, or the kind of a container and what it holds: ("list", (1, 2)), ("deque", (1, 2), 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +46,14 @@ class PlainState:
     def __init__(self, namespaces: Callable[[], Iterable[Namespace]] = tuple, known: Iterable[Any] = ()) -> None:
         self._namespaces = namespaces
         self._known = frozenset(map(id, known))
+        self._marked: Mapping[str, Plain] = {}  # before a step
         self.too_large = set[str]()  # names of containers that are data, because they are so large
         self._known_variables: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # by namespace: all names, these
+
+    def mark(self) -> dict[str, Plain]:
+        """A copy, by name, before a step: arrays that are there now last, and are written in place from now on."""
+        self._marked = self.read()
+        return dict(self._marked)
 
     def read(self) -> dict[str, Plain]:
         """A copy, by name."""
@@ -61,6 +61,9 @@ class PlainState:
 
     def write(self, state: Mapping[str, Plain], *, deletes: bool = False) -> None:
         """Give the names these values, in the containers that are there. deletes: other plain values."""
+        is_of_here = any(isinstance(plain, OfObject) for plain in state.values())
+        lasting = () if is_of_here else arrays_in(tuple(self._marked.values()))
+        of = Objects(self._known, frozenset(lasting))
         for space in self._namespaces():
             now = dict(self._plain_in(space))
             mine = {
@@ -71,7 +74,7 @@ class PlainState:
             changed = [name for name, plain in mine.items() if name not in now or now[name] != plain]
             added = [name for name in now if name not in mine] if deletes and space.may_delete else []
             for name in changed:
-                _assign(space.values, name, mine[name], self._plain)
+                assign(space.values, name, mine[name], of)
             for name in added:
                 del space.values[name]
             if changed or added:
@@ -79,10 +82,10 @@ class PlainState:
 
     def _plain_in(self, space: Namespace) -> Iterator[tuple[str, Plain]]:
         for name in self._variables(space):
-            plain = self._plain(value := space.values[name])
-            if plain is not _NOT_PLAIN:
+            plain = plain_of(value := space.values[name], Objects(self._known))
+            if plain is not NOT_PLAIN:
                 yield name, plain
-            elif type(value) in _KINDS and len(value) > MOST_ITEMS:
+            elif is_too_large(value):
                 self.too_large.add(space.prefix + name)
 
     def _variables(self, space: Namespace) -> Sequence[str]:
@@ -93,98 +96,14 @@ class PlainState:
             variables = tuple(
                 name
                 for name in names
-                if not isinstance(space.values[name], _CODE) and not name.startswith("__") and name not in space.without
+                if not isinstance(space.values[name], CODE) and not name.startswith("__") and name not in space.without
             )
             self._known_variables[space.prefix] = names, variables
         return variables
 
-    def _plain(self, value: Any, depth: int = _DEPTH) -> Plain:
-        kind = type(value)
-        if kind in _LEAVES:
-            return value
-        if depth == 0 or id(value) in self._known:
-            return _NOT_PLAIN
-        if kind is dict:
-            return self._of_items("dict", value, depth)
-        if kind in _KINDS:
-            return self._of_sequence(_KINDS[kind], value, depth)
-        if (
-            isinstance(value, _CODE + _OF_TORCH)
-            or not is_users_module(kind.__module__)
-            or not hasattr(value, "__dict__")
-        ):
-            return _NOT_PLAIN
-        return self._of_items("object", vars(value), depth)
-
-    def _of_items(self, kind: str, items: Mapping[Any, Any], depth: int) -> Plain:
-        """The plain ones of the items; the others are left as they are."""
-        if len(items) > MOST_ITEMS:
-            return _NOT_PLAIN
-        found = [(key, self._plain(item, depth - 1)) for key, item in list(items.items()) if type(key) in _LEAVES]
-        return kind, tuple((key, plain) for key, plain in found if plain is not _NOT_PLAIN)
-
-    def _of_sequence(self, kind: str, items: Any, depth: int) -> Plain:
-        """All of them, or none."""
-        if len(items) > MOST_ITEMS:
-            return _NOT_PLAIN
-        in_order = sorted(items, key=repr) if kind == "set" else items
-        plain = tuple(self._plain(item, depth - 1) for item in in_order)
-        if any(each is _NOT_PLAIN or _kind_of(each) == "object" for each in plain):
-            return _NOT_PLAIN
-        return (kind, plain, items.maxlen) if kind == "deque" else (kind, plain)
-
 
 def _is_name(name: str, space: Namespace) -> bool:
     return name.isidentifier() and name not in space.without
-
-
-def _kind_of(plain: Plain) -> str:
-    return plain[0] if type(plain) is tuple else ""
-
-
-def _made(plain: Plain) -> Any:
-    """_NOT_PLAIN: an object of the user's class, which only the user can make."""
-    if type(plain) is not tuple:
-        return plain
-    kind, items, *bound = plain
-    match kind:
-        case "object":
-            return _NOT_PLAIN
-        case "dict":
-            made = {key: _made(item) for key, item in items}
-            return {key: item for key, item in made.items() if item is not _NOT_PLAIN}
-        case _:
-            return _TYPES[kind](map(_made, items), *bound)
-
-
-def _assign(values: MutableMapping[Any, Any], name: Any, plain: Plain, plain_of: Callable[[Any], Plain]) -> None:
-    """Write a value into the container that is there, which others may refer to. What is not plain any more stays."""
-    there = values.get(name, _NOT_PLAIN)
-    if there is not _NOT_PLAIN and plain_of(there) is _NOT_PLAIN:
-        return
-    kind = _kind_of(plain)
-    match there:
-        case list() if kind == "list":
-            there[:] = map(_made, plain[1])
-        case deque() if kind == "deque":
-            there.clear()
-            there.extend(map(_made, plain[1]))
-        case set() if kind == "set":
-            there.clear()
-            there.update(map(_made, plain[1]))
-        case dict() if kind == "dict":
-            _merge(there, dict(plain[1]), plain_of)
-        case _ if kind == "object" and there is not _NOT_PLAIN and hasattr(there, "__dict__"):
-            _merge(vars(there), dict(plain[1]), plain_of)
-        case _ if (made := _made(plain)) is not _NOT_PLAIN:
-            values[name] = made
-
-
-def _merge(there: MutableMapping[Any, Any], state: Mapping[Any, Plain], plain_of: Callable[[Any], Plain]) -> None:
-    for key in [key for key, item in there.items() if key not in state and plain_of(item) is not _NOT_PLAIN]:
-        del there[key]
-    for key, plain in state.items():
-        _assign(there, key, plain, plain_of)
 
 
 class LoopState(PlainState):
@@ -209,7 +128,7 @@ class LoopState(PlainState):
             self.write(self._joined)
             self._joined = None
         if iteration != self._iteration:
-            self._iteration, self._before = iteration, self.read()
+            self._iteration, self._before = iteration, self.mark()
         else:
             self.write(self._before)
 

@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.engine.memory_growth import MemoryGrowth, memory_growth_on
-from elasticflow.services.executor.worker.engine.plain_state import MOST_ITEMS
+from elasticflow.services.executor.worker.engine.plain_values import MOST_BYTES, MOST_ITEMS
 from elasticflow.services.executor.worker.engine.step_agreement import (
     Agreement,
     Fingerprint,
@@ -227,9 +227,9 @@ class TrainingSteps(JobState):
             self._share_plain_state()
         if outgrown := self.additional.outgrown():
             self.telemetry.warn(
-                f"{', '.join(outgrown)} has more than {MOST_ITEMS:,} items, and is no state of the job any more: "
-                "workers that join and checkpoints do not have it, and it changes once for each part of a batch. Keep "
-                "fewer"
+                f"{', '.join(outgrown)} has more than {MOST_ITEMS:,} items or {MOST_BYTES >> 10} KiB, and is no state "
+                "of the job any more: workers that join and checkpoints do not have it, and it changes once for each "
+                "part of a batch. Keep fewer"
             )
         self.iteration += 1
         self.is_over = agreement.over

@@ -2,8 +2,9 @@
 
 A module that is no part of the job's state, such as a teacher in an attribute, reaches neither workers that join nor
 checkpoints, and changes once for each part of a batch. So do tensors that user code has made before the first step and
-keeps in objects or, in a script, in variables: for example a dict with averages of the weights. Such a job fails with a
-sentence. A tensor that train() makes is no state, and plain state is part of it (`PlainState`).
+keeps in objects or, in a script, in variables: for example a dict with averages of the weights; and large arrays of
+numpy. Such a job fails with a sentence. A tensor that train() makes is no state, and plain state is part of it
+(`PlainState`).
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
@@ -18,6 +19,7 @@ from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
 from elasticflow.services.executor.worker.engine.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import COMPARE_TENSORS_EVERY, sampled_bits
+from elasticflow.services.executor.worker.engine.plain_values import is_number, is_too_large
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.users_code import is_users_frame, items_of
 
@@ -239,6 +242,7 @@ class UndeclaredState:
         self._mark: Mark | None = None
         self._in_attributes: dict[str, torch.Tensor] = {}  # when the step began, in steps that compare values
         self._first_names: frozenset[str] | None = None  # of these, before the first step
+        self._of_arrays: dict[str, tuple[np.ndarray[Any, Any], torch.Tensor]] = {}  # by name: one on its memory
 
     def begin_step(self, iteration: int) -> None:
         """Marks their tensors as they are."""
@@ -300,13 +304,28 @@ class UndeclaredState:
         items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, known))
         return [
             (name, item)
-            for name, item in islice(items, _MOST_ITEMS)
-            if _is_tensor(item)
-            and (item.numel() > 1 and item.layout is torch.strided)
+            for name, item in self._as_tensors(islice(items, _MOST_ITEMS))
+            if (item.numel() > 0 and item.layout is torch.strided and not is_number(item))
             and (self._first_names is None or name in self._first_names)
             and (shapes is None or item.shape in shapes)
             and item.untyped_storage()._cdata not in declared
         ]
+
+    def _as_tensors(self, items: Iterable[tuple[str, Any]]) -> Iterator[Named]:
+        """The tensors among them, and arrays that are too large to be plain, each the same tensor in all steps."""
+        for name, item in items:
+            if _is_tensor(item):
+                yield name, item
+            elif isinstance(item, np.ndarray) and is_too_large(item) and item.flags.writeable:
+                array, tensor = self._of_arrays.get(name, (None, None))
+                if array is not item:
+                    try:
+                        tensor = torch.from_numpy(item)  # it shares the memory
+                    except (TypeError, ValueError):  # torch has no such type, or no such strides
+                        continue
+                    self._of_arrays[name] = item, tensor
+                if tensor is not None:
+                    yield name, tensor
 
     def _declared_storages(self) -> set[int]:
         return {tensor.untyped_storage()._cdata for tensor in self._declared()}

@@ -1,7 +1,7 @@
 """Plain state of user code: what is part of it, and that a written state is the one that was read."""
 
 import copy
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from elasticflow.services.executor.worker.engine import plain_state
+from elasticflow.services.executor.worker.engine import plain_state, plain_values
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
 from elasticflow.services.executor.worker.engine.plain_state import LoopState, Namespace, PlainState, plain_state_of
 
@@ -21,6 +21,12 @@ values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3).map(OrderedDict)
+        | st.dictionaries(st.text(max_size=2), st.integers(), max_size=3).map(Counter)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3).map(lambda items: defaultdict(list, items))
+        | st.frozensets(st.integers(), max_size=3)
+        | st.binary(max_size=3)
+        | st.binary(max_size=3).map(bytearray)
         | st.lists(inner, max_size=3).map(tuple)
         | st.lists(inner, max_size=3).map(deque)
         | st.sets(st.integers(), max_size=3)
@@ -86,7 +92,7 @@ def test_what_a_call_adds_is_not_there_in_the_next_one_unless_it_is_not_plain() 
     there: dict[str, Any] = {"hidden": None}
     state = of(there)
     before = state.read()
-    there.update(hidden=torch.ones(1), seen=1, made=torch.ones(1))
+    there.update(hidden=torch.ones(2), seen=1, made=torch.ones(2))
     state.write(before, deletes=True)
     assert there.keys() == {"hidden", "made"}
     assert there["hidden"] is not None, "the repeated first step finds it"
@@ -100,7 +106,7 @@ def test_a_bounded_queue_stays_bounded_where_it_is_made_anew() -> None:
 
 
 def test_large_containers_are_data_and_one_that_has_grown_is_named_once() -> None:
-    there = {"few": [0] * plain_state.MOST_ITEMS, "many": [0] * (plain_state.MOST_ITEMS + 1)}
+    there = {"few": [0] * plain_values.MOST_ITEMS, "many": [0] * (plain_values.MOST_ITEMS + 1)}
     optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
     additional = AdditionalState({}, optimizer, of(there))
     assert (additional.changed_plain(), additional.outgrown()) == ({}, [])

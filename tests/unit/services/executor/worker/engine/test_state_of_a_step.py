@@ -1,9 +1,11 @@
 """What train() changes beside the optimizer's step changes once in a step, or the job fails in its first one."""
 
+import array
 import copy
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from elasticflow.services.executor.worker.engine.plain_state import plain_state_
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.undeclared_state import UndeclaredState
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
+from elasticflow.services.executor.worker.group.compatibility_digest import decode_value, encode_value
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
@@ -317,6 +320,95 @@ def test_a_number_of_the_job_changes_once_in_a_step(run: Callable[..., Job]) -> 
     assert len(job.seen) == NUM_STEPS, "lists of numbers, too"
 
 
+class Slots:
+    __slots__ = ("steps",)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+
+def count_in(name: str) -> Callable[[Job], None]:
+    """One more in the attribute, or in the item or attribute "steps" of it."""
+
+    def count(job: Job) -> None:
+        value = getattr(job, name)
+        if isinstance(value, np.ndarray):
+            value[(0,) * value.ndim] += 1
+        elif isinstance(value, dict | list | bytearray | array.array):
+            value["steps" if isinstance(value, dict) else 0] += 1
+        elif hasattr(value, "steps"):
+            value.steps += 1
+        else:
+            setattr(job, name, value + 1)
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("make", "ended"),
+    [
+        pytest.param(lambda: Counter(steps=0), Counter(steps=NUM_STEPS), id="Counter"),
+        pytest.param(lambda: defaultdict(int), {"steps": NUM_STEPS}, id="defaultdict"),
+        pytest.param(lambda: OrderedDict(steps=0), OrderedDict(steps=NUM_STEPS), id="OrderedDict"),
+        pytest.param(lambda: SimpleNamespace(steps=0), SimpleNamespace(steps=NUM_STEPS), id="SimpleNamespace"),
+        pytest.param(Slots, NUM_STEPS, id="slots"),
+        pytest.param(lambda: bytearray(1), bytearray([NUM_STEPS]), id="bytearray"),
+        pytest.param(lambda: array.array("q", [0]), array.array("q", [NUM_STEPS]), id="array"),
+        pytest.param(lambda: np.float32(0), np.float32(NUM_STEPS), id="numpy scalar"),
+        pytest.param(lambda: np.zeros(2), np.array([NUM_STEPS, 0.0]), id="numpy array"),
+        pytest.param(lambda: np.array(0), np.array(NUM_STEPS), id="numpy array without axes"),
+        pytest.param(lambda: torch.tensor(0.0), torch.tensor(float(NUM_STEPS)), id="tensor"),
+        pytest.param(
+            lambda: [torch.tensor(0, dtype=torch.bfloat16)],
+            [torch.tensor(NUM_STEPS, dtype=torch.bfloat16)],
+            id="tensor in a list",
+        ),
+        pytest.param(lambda: 0j, complex(NUM_STEPS), id="complex"),
+    ],
+)
+def test_plain_values_of_all_kinds_change_once_in_a_step(
+    run: Callable[..., Job], make: Callable[[], Any], ended: Any
+) -> None:
+    for count in (1, 4):
+        job = Job(step=count_in("mine"))
+        job.mine = made = make()
+        additional = AdditionalState({}, job.optimizer, plain_state_of(job, ()))
+        run(job, count, additional=additional)
+        value = job.mine.steps if isinstance(made, Slots) else job.mine
+        assert bool(np.all(np.asarray(value == ended)))
+        sent = decode_value(encode_value(additional.changed_plain()))
+        joining = Job()
+        joining.mine = make()
+        AdditionalState({}, joining.optimizer, plain_state_of(joining, ())).set_plain(sent)
+        received = joining.mine.steps if isinstance(made, Slots) else joining.mine
+        assert bool(np.all(np.asarray(received == value)))
+
+
+def test_a_tensor_that_train_makes_for_a_number_changes_once_in_a_step(run: Callable[..., Job]) -> None:
+    def count(job: Job) -> None:
+        job.total = getattr(job, "total", torch.tensor(0.0)) + 1
+
+    job = Job(step=count)
+    run(job, 4, additional=AdditionalState({}, job.optimizer, plain_state_of(job, ())))
+    assert job.total == NUM_STEPS
+
+
+def test_a_name_gets_its_object_back_and_the_data_that_it_had_meanwhile_is_not_written(
+    run: Callable[..., Job],
+) -> None:
+    data = [[float(index)] for index in range(20_000)]  # too many to be state
+    arrays = [np.full(1, index) for index in range(20_000)]
+
+    def look(job: Job) -> None:
+        job.sample, job.row = data[len(job.seen)], arrays[len(job.seen)]
+
+    job = Job(first=look)
+    job.sample, job.row = data[100], arrays[100]
+    run(job, 4, additional=AdditionalState({}, job.optimizer, plain_state_of(job, ())))
+    assert data == [[float(index)] for index in range(20_000)]
+    assert all(row[0] == index for index, row in enumerate(arrays))
+
+
 def changed_module(make_changes: Callable[[nn.Module], Any], *, declares: bool = False) -> None:
     model, teacher = nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -369,12 +461,21 @@ def step_with_attributes(change: Callable[[Any, nn.Module], None]) -> None:
     model, job = nn.Linear(2, 2), Holder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.averages, job.center, job.seen, job.made = Averages(model), torch.zeros(2), torch.zeros(1), None
+    job.bank = np.zeros((1000, 100))
     undeclared = UndeclaredState(model, optimizer, AdditionalState({}, optimizer), job)
     for iteration in range(3):
         undeclared.begin_step(iteration)
         nn.init.normal_(model.weight)
         change(job, model)
         undeclared.require_unchanged(iteration)
+
+
+def write_into_bank(job: Any, model: nn.Module) -> None:
+    job.bank[:] = 1.0
+
+
+def replace_bank(job: Any, model: nn.Module) -> None:
+    job.bank = job.bank + 1
 
 
 def replace_center(job: Any, model: nn.Module) -> None:
@@ -387,6 +488,8 @@ def replace_center(job: Any, model: nn.Module) -> None:
         (lambda job, model: job.averages.update(model), r"self\.averages\.shadow\['weight'\]"),
         (lambda job, model: job.averages.update_in_place(model), r"self\.averages\.shadow\['weight'\]"),
         (replace_center, r"self\.center"),
+        (write_into_bank, r"self\.bank"),
+        (replace_bank, r"self\.bank"),
     ],
 )
 def test_tensors_in_attributes_must_not_change(change: Callable[[Any, nn.Module], None], name: str) -> None:
