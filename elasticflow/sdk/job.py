@@ -52,9 +52,9 @@ class ElasticJob:
     The worker calls `train` once for each virtual node, a fixed part of the global batch. The calls of one process
     synchronize in `backward()` and in `optimizer.step()`: the result has the same bits on any number of GPUs.
 
-    Only the state of the model, of the optimizer and of the objects that `stateful` returns survives a resize: tensors
-    and plain numbers in their `state_dict()`. Other attributes of `self` start again; derive what changes with time
-    from `self.iteration`.
+    A resize keeps the state of the model, of the optimizer and of the objects that `stateful` returns, and plain
+    attributes of `self`: numbers, texts and containers of them. Other attributes start again; `train` may not change
+    tensors in them.
     """
 
     # --- declarations in the class; see the setters ---
@@ -345,9 +345,9 @@ class ElasticJob:
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.
-        from elasticflow.sdk.job_fields import problems_of
+        from elasticflow.sdk.job_fields import mistyped_declarations, problems_of
 
-        problems = problems_of(spec, has_deadline=has_deadline)
+        problems = (*mistyped_declarations(type(self), ElasticJob), *problems_of(spec, has_deadline=has_deadline))
         if problems:
             raise InvalidJob(*problems)
         return spec

@@ -36,6 +36,25 @@ def undeclared(of_class: str, declared: Iterable[str], given: Iterable[str], opt
     )
 
 
+_MISTYPED = 0.9  # similarity of names; a letter more or less
+
+
+def mistyped_declarations(of: type, base: type) -> tuple[str, ...]:
+    """A problem for each attribute of the job's classes whose name is nearly one that `base` declares."""
+    known = [name for name in dir(base) if not name.startswith("_")]
+    classes = of.__mro__[: of.__mro__.index(base)]
+    own = dict.fromkeys(
+        name for each in classes for name in vars(each) if not name.startswith("_") and name not in known
+    )
+    meant = ((name, difflib.get_close_matches(name, known, n=1, cutoff=_MISTYPED)) for name in own)
+    return tuple(
+        f"{of.__name__}.{name}: a job has no such declaration; did you mean {close[0]}? Give an attribute of your own "
+        "another name"
+        for name, close in meant
+        if close
+    )
+
+
 def metric_condition(metric: str, condition: Any) -> MetricCondition:
     """Raises InvalidJob."""
     try:

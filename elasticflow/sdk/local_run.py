@@ -66,6 +66,8 @@ def run_locally(
     """
     require_extra("train", "a local run")
     spec = _local_spec(job)
+    if virtual_nodes and job.virtual_nodes and virtual_nodes != job.virtual_nodes:
+        raise InvalidJob(f"virtual_nodes: {type(job).__name__} has {job.virtual_nodes}; leave {virtual_nodes} out")
     from elasticflow.services.executor.worker.interface import TrainingFailed
     from elasticflow.services.executor.worker.loop.local_training import device_here, train_here
 

@@ -254,3 +254,21 @@ def test_a_large_library_is_imported_only_where_needed(statement, libraries):
     code = f"import sys; {statement}; print(*{libraries!r} & sys.modules.keys())"
     ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[4], capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("\n", "")
+
+
+class Mistyped(Small):
+    virtual_node = 2
+    seeds = (1, 2)  # of its own
+
+    def on_steps(self) -> None: ...
+
+
+def test_a_declaration_with_a_typing_error_is_refused():
+    with pytest.raises(InvalidJob) as error:
+        Mistyped().set_deadline(within="2m").spec()
+    assert error.value.problems == (
+        "Mistyped.virtual_node: a job has no such declaration; did you mean virtual_nodes? Give an attribute of your "
+        "own another name",
+        "Mistyped.on_steps: a job has no such declaration; did you mean on_step? Give an attribute of your own another "
+        "name",
+    )

@@ -100,6 +100,8 @@ def test_what_needs_a_pool_is_refused() -> None:
         run_locally(Line().set_data({"points": "s3://bucket/points"}))
     with pytest.raises(InvalidJob, match="points is not at /gone: name what is on this machine, --data NAME=PATH"):
         run_locally(Line().set_data({"points": "/gone"}))
+    with pytest.raises(InvalidJob, match="virtual_nodes: Line has 2; leave 4 out"):
+        run_locally(Line(), virtual_nodes=4)
     with pytest.raises(InvalidJob, match="max_iterations"):
         run_locally(Line().term_condition(max_iterations=0))
     with pytest.raises(TrainingRefused, match="return the loss, or a mapping of names to numbers"):
