@@ -476,8 +476,8 @@ _NODES = (
     Mutation(
         name="a drained node used",
         file="shared/state/topology.py",
-        old="            if node.takes_jobs\n        )\n    )\n",
-        new="            if node.alive\n        )\n    )\n",
+        old="places[node.takes_jobs].append",
+        new="places[node.alive].append",
         tests=("tests/unit/services/test_nodes_with_ends.py",),
         loses="a job is placed on a node that ends in a minute",
     ),

@@ -80,9 +80,9 @@ def add(role: RoleOfKey, name: Name, folder: Folder = _FOLDER, as_json: Json = F
     own = {Role.TENANT: f" EF_TENANT={name}", Role.NODE: f" EF_NODE_ID={name}"}.get(role, "")
     note(f"send {store.accounts_file} to each NATS server, then run there twice: {_RELOAD}")
     note("(the first reload makes an account, the second what it imports)")
-    note(f"give the {role} this file, by a way that no other person can read, and these variables:")
     if role is Role.NODE and store.workers_secret_file.exists():
-        note(f"put {store.workers_secret_file.name} beside it there: workers of all nodes know each other by it")
+        note(f"put {store.workers_secret_file.name} beside its key there: workers of all nodes know each other by it")
+    note(f"give the {role} this file, by a way that no other person can read, and these variables:")
     say_line(f"export EF_NATS_CREDS={_word(store.seed_file(role, name))} EF_POOL={store.pool}{own}")
 
 

@@ -371,7 +371,9 @@ def _other_hosts(endpoint: Endpoint) -> tuple[str, ...]:
 
 def _isolation_problems(environment: Mapping[str, str], access: NatsAccess) -> Iterable[str]:
     """Problems of the isolation of jobs by an executor with this environment."""
-    has_key = access.credentials is not None and "EF_NODE_ID" in environment
+    has_key = access.credentials is not None
+    if has_key and "EF_NODE_ID" not in environment:
+        return  # the key of an operator or tenant: no executor runs with it
     mode = environment.get("EF_ISOLATION") or ("auto" if has_key else "none")
     if mode != "none" and (problem := namespaces_problem()):
         yield (

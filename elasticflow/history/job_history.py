@@ -83,7 +83,7 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
             until = "" if event.until_s is None else f" until {moment_in_words(event.until_s, event.at_s)}"
             return f"{event.node_id} joined with {gpus_counted(event.num_gpus, event.gpu_type)}{until}"
         case events.NodeLost():
-            return f"{event.node_id} was lost"
+            return f"{event.node_id} {'left' if event.reason == 'left' else 'was lost'}"
         case events.NodeEndAnnounced():
             return end_in_words(event)
         case events.NodeDrainStarted():
@@ -247,7 +247,8 @@ class EventsInWords:
                 share = schedule_in_words(event.replanned[name])
                 return f"replanned so that {shown(event.job_id)} is admitted, still in time: {share}"
             case events.NodeLost() if old is not None and event.node_id in old.nodes and old.live:
-                return f"{event.node_id} was lost ({event.reason}) with workers of this job"
+                gone = "left" if event.reason == "left" else f"was lost ({event.reason})"
+                return f"{event.node_id} {gone} with workers of this job"
             case events.NodeJoined() if old is not None and old.live and not is_still_there(before.nodes, event):
                 return _joined_again(event, before, self.state) if event.node_id in old.nodes else ""
             case _ if getattr(event, "job_id", "") == name:

@@ -88,6 +88,25 @@ def _status(source: Source) -> tuple[float | None, int, str]:
     return source.stale_since_s, reads_up_to, source.history.unread.in_words()
 
 
+async def until(ending: asyncio.Event, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The stream, which has no end of its own, until the event."""
+    end = asyncio.ensure_future(ending.wait())
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(stream, None))
+            await asyncio.wait((end, following), return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                following.cancel()
+                await asyncio.wait((following,))
+                return
+            if (content := following.result()) is None:
+                return
+            yield content
+    finally:
+        end.cancel()
+        await stream.aclose()
+
+
 async def log_events(logs: FileLogs | StoredLogs, state: Callable[[], PoolState]) -> AsyncGenerator[bytes, None]:
     """New lines of all workers, without end. Of a flood, the newest lines and the number of the others."""
     while True:

@@ -20,7 +20,7 @@ from elasticflow.history.names_concerned import event_rows
 from elasticflow.history.usage_report import NoPrice, Prices, cost_of
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.event_streams import PoolStream, encoded, log_events
+from elasticflow.web.event_streams import PoolStream, encoded, log_events, until
 from elasticflow.web.page_values import Known, job_detail, past_update, tenant_rows
 from elasticflow.web.policy_names import POLICIES
 from elasticflow.web.pool_history import PoolHistory
@@ -141,7 +141,7 @@ async def stream(request: Request) -> Response:
     of_source = page.streams.setdefault(name, PoolStream(page.source(request)))
     last = request.headers.get("last-event-id", "")
     after = int(last) if last.isascii() and last.isdigit() else 0
-    return StreamingResponse(of_source.events(after), media_type=_EVENT_STREAM)
+    return StreamingResponse(until(request.app.state.ending, of_source.events(after)), media_type=_EVENT_STREAM)
 
 
 async def state(request: Request) -> Response:
@@ -195,7 +195,8 @@ async def logs(request: Request) -> Response:
         logs = FileLogs(reader, job.job_id, follow=True)
     else:
         logs = page.client.stored_logs(job)
-    return StreamingResponse(log_events(logs, lambda: source.history.state), media_type=_EVENT_STREAM)
+    lines = log_events(logs, lambda: source.history.state)
+    return StreamingResponse(until(request.app.state.ending, lines), media_type=_EVENT_STREAM)
 
 
 async def events(request: Request) -> Response:

@@ -149,7 +149,7 @@ _OPENED = (
     '<!doctype html><html lang="en"><title>ElasticFlow</title><meta http-equiv="refresh" content="0;url=/">'
     '<link rel="icon" href="/static/icon.svg">'
 )
-_SHUTDOWN_S = 1  # streams have no end of their own
+_SHUTDOWN_S = 1  # for requests that are being answered
 _HEAD_S, _BODY_S = 10.0, 60.0  # until all of it has arrived
 
 
@@ -182,7 +182,7 @@ def application(page: Page, sessions: Sessions, on_opened: Callable[[], None]) -
         middleware=[Middleware(Guard, sessions=sessions)],
         exception_handlers={HTTPException: _as_text},
     )
-    app.state.page = page
+    app.state.page, app.state.ending = page, asyncio.Event()  # of the server, and with it of all streams
     return app
 
 
@@ -225,6 +225,17 @@ class _ImpatientProtocol(H11Protocol):
         self._deadline = None if state is None else self.loop.call_later(within_s, self.transport.close)
 
 
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams first: uvicorn waits for them, and then reports each as an error."""
+        self._ending.set()
+        await super().shutdown(sockets)
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """port 0: a free one. Raises CannotStart."""
     try:
@@ -249,7 +260,7 @@ async def serve(app: Starlette, listening: socket.socket, beside: Callable[[], A
         http=_ImpatientProtocol,
         h11_max_incomplete_event_size=16_384,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config, app.state.ending)
     task = asyncio.ensure_future(beside())
 
     def end_server(done: "asyncio.Future[Any]") -> None:

@@ -155,10 +155,11 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
 
 def comparison_tables(comparison: Comparison) -> Group:
     """The first decisions that differ, jobs by fate, and the jobs whose fates differ."""
+    end = "the last deadline" if comparison.modelled_until_s > comparison.until_s else "with it"
     title = Text(
         f"{comparison.policy} after sequence {comparison.from_sequence}; the record ends at "
         f"{comparison.until_sequence}, {clock_time(comparison.until_s)}; the model goes on to "
-        f"{clock_time(comparison.modelled_until_s)}, the last deadline, with no later arrivals"
+        f"{clock_time(comparison.modelled_until_s)}, {end}, with no later arrivals"
     )
     return Group(
         title,

@@ -106,9 +106,10 @@ function Compared({ compared }) {
     >
   </td>`;
   const begin = compared.from_sequence ? `after message ${compared.from_sequence}` : "from the start";
+  const end = compared.modelled_until_s > compared.until_s ? "at the last deadline" : "with the record";
   const summary =
     `${jobs.filter(differs).length} of ${jobs.length} jobs end otherwise under ${compared.policy}, which decides ${begin}. ` +
-    `Both models end at the last deadline, ${clockTime(compared.modelled_until_s)}, with no later arrivals. ` +
+    `Both models end ${end}, ${clockTime(compared.modelled_until_s)}, with no later arrivals. ` +
     "Where the first two columns of the table differ, the model errs or the record ends.";
   const columns = html`<th scope="col">Recorded, up to ${clockTime(compared.until_s)}</th>
     <th scope="col">As recorded, modelled</th>

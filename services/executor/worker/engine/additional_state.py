@@ -5,7 +5,7 @@ begins with the same state, and that of the last one stays. The optimizer's sett
 plain state of the user's code follow the same rule. A rolled back step restores all of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -46,6 +46,8 @@ class AdditionalState:
         self.note_first_plain()
         self._optimizer = optimizer
         self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
+        self._of_first_call: Mapping[str, Plain] | None = None  # since the newest snapshot
+        self._differing, self._told = set[str](), set[str]()  # names in the plain state
 
     def note_first_plain(self) -> None:
         """Note the plain state with which the first step begins in any process."""
@@ -56,6 +58,25 @@ class AdditionalState:
         """Names of containers that have become too large for a state, each once."""
         names = sorted(self._plain.too_large - self._data)
         self._data |= frozenset(names)
+        return names
+
+    def note_call(self) -> None:
+        """Note what a call has left, or a part of it: each of them is for another part of the batch."""
+        now = self._plain_before()
+        first = self._of_first_call = now if self._of_first_call is None else self._of_first_call
+        if now is not first and now != first:
+            self.note_differing(
+                name for name in first.keys() | now.keys() if first.get(name, self) != now.get(name, self)
+            )
+
+    def note_differing(self, names: Iterable[str]) -> None:
+        """Names in the plain state whose value depends on the part of the batch."""
+        self._differing.update(names)
+
+    def newly_differing(self) -> list[str]:
+        """Their names, each once."""
+        names = sorted(self._differing - self._told)
+        self._told.update(names)
         return names
 
     def state(self) -> tuple[Any, list[torch.Tensor]]:
@@ -80,6 +101,7 @@ class AdditionalState:
 
     def snapshot(self) -> AdditionalSnapshot:
         """Copies only tensors that have changed since the last snapshot."""
+        self._of_first_call = None
         structure, tensors = self.state()
         self._kept = tuple(
             kept if kept is not None and kept.is_current(tensor) else _KeptTensor.of(tensor)

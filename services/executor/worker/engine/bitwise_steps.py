@@ -271,6 +271,7 @@ class BitwiseSteps:
             return
         if self._scheduler.num_resumed < len(self.computed):
             return  # a script changes it in its last pass only
+        self._additional.note_call()
         mine = self._additional.comparable()
         first = self._change_of_first = self._change_of_first or mine
         if differing := [name for name in mine if mine[name] != first[name]]:

@@ -1,7 +1,7 @@
 """Plain values of user code: numbers, texts, small arrays, and containers and objects that hold them.
 
 A plain value has a copy that can be compared, sent to other processes as it is, and written back into the container
-that is there. A tensor with one element on the CPU is a number; larger ones are the model's, or no state.
+that is there. A tensor is not plain: it belongs to the model, or is no state.
 """
 
 import array
@@ -35,10 +35,9 @@ _MAPPINGS: Mapping[type, str] = {
 }
 _TYPES: Mapping[str, Any] = {name: kind for kind, name in (_SEQUENCES | _MAPPINGS).items()}
 _FACTORIES: Mapping[str, Any] = {kind.__name__: kind for kind in (int, float, bool, str, list, dict, set)}
-_PACKED = (bytes, bytearray, complex, array.array, np.number, np.bool_, np.ndarray, torch.Tensor)
-_OF_TORCH = (nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset)
+_PACKED = (bytes, bytearray, complex, array.array, np.number, np.bool_, np.ndarray)
+_OF_TORCH = (torch.Tensor, nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset)
 _OBJECTS = ("object", "namespace")
-_ARRAYS = ("ndarray", "tensor")
 _FIXED = ("tuple", "frozenset", "bytes", "complex", "scalar")  # which never change
 
 Plain = Any
@@ -118,14 +117,14 @@ def assign(values: MutableMapping[Any, Any], name: Any, plain: Plain, of: Object
     if isinstance(plain, OfObject):
         values[name] = plain.of if _refill(plain.of, plain, of) else _made(tuple(plain), of)
         return
-    is_alike = _kind_of(now) == _kind_of(plain) and (_kind_of(plain) not in _ARRAYS or id(there) in of.lasting)
+    is_alike = _kind_of(now) == _kind_of(plain) and (_kind_of(plain) != "ndarray" or id(there) in of.lasting)
     if not (is_alike and _refill(there, plain, of)) and (made := _made(plain, of)) is not NOT_PLAIN:
         values[name] = made
 
 
 def arrays_in(plain: Plain) -> Iterator[int]:
     """The ids of the arrays that it was read from."""
-    if isinstance(plain, OfObject) and _kind_of(plain) in _ARRAYS:
+    if isinstance(plain, OfObject) and _kind_of(plain) == "ndarray":
         yield id(plain.of)
     elif isinstance(plain, tuple):
         for each in plain:
@@ -150,9 +149,6 @@ def _refill(there: Any, plain: Plain, of: Objects) -> bool:
             there[:] = _made(tuple(plain), of)
         case np.ndarray() if there.flags.writeable and (there.dtype.str, there.shape) == plain[2:]:
             there[...] = _made(tuple(plain), of)
-        case torch.Tensor() if (str(there.dtype), tuple(there.shape)) == plain[2:]:
-            with torch.no_grad():
-                there.copy_(_made(tuple(plain), of))
         case _ if _kind_of(plain) in _OBJECTS:
             _merge(Attributes(there), dict(content), of)
         case _:
@@ -213,17 +209,8 @@ def _packed(value: Any) -> Plain:
             return "scalar", value.tobytes().decode("latin-1"), value.dtype.str
         case np.ndarray() if type(value) is np.ndarray and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
             return ("ndarray", value.tobytes().decode("latin-1"), value.dtype.str, value.shape)
-        case torch.Tensor() if is_number(value):
-            content = value.detach().reshape(1).view(torch.uint8).numpy().tobytes().decode("latin-1")
-            return "tensor", content, str(value.dtype), tuple(value.shape)
         case _:
             return NOT_PLAIN
-
-
-def is_number(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is plain."""
-    is_own = type(tensor) is torch.Tensor and not tensor.requires_grad
-    return is_own and tensor.numel() == 1 and tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
 def _kind_of(plain: Plain) -> str:
@@ -249,7 +236,7 @@ def _made(plain: Plain, of: Objects) -> Any:
             return SimpleNamespace(**_items_made(content, of))
         case "complex":
             return complex(*content)
-        case "bytes" | "bytearray" | "array" | "scalar" | "ndarray" | "tensor":
+        case "bytes" | "bytearray" | "array" | "scalar" | "ndarray":
             return _unpacked(kind, content.encode("latin-1"), more)
         case _:
             return _TYPES[kind]((_made(each, of) for each in content), *more)
@@ -270,11 +257,8 @@ def _unpacked(kind: str, content: bytes, more: list[Any]) -> Any:
             return array.array(more[0], content)
         case "scalar":
             return np.frombuffer(content, more[0])[0]
-        case "ndarray":
-            return np.frombuffer(bytearray(content), more[0]).reshape(more[1])
         case _:
-            dtype = getattr(torch, more[0].removeprefix("torch."))
-            return torch.frombuffer(bytearray(content), dtype=dtype).reshape(more[1])
+            return np.frombuffer(bytearray(content), more[0]).reshape(more[1])
 
 
 # --- attributes ----------------------------------------------------------------------------------------

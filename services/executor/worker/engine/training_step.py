@@ -44,6 +44,7 @@ from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThro
 from elasticflow.services.executor.worker.process.device import Stopwatch, finish_work, is_out_of_memory
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.shared.errors import names_in_short
 
 # --- model structure -----------------------------------------------------------------------------------
 # The parameters and buffers of a job's model: those that train() adds, replaces or removes would be missing
@@ -231,6 +232,12 @@ class TrainingSteps(JobState):
                 "of the job any more: workers that join and checkpoints do not have it, and it changes once for each "
                 "part of a batch. Keep fewer"
             )
+        if (differing := self.additional.newly_differing()) and self.is_rank_0:
+            self.telemetry.warn(
+                f"train() gives {names_in_short(differing, most=3)} another value for each part of a batch, of which "
+                "that of the last part stays. Return it from train(), which gives the mean of the whole batch, or take "
+                "elasticflow.mean() or gather()"
+            )
         self.iteration += 1
         self.is_over = agreement.over
         self._is_evaluated = False
@@ -246,7 +253,10 @@ class TrainingSteps(JobState):
     def _share_plain_state(self) -> None:
         """It depends on the part of the batch: that of the last part stays, in all processes."""
         self._plain_has_differed = True
-        self.additional.set_plain(self.members.from_last_virtual_node(self.additional.changed_plain()))
+        mine = self.additional.changed_plain()
+        of_last_part = self.members.from_last_virtual_node(mine)
+        self.additional.note_differing(name for name, plain in of_last_part.items() if mine.get(name, self) != plain)
+        self.additional.set_plain(of_last_part)
 
     def _batches(self, next_generation: RendezvousSpecification | None) -> list[Any]:
         """One for each micro-batch computed here; reading the next step's continues in the background."""

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
 from elasticflow.services.executor.worker.engine.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import COMPARE_TENSORS_EVERY, sampled_bits
-from elasticflow.services.executor.worker.engine.plain_values import is_number, is_too_large
+from elasticflow.services.executor.worker.engine.plain_values import is_too_large
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.users_code import is_users_frame, items_of
 
@@ -305,7 +305,7 @@ class UndeclaredState:
         return [
             (name, item)
             for name, item in self._as_tensors(islice(items, _MOST_ITEMS))
-            if (item.numel() > 0 and item.layout is torch.strided and not is_number(item))
+            if (item.numel() > 1 and item.layout is torch.strided)
             and (self._first_names is None or name in self._first_names)
             and (shapes is None or item.shape in shapes)
             and item.untyped_storage()._cdata not in declared

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import structlog
 
 from elasticflow.shared.errors import (
+    NotPermitted,
     RequestTimeout,
     ServerTooSmall,
     Unavailable,
@@ -93,6 +94,10 @@ class NatsBus(Bus):
                 if not (exists and name in streams.padding_streams(pool)):
                     raise
                 log.warning("no_space_for_padding_loads", stream=name, error=str(error))  # jobs need none of it
+            except NotPermitted:
+                if not (exists and name in streams.optional_streams(pool)):
+                    raise
+                log.warning("optional_stream_is_missing", stream=name)  # the operator, who may make it, had no space
         check_replicas(replicas, self._limits.replicas)
 
     async def problems(self, pool: str) -> tuple[str, ...]:

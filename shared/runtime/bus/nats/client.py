@@ -4,6 +4,7 @@ The first connection of a nats-py client: how long to try, and which failures no
 """
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
@@ -61,6 +62,11 @@ Refused = Callable[[str], None]  # with what the server does not permit, in its 
 log = structlog.get_logger()
 
 
+def _is_no_report_of_nats_py(record: logging.LogRecord) -> bool:
+    """nats-py keeps a TLS connection half open at its end, of which asyncio warns; it has no effect."""
+    return "eof_received" not in record.getMessage()
+
+
 async def connect_client(
     client: Client,
     url: str,
@@ -73,14 +79,15 @@ async def connect_client(
     reconnected_cb: Told,
     closed_cb: Told,
 ) -> None:
-    """Connect, with_candidate for wait_s; from then on nats-py reconnects without end, and reports it.
+    """Connect within wait_s; from then on nats-py reconnects without end, and reports it.
 
     Raises BadCredentials and BadSettings (at once), or Unavailable.
     """
     tls, seed = access.tls(), access.seed()
+    logging.getLogger("asyncio").addFilter(_is_no_report_of_nats_py)
     servers = url.split(",")
     user, password, token = login(servers[0])
-    with_candidate = _Trying(url, num_servers=len(servers), wait_s=wait_s, on_refused=on_refused)
+    attempt = _Trying(url, num_servers=len(servers), wait_s=wait_s, on_refused=on_refused)
     connecting = asyncio.ensure_future(
         client.connect(
             servers,
@@ -91,7 +98,7 @@ async def connect_client(
             token=token,
             user=user,
             password=password,
-            error_cb=with_candidate.on_error,
+            error_cb=attempt.on_error,
             disconnected_cb=disconnected_cb,
             reconnected_cb=reconnected_cb,
             closed_cb=closed_cb,
@@ -103,16 +110,16 @@ async def connect_client(
         )
     )
     try:
-        await asyncio.wait({connecting, with_candidate.failed}, return_when=asyncio.FIRST_COMPLETED)
-        if with_candidate.failed.done():
-            with_candidate.failed.result()
+        await asyncio.wait({connecting, attempt.failed}, return_when=asyncio.FIRST_COMPLETED)
+        if attempt.failed.done():
+            attempt.failed.result()
         connecting.result()
     except BaseException:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
         raise
     finally:
-        with_candidate.failed.cancel()
+        attempt.failed.cancel()
 
 
 class _Trying:

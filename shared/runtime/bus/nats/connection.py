@@ -96,7 +96,7 @@ class Connection:
         wait_s: float,
         access: NatsAccess,
     ) -> None:
-        """Connect, with_candidate for wait_s; raises BadSettings or BadCredentials (at once), or Unavailable."""
+        """Connect within wait_s; raises BadSettings or BadCredentials (at once), or Unavailable."""
         check_url(url)  # this and the next before there is anything to close
         if problems := access.problems():
             raise BadSettings(problems)

@@ -1,12 +1,13 @@
 """The changes of a source, as one browser receives them."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from elasticflow.web import event_streams
-from elasticflow.web.event_streams import PoolStream
+from elasticflow.web.event_streams import PoolStream, until
 from elasticflow.web.sources import RecordedSource
 from testbed.histories import NOW_S
 from testbed.page_ledger import page_history, recorded
@@ -57,3 +58,28 @@ async def test_a_connection_that_is_lost_before_the_stream_waits_is_told_at_once
     async with told_so_far(monkeypatch) as (source, events):
         source.stale_since_s = 1.0
         assert b'"stale_since_s":1.0' in await anext(events)
+
+
+async def test_a_stream_ends_with_the_server_also_while_it_waits() -> None:
+    is_closed = asyncio.Event()
+
+    async def waits() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"first"
+            await asyncio.Event().wait()
+        finally:
+            is_closed.set()
+
+    ending = asyncio.Event()
+    stream = until(ending, waits())
+    assert await anext(stream) == b"first"
+    asyncio.get_running_loop().call_soon(ending.set)
+    assert [content async for content in stream] == []
+    assert is_closed.is_set()
+
+
+async def test_a_stream_that_ends_by_itself_ends() -> None:
+    async def ends() -> AsyncGenerator[bytes, None]:
+        yield b"all"
+
+    assert [content async for content in until(asyncio.Event(), ends())] == [b"all"]

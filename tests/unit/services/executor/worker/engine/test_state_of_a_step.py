@@ -357,12 +357,6 @@ def count_in(name: str) -> Callable[[Job], None]:
         pytest.param(lambda: np.float32(0), np.float32(NUM_STEPS), id="numpy scalar"),
         pytest.param(lambda: np.zeros(2), np.array([NUM_STEPS, 0.0]), id="numpy array"),
         pytest.param(lambda: np.array(0), np.array(NUM_STEPS), id="numpy array without axes"),
-        pytest.param(lambda: torch.tensor(0.0), torch.tensor(float(NUM_STEPS)), id="tensor"),
-        pytest.param(
-            lambda: [torch.tensor(0, dtype=torch.bfloat16)],
-            [torch.tensor(NUM_STEPS, dtype=torch.bfloat16)],
-            id="tensor in a list",
-        ),
         pytest.param(lambda: 0j, complex(NUM_STEPS), id="complex"),
     ],
 )
@@ -384,13 +378,22 @@ def test_plain_values_of_all_kinds_change_once_in_a_step(
         assert bool(np.all(np.asarray(received == value)))
 
 
-def test_a_tensor_that_train_makes_for_a_number_changes_once_in_a_step(run: Callable[..., Job]) -> None:
-    def count(job: Job) -> None:
-        job.total = getattr(job, "total", torch.tensor(0.0)) + 1
+def test_what_depends_on_the_part_of_the_batch_is_named_once(run: Callable[..., Job]) -> None:
+    calls = iter(range(1000))
 
-    job = Job(step=count)
-    run(job, 4, additional=AdditionalState({}, job.optimizer, plain_state_of(job, ())))
-    assert job.total == NUM_STEPS
+    def note(job: Job) -> None:
+        job.last, job.temperature = next(calls), 2.0
+
+    job = Job(step=note)
+    additional = AdditionalState({}, job.optimizer, plain_state_of(job, ()))
+    run(job, 4, additional=additional)
+    assert additional.newly_differing() == ["last"]
+    run(job, 4, additional=additional)
+    assert additional.newly_differing() == []
+    alone = Job(step=note)
+    additional = AdditionalState({}, alone.optimizer, plain_state_of(alone, ()))
+    run(alone, 1, additional=additional)
+    assert additional.newly_differing() == []
 
 
 def test_a_name_gets_its_object_back_and_the_data_that_it_had_meanwhile_is_not_written(
