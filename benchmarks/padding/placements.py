@@ -65,7 +65,7 @@ def _runners(pool: RunningPool, load_id: str) -> list[psutil.Process] | None:
 def _writes_log_of(process: psutil.Process, load_id: str) -> bool:
     """Unlike a warm process that waits for work."""
     try:
-        return any(f"/load-logs/{load_id}/" in file.path for file in process.open_files())
+        return any(f"/load-logs/{load_id}." in file.path for file in process.open_files())
     except psutil.NoSuchProcess:
         return False
 

@@ -17,6 +17,7 @@ from benchmarks.padding.short_jobs import short_jobs
 from benchmarks.report import Measured, Row
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_share
 from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry
 from testbed.real_pool import RunningPool
@@ -81,7 +82,7 @@ def _windows(pool: RunningPool, entries: tuple[Entry, ...], load_id: str) -> Ite
         if load is not None and load.live:
             for slot, since_s in _taken(before, after):
                 began_s = max(since_s, load.opened_at_s)
-                ends_s = _task_ends_s(pool, load_id, slot, began_s, entry.stored_at_s)
+                ends_s = _task_ends_s(pool, load, slot, began_s, entry.stored_at_s)
                 yield Window(began_s, entry.stored_at_s, ends_s)
         before = after
 
@@ -94,9 +95,9 @@ def _taken(before: PoolState, after: PoolState) -> Iterator[tuple[str, float]]:
                 yield f"{node_id}-{gpu_index}", since_s
 
 
-def _task_ends_s(pool: RunningPool, load_id: str, slot: str, began_s: float, ended_s: float) -> tuple[float, ...]:
+def _task_ends_s(pool: RunningPool, load: Load, slot: str, began_s: float, ended_s: float) -> tuple[float, ...]:
     """The ends of tasks, from the output of the slot's runners."""
-    log = pool.data_dir / "load-logs" / load_id / f"{slot}.log"
+    log = pool.data_dir / "load-logs" / load.folder_name / f"{slot}.log"
     text = log.read_text() if log.exists() else ""
     return tuple(at_s for at_s in map(float, _ENDED.findall(text)) if began_s <= at_s <= ended_s)
 

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from elasticflow.client.command_requests import CommandRequests, Package, fresh_message_id
-from elasticflow.client.load_results import ResultWindow, delete_result_files
+from elasticflow.client.load_results import ResultWindow, result_folder
 from elasticflow.client.task_feed import MAX_BUNDLE_TASKS, TaskFeed
 from elasticflow.errors import LoadNotOpened, LoadWasCancelled, NotThere, Undecided, unknown_load
 from elasticflow.shared.errors import ElasticFlowError, MaybeStored, StorageFull, Unavailable
@@ -40,6 +41,7 @@ from elasticflow.shared.runtime.bus.load_lease import (
 )
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 from elasticflow.shared.state.load import LoadPhase
 from elasticflow.times import Duration
 
@@ -72,6 +74,15 @@ class LoadRequests(CommandRequests):
         """Execute no more tasks. Raises Undecided."""
         command = CancelLoad(load_id=load_id, tenant=self.tenant, reason=reason)
         return await self._reply_to(command, (LoadCancelled, CancelLoadRejected), timeout)
+
+    async def result_folder(self, load_id: str) -> Path | None:
+        """Where the large results of this load are; None if the pool's data folder is unknown. Raises NotThere."""
+        if (data_dir := self.endpoint.data_dir) is None:
+            return None
+        load = (await with_retry(self.state)).loads.get(load_id)
+        if load is None:
+            raise unknown_load(load_id, self._pool)
+        return result_folder(data_dir, load)
 
     async def results_of(
         self,
@@ -299,9 +310,16 @@ class DetachedLoads(LoadRequests):
             await asyncio.wait({waiting, finishing})
 
     async def delete_stored_results(self, load_id: str) -> None:
-        """Delete the results of a load that has ended, with the files of large ones. A repeat has no effect."""
+        """Delete the results of a load that has ended, with the files of large ones. A repeat has no effect.
+
+        The files of a load that the ledger has forgotten are left to the executors, which delete what is old.
+        """
+        folder: Path | None = None
+        with contextlib.suppress(NotThere):
+            folder = await self.result_folder(load_id)
         await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
-        delete_result_files(load_id, self.endpoint.data_dir)
+        if folder is not None:
+            delete_folder(folder)
 
     async def _finished(self, load_id: str) -> int:
         """Wait until the load has finished; the number of its tasks. Raises NotThere, LoadWasCancelled."""

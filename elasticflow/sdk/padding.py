@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from elasticflow.client.client import Client
 from elasticflow.client.command_requests import Package
-from elasticflow.client.load_results import delete_result_files, pickled_value_of
+from elasticflow.client.load_results import pickled_value_of
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.padding_code import load_name, named_code
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 
 # --- padding results -----------------------------------------------------------------------------------
 # The results of a padding load for synchronous code: a thread follows the load, any other thread reads.
@@ -45,7 +46,7 @@ class ReceivedResults:
     ) -> None:
         self._endpoint, self._tenant, self._load_id, self._results_of = endpoint, tenant, load_id, results_of
         self._received: queue.Queue[TaskResult | BaseException | None] = queue.Queue(MAX_RECEIVED)
-        self._has_files = False
+        self._folder: Path | None = None  # of its large results, once there is one
         self._closed: asyncio.Event | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"load {load_id}", daemon=True)
@@ -64,7 +65,7 @@ class ReceivedResults:
 
     def pickled_value_of(self, result: TaskResult) -> bytes:
         """The same as its runner pickled it."""
-        return pickled_value_of(result, self._load_id, self._endpoint.data_dir)
+        return pickled_value_of(result, self._folder)
 
     def close(self) -> None:
         """Receive no more, and wait until the client has disconnected, at most CLOSE_TIMEOUT_S."""
@@ -91,7 +92,7 @@ class ReceivedResults:
     async def _receive(self) -> None:
         self._closed = asyncio.Event()
         async with Client.connect(self._endpoint, tenant=self._tenant) as client:
-            receiving = asyncio.create_task(self._pass_on(self._results_of(client)))
+            receiving = asyncio.create_task(self._pass_on(client))
             closing = asyncio.create_task(self._closed.wait())
             await asyncio.wait({receiving, closing}, return_when=asyncio.FIRST_COMPLETED)
             closing.cancel()
@@ -100,12 +101,13 @@ class ReceivedResults:
             if not receiving.cancelled():
                 receiving.result()
 
-    async def _pass_on(self, results: AsyncGenerator[TaskResult]) -> None:
-        async with aclosing(results):
+    async def _pass_on(self, client: Client) -> None:
+        async with aclosing(self._results_of(client)) as results:
             async for result in results:
                 while self._received.full():  # noqa: ASYNC110 - the reader is another thread
                     await asyncio.sleep(FULL_S)
-                self._has_files |= bool(result.file_digest)
+                if result.file_digest and self._folder is None:
+                    self._folder = await client.result_folder(self._load_id)
                 self._received.put_nowait(result)
 
 
@@ -124,8 +126,8 @@ class LoadResults(ReceivedResults):
 
     def close(self) -> None:
         super().close()
-        if self._has_files:  # else another load of this name may have some
-            delete_result_files(self._load_id, self._endpoint.data_dir)
+        if self._folder is not None:
+            delete_folder(self._folder)
 
 
 # --- padding -------------------------------------------------------------------------------------------

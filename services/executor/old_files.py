@@ -20,6 +20,7 @@ from elasticflow.services.executor.processes.prepared_folders import data_digest
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
 from elasticflow.shared.state.code_in_use import code_digests, data_in_use, requirements_in_use
+from elasticflow.shared.state.load import load_id_of
 from elasticflow.shared.state.pool import PoolState
 
 SWEEP_EVERY_S = 3_600.0
@@ -89,8 +90,8 @@ class OldFiles:
             return name in folded().live_jobs
 
         def of_live_load(name: str) -> bool:
-            load = folded().loads.get(name)
-            return load is not None and load.live
+            load = folded().loads.get(load_id_of(name))
+            return load is not None and load.live and load.folder_name == name
 
         def is_in_use(tenant: str, digest: str) -> bool:
             return (tenant, digest) in code_digests(folded())

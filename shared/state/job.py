@@ -117,10 +117,10 @@ class CrashedStart:
     crashed_at_s: float
 
 
-def identity_of(tenant: str, job_id: str, sequence: int, at_s: float) -> str:
-    """The identity of the job whose first decision has this sequence and time, in 16 hexadecimal digits. A later job of
-    the same id has another one, also in a ledger that was restored from an older copy."""
-    return sha256(f"{tenant} {job_id} {sequence} {at_s!r}".encode()).hexdigest()[:16]
+def identity_of(tenant: str, name: str, sequence: int, at_s: float) -> str:
+    """The identity of the job or load whose first decision has this sequence and time, in 16 hexadecimal digits. A
+    later one of the same id has another identity, also in a ledger that was restored from an older copy."""
+    return sha256(f"{tenant} {name} {sequence} {at_s!r}".encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)  # not slotted: see `fast_replace`

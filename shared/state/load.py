@@ -19,10 +19,12 @@ class LoadPhase(StrEnum):
 class Load:
     """One padding load, from its opening on. num_tasks: None until it is sealed. num_results: as last reported.
 
-    counted: the tasks whose results were counted, up to the sequence counted_to of the result stream.
+    identity: as of a job, see `identity_of`. counted: the tasks whose results were counted, up to the sequence
+    counted_to of the result stream.
     """
 
     load_id: str
+    identity: str
     tenant: str
     spec: LoadSpec
     phase: LoadPhase
@@ -40,3 +42,13 @@ class Load:
     @property
     def live(self) -> bool:
         return self.phase in (LoadPhase.OPEN, LoadPhase.SEALED)
+
+    @property
+    def folder_name(self) -> str:
+        """Of its folders: a later load of this id, maybe of another tenant, has others (docs/adr/0102)."""
+        return f"{self.load_id}.{self.identity}"
+
+
+def load_id_of(folder_name: str) -> str:
+    """The id of the load that has folders of this name: no id has a dot."""
+    return folder_name.partition(".")[0]

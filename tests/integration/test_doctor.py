@@ -31,6 +31,7 @@ from testbed.deployed_server import serving
 from testbed.secured_pool import POOL as SECURED
 from testbed.secured_pool import secured_pool
 from tests.support.certificates import make_certificates
+from tests.support.job_files import keep_files
 from tests.support.shared_pool import POOL
 from tests.support.worker_events import joined
 from tests.unit.services.monitor.test_tenant_views import fold
@@ -101,6 +102,13 @@ async def test_a_server_elsewhere_without_tls_and_keys(endpoint: Endpoint) -> No
 async def test_files_that_cannot_be_used(endpoint: Endpoint) -> None:
     found = await problems(endpoint, EF_NATS_CREDS="/nowhere.seed")
     assert "EF_NATS_CREDS=/nowhere.seed: cannot be read" in found
+
+
+async def test_files_of_a_job_that_the_ledger_does_not_know(endpoint: Endpoint, tmp_path: Path) -> None:
+    keep_files(tmp_path, "lost", "0123456789abcdef")
+    assert "has files of a job that the ledger does not know (lost): NATS has older data" in await problems(endpoint)
+    findings = await doctor.examine(endpoint, replicas=1, clock=SystemClock(), environment={})
+    assert [finding.check for finding in findings if finding.problem] == ["files"]
 
 
 async def test_too_few_replicas(endpoint: Endpoint) -> None:

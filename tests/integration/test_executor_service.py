@@ -46,6 +46,7 @@ from elasticflow.shared.runtime.service.run_service import Process
 from testbed.histories import NOW_S
 from testbed.hostile_archives import HOSTILE_ARCHIVES, TOO_LARGE, packed
 from testbed.planned_ledger import PATIENCE_S, POOL, Ledger
+from tests.support.job_files import keep_files
 
 TIMELINE = ResizeTimeline(prepare_s=0.5, stop_s=0.01, first_step_s=0.1, bytes_moved=1000)
 
@@ -248,6 +249,19 @@ async def test_a_node_remembers_the_ledger_and_reports_an_older_one_at_each_star
             await asyncio.sleep(0.01)
     assert "this machine has read it up to 1000" in reports[0].kwargs["problem"]
     assert "1000" in file.read_text()
+
+
+async def test_a_node_names_the_jobs_whose_files_it_has_and_that_the_ledger_does_not_know(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = CapturingLogger()
+    monkeypatch.setattr(f"{__name__}.get_log", lambda _: said)
+    keep_files(tmp_path, "lost", "0123456789abcdef")
+    await run()
+    async with asyncio.timeout(PATIENCE_S):
+        while not (reports := [call for call in said.calls if call.args == ("JobsUnknown",)]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert "has files of a job that the ledger does not know (lost)" in reports[0].kwargs["problem"]
 
 
 async def test_a_worker_switches_and_another_joins_it(bus: Bus, run: Run) -> None:

@@ -221,7 +221,9 @@ async def test_a_large_result_is_a_file_until_it_is_read(pool: RunningPool) -> N
     sizes = [10, 700_000, 2_000_000]
     options = {"load_id": "large", "data_dir": pool.data_dir}
     assert await mapped(pool, task_functions.make_result, sizes, **options) == [bytes(size) for size in sizes]
-    assert not (pool.data_dir / "results" / "large").exists()
+    load = (await pool.client.state()).loads["large"]
+    assert (pool.data_dir / "load-logs" / load.folder_name).is_dir()
+    assert not list((pool.data_dir / "results").iterdir())
 
 
 async def test_a_large_result_needs_the_data_folder(pool: RunningPool) -> None:

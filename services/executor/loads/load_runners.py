@@ -51,9 +51,9 @@ class LoadRunners:
         for gpu_index in set(self._slots).difference(slots.gpus):
             slot = self._leaving[gpu_index] = self._slots.pop(gpu_index)
             slot.leave()
-        live = {load.load_id for load in slots.loads}
+        live = {load.identity for load in slots.loads}
         for slot in self._slots.values():
-            if slot.load is not None and slot.load.load_id not in live:
+            if slot.load is not None and slot.load.identity not in live:
                 slot.kill_runner()
         self._news.set()
 
@@ -89,7 +89,8 @@ class LoadRunners:
 
     async def _follow_loads(self) -> None:
         loads = {load.load_id: load for load in self._ordered.loads}
-        for load_id in set(self._queues).difference(loads):
+        live = {load.identity for load in loads.values()}
+        for load_id in [load_id for load_id, (queue, _) in self._queues.items() if queue.load.identity not in live]:
             _, pulling = self._queues.pop(load_id)
             self._shares = after_closing(self._shares, load_id)
             pulling.cancel()
@@ -183,7 +184,7 @@ class LoadRunners:
 
     async def _settle(self, pulled: PulledBundle, settlement: BundleSettlement, unfinished: list[int]) -> None:
         """Tasks of a load that has ended do not go back. Without contact, nothing is known of any load."""
-        has_ended = self._ordered.loads and all(load.load_id != pulled.load.load_id for load in self._ordered.loads)
+        has_ended = self._ordered.loads and all(load.identity != pulled.load.identity for load in self._ordered.loads)
         try:
             await (settlement.drop() if has_ended else settlement.settle(unfinished))
         except Exception:  # the server delivers the bundle again

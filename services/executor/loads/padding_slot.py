@@ -130,7 +130,7 @@ class PaddingSlot:
 
     async def _runner_for(self, load: Load) -> TaskRunner:
         """The runner of this load; one of another load ends first. Raises CodeUnusable, LaunchFailed."""
-        if self._runner is not None and self.load is not None and self.load.load_id == load.load_id:
+        if self._runner is not None and self.load is not None and self.load.identity == load.identity:
             return self._runner
         await self.runner_gone()
         self._runner = self.load = None
@@ -138,14 +138,14 @@ class PaddingSlot:
         order = RunTasks(
             load_id=load.load_id,
             function=spec.task_function,
-            log_file=str(settings.logs / load.load_id / f"{settings.node_id}-{self.gpu_index}.log"),
+            log_file=str(settings.logs / load.folder_name / f"{settings.node_id}-{self.gpu_index}.log"),
             code_path=await settings.code.folder(load.tenant, spec.code_digest),
             device=settings.device,
             gpu_index=self.gpu_index,
             cpu_share=settings.cpu_share if settings.device == "cpu" else 1.0,
             cpu_niceness=CPU_NICENESS if settings.device == "cpu" else 0,
             memory_limit_bytes=spec.memory_bytes,
-            results_folder=str(settings.results / load.load_id),
+            results_folder=str(settings.results / load.folder_name),
         )
         runner = await TaskRunner.start(settings.fork, order, task_timeout_s=spec.task_timeout_s)
         self._runner, self.load, self._runner_since_s = runner, load, self._now_s()

@@ -230,7 +230,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             | events.LoadProgressed()
             | events.LoadFinished()
         ):
-            return with_load_event(state, event)
+            return with_load_event(state, event, sequence)
         case _:
             return _of_a_job(state, event, sequence)
 

@@ -6,18 +6,19 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import LoadEvent
 from elasticflow.shared.messages.load_spec import IndexSet
+from elasticflow.shared.state.job import identity_of
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.pool import PoolState
 
 MAX_ENDED_LOADS = 1_000  # of all tenants, the newest; the ledger keeps all
 
 
-def with_load_event(state: PoolState, event: LoadEvent) -> PoolState:
+def with_load_event(state: PoolState, event: LoadEvent, sequence: int) -> PoolState:
     """The state after an event of a load. A repeated one changes nothing."""
     load = state.loads.get(event.load_id)
     match event:
         case events.LoadOpened():
-            return state if load is not None else _with_load(state, _opened(event))
+            return state if load is not None else _with_load(state, _opened(event, sequence))
         case events.LoadSealed():
             if load is None or load.phase is not LoadPhase.OPEN:
                 return state
@@ -46,9 +47,10 @@ def with_load_event(state: PoolState, event: LoadEvent) -> PoolState:
             return state
 
 
-def _opened(event: events.LoadOpened) -> Load:
+def _opened(event: events.LoadOpened, sequence: int) -> Load:
     return Load(
         load_id=event.load_id,
+        identity=identity_of(event.tenant, event.load_id, sequence, event.at_s),
         tenant=event.tenant,
         spec=event.spec,
         phase=LoadPhase.OPEN,

@@ -30,7 +30,7 @@ def failed(index: int) -> TaskResult:
 def printed(*results: TaskResult, as_json: bool = False, keep_going: bool = False) -> tuple[list[str], ResultOutput]:
     out = io.StringIO()
     output = ResultOutput(out, as_json=as_json, pickle_dir=None, keep_going=keep_going)
-    output.write_all(results, lambda result: pickled_value_of(result, "load", None), lambda: len(results))
+    output.write_all(results, lambda result: pickled_value_of(result, None), lambda: len(results))
     return out.getvalue().splitlines(), output
 
 

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +171,23 @@ async def test_the_results_of_a_load_that_is_sent_may_be_read_at_once(pool: OneP
     await pool.client().send_load([0], SPEC, load_id="a")
     await pool.store_result(0)
     assert (await next_of(pool.client().stored_results("a"))).index == 0
+
+
+async def test_the_files_of_a_load_are_deleted_with_its_results_and_those_of_others_are_not(
+    pool: OnePool, tmp_path: Path
+) -> None:
+    await pool.client().send_load([0], SPEC, load_id="a")
+    client = pool.client()
+    client.endpoint = replace(client.endpoint, data_dir=tmp_path)
+    own = await client.result_folder("a")
+    of_another = tmp_path / "results" / "a.1f"
+    assert own is not None
+    for folder in (own, of_another):
+        folder.mkdir(parents=True)
+    await client.delete_stored_results("a")
+    assert (own.exists(), of_another.exists()) == (False, True)
+    await client.delete_stored_results("../results/a")
+    assert of_another.exists(), "the ledger has no such load"
 
 
 async def test_a_load_is_sealed_after_an_outage(

@@ -13,8 +13,16 @@ from elasticflow.local import supervisor
 from elasticflow.local.supervisor import Supervisor, compile_scheduler
 from elasticflow.local.up_plan import UpPlan
 from elasticflow.shared.errors import CannotStart, ElasticFlowError, StorageFull
+from elasticflow.shared.messages import codec, subjects
+from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark
+from testbed.histories import NOW_S, History
 from tests.support.error_codes import coded
+from tests.support.job_files import keep_files
+from tests.support.shared_pool import next_of
+from tests.support.worker_events import admitted
 
 
 @pytest.mark.parametrize(
@@ -60,6 +68,132 @@ async def test_a_full_disk_is_named_if_the_server_is_ours(
     plan = UpPlan(data_dir=tmp_path, nats_url=nats_url, device="cpu")
     with pytest.raises(ElasticFlowError, match="insufficient storage", check=coded(code)):
         await Supervisor(plan, lambda line: None).run(lambda run: None)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UpPlan:
+    """Of a pool without processes, on a server elsewhere."""
+
+    async def configured(*_: Any, **__: Any) -> PoolConfig:
+        return PoolConfig()
+
+    async def run_nothing(*_: Any) -> None: ...
+
+    monkeypatch.setattr(supervisor, "configure", configured)
+    monkeypatch.setattr(supervisor.machine_code, "is_complete", lambda: True)
+    monkeypatch.setattr(Supervisor, "_supervise", run_nothing)
+    return UpPlan(data_dir=tmp_path, nats_url="nats://nowhere", device="cpu", num_nodes=0)
+
+
+class Said(list[str]):
+    """The reports of `eflow up`. any: once there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.any = asyncio.Event()
+
+    def append(self, line: str) -> None:
+        super().append(line)
+        self.any.set()
+
+
+async def test_a_ledger_that_is_read_for_long_is_said_to_be_waited_for(
+    plan: UpPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, waits = Said(), True
+
+    async def compared(*_: Any) -> None:
+        if waits:
+            await said.any.wait()
+
+    monkeypatch.setattr(Supervisor, "_compare_ledger", compared)
+    monkeypatch.setattr(supervisor, "_WAIT_REPORTED_S", 0.0)
+    await Supervisor(plan, said.append).run(lambda run: None)
+    assert said == ["waiting for the ledger of pool default, which is read"]
+    said.clear()
+    waits = False
+    await Supervisor(plan, said.append).run(lambda run: None)
+    await asyncio.sleep(0.01)
+    assert said == [], "what is there at once is not waited for"
+
+
+async def test_a_process_that_is_not_healthy_for_long_is_said_to_be_waited_for_with_its_log(
+    plan: UpPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Child:
+        """Healthy at once, or once its wait was reported."""
+
+        num_failures = 0
+
+        def __init__(self, name: str, *, waits: bool) -> None:
+            self.name, self.log_file, self._waits = name, Path(f"{name}.log"), waits
+
+        async def is_healthy(self) -> bool:
+            if self._waits:
+                await said.any.wait()
+            return True
+
+    said = Said()
+    starting = Supervisor(plan, said.append)
+    children: Any = [Child("admission", waits=False), Child("executor-0", waits=True), Child("monitor", waits=False)]
+    starting._children = children
+    monkeypatch.setattr(supervisor, "_WAIT_REPORTED_S", 0.0)
+    await starting._until_healthy()
+    await asyncio.sleep(0.01)
+    assert said == ["waiting for executor-0 to be healthy (its log: executor-0.log)"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "warning"),
+    [
+        ((), None),
+        (("files of a known job",), None),
+        (("files of an unknown job",), "has files of a job that the ledger does not know (lost): NATS has older data"),
+        (("bookmark",), None),
+        (("later bookmark",), "ends at message 1, but this machine has read it up to 7: NATS has older data"),
+        (("bookmark", "files of an unknown job"), None),
+        (("later bookmark", "files of an unknown job"), "ends at message 1, but this machine has read it up to 7"),
+    ],
+    ids=lambda value: " and ".join(value) if isinstance(value, tuple) else "",
+)
+async def test_a_ledger_that_is_not_that_of_this_machine_is_reported(
+    kept: tuple[str, ...], warning: str | None, plan: UpPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookmark says more than files: these may be of a job that the ledger has had and lost."""
+    bus = MemoryBus()
+    await bus.ensure_pool(plan.pool)
+    decision = PlanDecided(service="admission", based_on=0, now_s=NOW_S, events=(admitted("known"),))
+    data = codec.encode(decision, id="decision", recorded_at_s=NOW_S)
+    await bus.append(subjects.plan(plan.pool), data, message_id="decision")
+    closed: list[bool] = []
+
+    async def connected(url: str, **_: Any) -> MemoryBus:
+        assert url == plan.nats_url
+        return bus
+
+    async def closing() -> None:
+        closed.append(True)
+
+    monkeypatch.setattr(supervisor, "connect_nats", connected)
+    monkeypatch.setattr(bus, "close", closing)
+    for each in kept:
+        match each:
+            case "bookmark":
+                record = await next_of(bus.read(plan.pool, after_sequence=0, up_to=1))
+                LedgerBookmark.of_reader(plan.data_dir, plan.pool, "node-0").move(record[0])
+            case "later bookmark":
+                file = LedgerBookmark.of_reader(plan.data_dir, plan.pool, "node-0").file
+                file.parent.mkdir(parents=True)
+                file.write_text('{"sequence": 7, "message": ""}')
+            case "files of a known job":
+                keep_files(plan.data_dir, "known", History().then(admitted("known")).state.live_jobs["known"].identity)
+            case _:
+                keep_files(plan.data_dir, "lost", "0123456789abcdef")
+    said: list[str] = []
+    await Supervisor(plan, said.append).run(lambda run: None)
+    assert [warning is not None and warning in line for line in said] == ([True] if warning else [])
+    assert all(line.startswith("warning: ") for line in said)
+    assert closed == [True]
 
 
 LONG_S = 60.0

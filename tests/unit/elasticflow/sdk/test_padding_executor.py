@@ -55,7 +55,7 @@ class LocalResults:
         self._loads.ended.set()
 
     def value_of(self, result: TaskResult) -> Any:
-        return value_of(result, "load", None)
+        return value_of(result, None)
 
     def close(self) -> None:
         self._is_closed = True

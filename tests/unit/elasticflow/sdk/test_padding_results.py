@@ -22,8 +22,8 @@ SMALL = TaskResult(index=0, value=b"", attempts=1, task_s=1.0, node_id="n")
 class FakeClient:
     """One load with these results, or none: then its name was used before."""
 
-    def __init__(self, *results: TaskResult) -> None:
-        self.results = results
+    def __init__(self, data_dir: Path, *results: TaskResult) -> None:
+        self.data_dir, self.results = data_dir, results
 
     @asynccontextmanager
     async def connect(self, endpoint: Endpoint, *, tenant: str) -> AsyncGenerator["FakeClient"]:
@@ -35,23 +35,26 @@ class FakeClient:
         for result in self.results:
             yield result
 
+    async def result_folder(self, load_id: str) -> Path:
+        return self.data_dir / "results" / f"{load_id}.1f"
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    file = tmp_path / "results" / "load" / IN_FILE.file_digest
+    file = tmp_path / "results" / "load.1f" / IN_FILE.file_digest
     file.parent.mkdir(parents=True)
     file.touch()
     return file
 
 
-def opened(data_dir: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> LoadResults:
+def opened(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> LoadResults:
     monkeypatch.setattr(Client, "connect", client.connect)
-    endpoint = Endpoint(nats_url="nats://nowhere", pool="p", data_dir=data_dir)
+    endpoint = Endpoint(nats_url="nats://nowhere", pool="p", data_dir=client.data_dir)
     return LoadResults(endpoint, "lab", SPEC, None, "load", ())
 
 
 def test_a_refused_opening_deletes_no_file(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = opened(tmp_path, FakeClient(), monkeypatch)
+    results = opened(FakeClient(tmp_path), monkeypatch)
     with pytest.raises(LoadNotOpened, match="used before"):
         list(results)
     results.close()
@@ -62,7 +65,7 @@ def test_a_refused_opening_deletes_no_file(tmp_path: Path, file: Path, monkeypat
 def test_the_files_of_a_load_are_deleted_if_it_has_any(
     tmp_path: Path, file: Path, result: TaskResult, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = opened(tmp_path, FakeClient(result), monkeypatch)
+    results = opened(FakeClient(tmp_path, result), monkeypatch)
     assert list(results) == [result]
     results.close()
     assert file.exists() == is_kept

@@ -13,7 +13,8 @@ import pytest
 from elasticflow.services.executor import old_files
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.prepared_folders import data_digest, packages_digest
-from elasticflow.shared.messages.events import JobAdmitted
+from elasticflow.shared.messages.events import JobAdmitted, LoadOpened
+from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -67,7 +68,7 @@ def test_old_folders_of_ended_jobs_are_deleted(tmp_path: Path) -> None:
     for name in ("live", "ended"):
         folder(tmp_path / "logs", name)
         folder(tmp_path / "checkpoints", name)
-    folder(tmp_path / "load-logs", "ended")
+    folder(tmp_path / "load-logs", "ended.1f")
     (tmp_path / "logs" / "fork-server.log").touch()
     sweep(tmp_path, live_pool(), after_s=29 * DAY_S)
     assert names(tmp_path / "logs") == ["ended", "fork-server.log", "live"]
@@ -181,6 +182,16 @@ def test_results_of_loads_are_kept_for_a_day(tmp_path: Path) -> None:
     assert names(tmp_path / "results") == ["load"]
     sweep(tmp_path, nothing_live, after_s=DAY_S + 10.0)
     assert names(tmp_path / "results") == []
+
+
+def test_folders_of_a_live_load_stay_and_those_of_an_earlier_one_of_its_id_do_not(tmp_path: Path) -> None:
+    spec = LoadSpec(task_function="jobs.fold:fold", task_s=1.0)
+    state = pool(1).then(LoadOpened(load_id="a", tenant="lab", spec=spec, useful_share=None, at_s=NOW_S)).state
+    for place in ("results", "load-logs"):
+        for name in (state.loads["a"].folder_name, "a.1f", "a"):
+            folder(tmp_path / place, name)
+    sweep(tmp_path, state, after_s=31 * DAY_S)
+    assert names(tmp_path / "results") == names(tmp_path / "load-logs") == [state.loads["a"].folder_name]
 
 
 def test_an_empty_data_folder_has_nothing_to_delete(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from elasticflow.shared.state.load import Load, LoadPhase
 POOL = "p"
 LOAD = Load(
     load_id="a",
+    identity="1f",
     tenant="lab",
     spec=LoadSpec(task_function="jobs.fold:fold", task_s=1.0),
     phase=LoadPhase.OPEN,
@@ -25,6 +26,7 @@ LOAD = Load(
 )
 SEALED = Load(
     load_id="b",
+    identity="1f",
     tenant="lab",
     spec=LOAD.spec,
     phase=LoadPhase.SEALED,

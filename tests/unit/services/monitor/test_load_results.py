@@ -23,6 +23,7 @@ from tests.support.shared_pool import add_result
 POOL = "p"
 LOAD = Load(
     load_id="a",
+    identity="1f",
     tenant="lab",
     spec=LoadSpec(task_function="jobs.fold:fold", task_s=1.0),
     phase=LoadPhase.OPEN,

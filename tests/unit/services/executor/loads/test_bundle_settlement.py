@@ -23,6 +23,7 @@ from tests.support.shared_pool import stored_results
 POOL = "p"
 LOAD = Load(
     load_id="a",
+    identity="1f",
     tenant="lab",
     spec=LoadSpec(task_function="jobs.fold:fold", task_s=1.0, max_attempts=2),
     phase=LoadPhase.OPEN,

@@ -8,10 +8,11 @@ import pytest
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.process.folder_tree import OWNERS, jobs_with_files
+from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark, older_ledger, unknown_jobs_problem
 from elasticflow.shared.state.pool import PoolState
 from testbed.histories import History
+from tests.support.job_files import keep_files
 from tests.support.worker_events import admitted
 
 POOL = "p"
@@ -84,13 +85,6 @@ async def test_pools_do_not_share_bookmarks(tmp_path: Path) -> None:
     assert await older_ledger(await ledger(b"1"), POOL, tmp_path) is None
 
 
-def keeps_files(folder: Path, job_id: str, identity: str, *, checkpoints: bool = True) -> None:
-    (folder / OWNERS).mkdir(exist_ok=True)
-    (folder / OWNERS / job_id).write_text(identity)
-    if checkpoints:
-        (folder / "checkpoints" / job_id).mkdir(parents=True)
-
-
 def unknown_jobs(state: PoolState, folder: Path) -> str | None:
     return unknown_jobs_problem(state, folder, jobs_with_files(folder))
 
@@ -98,20 +92,20 @@ def unknown_jobs(state: PoolState, folder: Path) -> str | None:
 def test_files_of_jobs_that_the_ledger_knows_and_records_without_files_are_no_problem(tmp_path: Path) -> None:
     state = History().then(admitted("known")).state
     assert unknown_jobs(state, tmp_path) is None
-    keeps_files(tmp_path, "known", state.live_jobs["known"].identity)
-    keeps_files(tmp_path, "gone", "0123456789abcdef", checkpoints=False)
+    keep_files(tmp_path, "known", state.live_jobs["known"].identity)
+    keep_files(tmp_path, "gone", "0123456789abcdef", checkpoints=False)
     assert unknown_jobs(state, tmp_path) is None
 
 
 def test_files_of_jobs_after_an_older_copy_of_nats_are_named(tmp_path: Path) -> None:
     state = History().then(admitted("again")).state
     for job_id in ("again", "lost"):
-        keeps_files(tmp_path, job_id, "0123456789abcdef")
+        keep_files(tmp_path, job_id, "0123456789abcdef")
     problem = unknown_jobs(state, tmp_path)
     assert problem is not None
     assert "files of 2 jobs that the ledger does not know (again, lost): NATS has older data" in problem
 
 
 def test_a_ledger_that_has_forgotten_jobs_says_nothing(tmp_path: Path) -> None:
-    keeps_files(tmp_path, "lost", "0123456789abcdef")
+    keep_files(tmp_path, "lost", "0123456789abcdef")
     assert unknown_jobs(replace(PoolState(), num_forgotten=1), tmp_path) is None

@@ -41,6 +41,16 @@ def test_a_load_is_opened_sealed_and_cancelled_once() -> None:
     assert load(history).explanation == "enough"
 
 
+def test_a_load_has_one_identity_and_a_later_one_of_its_id_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "MAX_ENDED_LOADS", 0)
+    history = pool(4).then(opened())
+    first = load(history).identity
+    assert load(history.then(opened(), sealed())).identity == first
+    assert load(pool(4).then(opened(at_s=NOW_S + 1.0))).identity != first, "in a restored ledger"
+    history.then(cancelled(), opened())
+    assert load(history).identity not in ("", first)
+
+
 def test_the_ranges_of_two_monitors_are_united_and_what_is_counted_never_falls() -> None:
     first = events.LoadProgressed(load_id="a", num_results=6, counted=((0, 5),), counted_to=40, at_s=NOW_S)
     of_another = events.LoadProgressed(
