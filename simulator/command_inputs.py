@@ -51,6 +51,8 @@ def workload_of(
     workload = read_trace(file, tables, skip_bad, seed)
     for row in workload.skipped:
         note(f"skipped: {row}")
+    if workload.other_columns:
+        note(f"columns of {file.name} that mean nothing here: {', '.join(workload.other_columns)}")
     return workload
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from elasticflow.history.event_text import event_text, load_text, placed_in_words
 from elasticflow.history.formatting import (
+    deadline_in_words,
     end_in_words,
     limits_in_words,
     measured_in_words,
@@ -215,6 +216,11 @@ class EventsInWords:
             if isinstance(event, events.NodeJoined) and is_still_there(before.nodes, event):
                 return f"{event.node_id} is still there"
             return cause_in_words(event, name)
+        if isinstance(event, events.QuoteReserved) and event.job_id == name:
+            return (
+                f"a quote was reserved until {moment_in_words(event.until_s, event.at_s)}: "
+                f"{deadline_in_words(event.deadline_s, event.at_s)}; `eflow submit ... --quote {name}` takes it"
+            )
         old, new = before.job(name), self.state.job(name)
         if new is None or (
             self._for_tenants and getattr(event, "job_id", "") == name and _is_of_another_tenant(event, new.tenant)

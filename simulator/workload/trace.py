@@ -15,7 +15,7 @@ columns are ignored.
 import csv
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -187,7 +187,10 @@ def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, see
         raise BadInput(tuple(bad), ADVICE if jobs else "no row is valid")
     if not jobs:
         raise bad_input(file, "has a header, but no job below it")
-    return Workload.of(file.stem, jobs, bad)
+    known = set(SPELLINGS.values())
+    return replace(
+        Workload.of(file.stem, jobs, bad), other_columns=tuple(name for name in columns if name not in known)
+    )
 
 
 def write_trace(workload: Workload, file: Path) -> None:

@@ -107,11 +107,13 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Jobs ordered by (submitted_at_s, job_id), each id once. skipped: bad rows, which the reader left out."""
+    """Jobs ordered by (submitted_at_s, job_id), each id once. skipped: bad rows, which the reader left out.
+    other_columns: of its file, which mean nothing here."""
 
     name: str
     jobs: tuple[TraceJob, ...]
     skipped: tuple[BadRow, ...] = ()
+    other_columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         keys = [(job.submitted_at_s, job.job_id) for job in self.jobs]

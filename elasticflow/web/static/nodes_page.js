@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/preact-htm.js";
 import { JobLink } from "./job_table.js";
-import { clockTime, colourOf, counted, durationInWords } from "./words.js";
+import { clockTime, colourOf, counted, durationInWords, gibInWords } from "./words.js";
 
 const LOST_LATELY_S = 3600;
 
@@ -55,7 +55,7 @@ function Node({ node, nowS }) {
     .filter(([, untilS]) => Number(untilS) > nowS)
     .map(([index]) => Number(index));
   const free = node.jobs.filter((/** @type {string} */ job) => job === "").length;
-  const memory = node.gpu_memory_bytes ? ` · ${(node.gpu_memory_bytes / 2 ** 30).toFixed(0)} GiB each` : "";
+  const memory = node.gpu_memory_bytes ? ` · ${gibInWords(node.gpu_memory_bytes)} each` : "";
   const state = node.alive
     ? `${free} of ${counted(node.num_gpus, "GPU")} free`
     : `lost ${durationInWords(nowS - node.since_s)} ago`;

@@ -22,6 +22,12 @@ export function clockTime(atS, nowS) {
   return isOtherDay ? `${day.format(moment)} ${timeOfDay.format(moment)}` : timeOfDay.format(moment);
 }
 
+/** @param {number} numBytes @returns {string} the memory of a GPU: "79.6 GiB", "4,096 GiB" */
+export function gibInWords(numBytes) {
+  const gib = numBytes / 2 ** 30;
+  return `${gib < 1000 ? Number(gib.toPrecision(3)) : Math.round(gib).toLocaleString("en")} GiB`;
+}
+
 /** @param {number} count @param {string} noun */
 export function counted(count, noun) {
   return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
@@ -39,7 +45,7 @@ export function dollars(value) {
   return value.toLocaleString("en", { style: "currency", currency: "USD" });
 }
 
-// A promise has a symbol and a word beside its colour. The server decides which one it is, see expectations.py.
+// A promise has a symbol and a word beside its colour. The server decides which one it is, see page_values.py.
 export const PROMISES = {
   promised: { symbol: "●", word: "promised", tone: "good" },
   "at risk": { symbol: "▲", word: "at risk", tone: "risk" },

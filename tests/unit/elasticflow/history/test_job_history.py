@@ -592,3 +592,22 @@ def test_a_history_says_which_job_lends_gpus_to_which_profiling_run_and_for_how_
         "promised jobs can do without GPUs, so it waits for free ones",
     ]
     assert "lent" not in " ".join(ledger.of("a"))
+
+
+def test_a_reserved_quote_is_told_before_its_job_is_submitted() -> None:
+    quoted = events.QuoteReserved(
+        job_id="j1",
+        tenant="lab",
+        spec=spec(),
+        deadline_s=NOW_S + 50.0,
+        schedule=(NOW_S + 20.0, NOW_S + 40.0, 2),
+        gpu_seconds=40.0,
+        until_s=NOW_S + 20.0,
+        at_s=NOW_S,
+    )
+    ledger = pool().decided("admission", quoted)
+    (said,) = ledger.of("j1")
+    assert said.startswith("a quote was reserved until ")
+    assert said.endswith("`eflow submit ... --quote j1` takes it")
+    assert "deadline " in said
+    assert ledger.admitted("j1").of("j1")[0] == said

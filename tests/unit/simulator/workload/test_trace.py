@@ -187,10 +187,12 @@ def test_one_error_names_all_wrong_columns_and_the_known_ones(tmp_path: Path) ->
         read_trace(trace_of(tmp_path, "a,b,c", GOOD), TABLES)
 
 
-def test_unknown_columns_are_ignored(tmp_path: Path) -> None:
+def test_unknown_columns_are_ignored_and_named(tmp_path: Path) -> None:
     file = trace_of(tmp_path, f"{HEADER},user,real_duration,real_iteration", f"{GOOD},alice,301,502")
-    (job,) = read_trace(file, TABLES).jobs
+    workload = read_trace(file, TABLES)
+    (job,) = workload.jobs
     assert (job.duration_s, job.num_iterations) == (300, 500)
+    assert workload.other_columns == ("user", "real_duration", "real_iteration")
 
 
 def test_files_that_are_not_traces_are_refused(tmp_path: Path) -> None:
