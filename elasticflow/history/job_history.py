@@ -275,6 +275,8 @@ class EventsInWords:
         if isinstance(event, LoadEvent):
             load = self.state.loads.get(name) or before.loads.get(name)
             return getattr(event, "tenant", "") if load is None else load.tenant
+        if isinstance(event, events.QuoteReserved) and event.job_id == name:
+            return event.tenant
         job = self.state.job(name)
         return "" if job is None else job.tenant
 

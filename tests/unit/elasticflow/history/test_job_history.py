@@ -610,4 +610,7 @@ def test_a_reserved_quote_is_told_before_its_job_is_submitted() -> None:
     assert said.startswith("a quote was reserved until ")
     assert said.endswith("`eflow submit ... --quote j1` takes it")
     assert "deadline " in said
+    words = EventsInWords(for_tenants=True)
+    tenants = [each.tenant for entry in ledger.entries for each in words.fold(*entry) if each.name == "j1"]
+    assert tenants == ["lab"]
     assert ledger.admitted("j1").of("j1")[0] == said
