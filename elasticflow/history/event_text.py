@@ -318,7 +318,7 @@ def load_text(event: LoadEvent, load: Load | None) -> str:
             return f"finished: the results of {counted(event.num_results, 'task')} are stored{after}"
         case events.LoadCancelled():
             num_results = 0 if load is None else load.num_results
-            return f"cancelled after {num_results:,} results" + (f": {event.reason}" if event.reason else "")
+            return f"cancelled, with {num_results:,} results counted" + (f": {event.reason}" if event.reason else "")
         case events.CancelLoadRejected():
             return f"the request to cancel it was rejected: {event.explanation}"
 

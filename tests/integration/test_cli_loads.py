@@ -65,7 +65,7 @@ async def test_a_load_is_cancelled_and_its_history_says_so(cli: CommandLinePool)
     assert "stopped" in (await cli.eflow("loads", "--all")).out
     lines = (await cli.eflow("explain", "stopped")).out.splitlines()
     assert "opened by default: proteins:fold, tasks of 0.001 s" in lines[0]
-    assert lines[-1].endswith("cancelled after 0 results: wrong model")
+    assert lines[-1].endswith("cancelled, with 0 results counted: wrong model")
 
 
 async def test_a_rejected_load_is_explained(cli: CommandLinePool) -> None:

@@ -167,5 +167,5 @@ def test_the_history_of_a_load_names_why_it_ended_or_never_opened() -> None:
     )
     assert explained(rejected) == ["lab requested it; rejected (useful_share): it does not pay; tasks of 38.5 s would"]
     assert explained(opened(useful_share=None), progressed(3), cancelled())[0].endswith("no GPU was idle so far")
-    assert explained(opened(), progressed(3), cancelled())[2] == "cancelled after 3 results: wrong model"
+    assert explained(opened(), progressed(3), cancelled())[2] == "cancelled, with 3 results counted: wrong model"
     assert explained(opened(), name="another") == []
