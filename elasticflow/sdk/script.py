@@ -143,7 +143,19 @@ class Script(ElasticJob):
         job = copy.copy(self)
         numbered = {str(number): argument for number, argument in enumerate(self.arguments, start=1)}
         job.hyperparameters = {**self.hyperparameters, **numbered}
+        job.speed_neutral = (*self.speed_neutral, *self._neutral_arguments())
         return ElasticJob.spec(job, training_function=training_function or self.target, code_digest=code_digest)
+
+
+    def _neutral_arguments(self) -> Iterator[str]:
+        """The numbers of arguments that change no speed: the value of `--lr`, or `--lr=0.1`."""
+        option = ""
+        for number, argument in enumerate(self.arguments, start=1):
+            name, has_value, _ = argument.partition("=")
+            named = name.lstrip("-").replace("-", "_") if name.startswith("-") else ""
+            if option in self.speed_neutral or (has_value and named in self.speed_neutral):
+                yield str(number)
+            option = "" if has_value else named
 
 
 class TorchrunScript(Script):

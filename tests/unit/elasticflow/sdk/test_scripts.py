@@ -122,3 +122,14 @@ def test_outside_a_job_the_loader_is_unchanged(capsys):
     assert loader.index(2) == 1, "other attributes are the loader's"  # pyright: ignore[reportAttributeAccessIssue]
     loader.report(accuracy=0.5)
     assert capsys.readouterr().out == "accuracy=0.5\n"
+
+
+def test_scripts_that_differ_in_the_learning_rate_alone_share_one_measurement():
+    def measured(*arguments: str) -> str:
+        job = Script("package.train:__main__", *arguments).set_hyperparameter(global_batch_size=8)
+        return job.term_condition(max_iterations=9).set_deadline(within="2m").spec(code_digest="a" * 64).measured_key
+
+    assert measured("--lr", "0.1", "--wide") == measured("--lr", "0.01", "--wide")
+    assert measured("--wide", "--learning-rate=0.1") == measured("--wide", "--learning-rate=0.01")
+    assert measured("--layers", "2", "--lr", "0.1") != measured("--layers", "4", "--lr", "0.1")
+    assert measured("--lr", "0.1", "0.2") != measured("--lr", "0.1", "0.3")
