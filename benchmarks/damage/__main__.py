@@ -47,11 +47,11 @@ class Flip:
         (folder / self.file).write_bytes(content)
 
 
-def flips(pool: RecordedPool, number: int, seed: int) -> Iterator[Flip]:
-    """Each file in turn, at a drawn place; every second one after a kill of NATS."""
+def flips(pool: RecordedPool, number: int, seed: int, only: str = "*") -> Iterator[Flip]:
+    """Each file in turn, at a drawn place; every second one after a kill of NATS. only: names of files, as a pattern."""
     draw = np.random.default_rng(seed)
     files = [path for path in sorted(pool.folder.rglob("*")) if path.is_file() and path.name not in _NOT_DATA]
-    files = [path for path in files if path.stat().st_size]
+    files = [path for path in files if path.stat().st_size and path.relative_to(pool.folder).match(only)]
     for index in range(number):
         path, is_clean = files[index % len(files)], bool((index // len(files)) % 2 == 0)
         if not is_clean and path.name == "index.db":
@@ -77,6 +77,7 @@ def ask(
 def main(
     num_flips: Annotated[int, typer.Option("--flips", help="So many bits, each of a pool of its own.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the places of the bits.")] = 1,
+    only: Annotated[str, typer.Option(help="Files whose path ends so: 'EF_LEDGER*/msgs/*.blk'.")] = "*",
     out: Annotated[Path | None, typer.Option(help="Also write the JSON object to this file.")] = None,
 ) -> None:
     """Flip single bits of a pool's data, ask, and write what became of the answers."""
@@ -87,7 +88,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="damage-") as root:
         pool = record(Path(root) / "recorded")
         _, right = ask(pool, Path(root) / "copy", None, None)
-        for number, flip in enumerate(flips(pool, num_flips, seed), start=1):
+        for number, flip in enumerate(flips(pool, num_flips, seed, only), start=1):
             if number % 20 == 0:
                 print(f"flip {number} of {num_flips}", flush=True)
             found, _ = ask(pool, Path(root) / "copy", flip, right)

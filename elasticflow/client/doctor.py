@@ -37,6 +37,7 @@ from elasticflow.shared.runtime.service.decision_problems import (
     version_problem,
 )
 from elasticflow.shared.runtime.service.ledger_bookmark import older_ledger, unknown_jobs_problem
+from elasticflow.shared.state.ledger_chain import LedgerChain
 from elasticflow.shared.state.pool import NodeState, PoolState
 
 # --- curve check ---------------------------------------------------------------------------------------
@@ -265,9 +266,16 @@ def _checks_by_ledger(
     """isolation_here: problems of an executor with this environment, which counts if no node says what it does."""
     pool, data_dir = endpoint.pool, endpoint.data_dir
     clock_check, ledger = ClockCheck(bus, pool, clock), LedgerView(bus, pool)
+    reading: asyncio.Future[tuple[PoolState, LedgerChain]] | None = None
+
+    async def state_and_chain() -> tuple[PoolState, LedgerChain]:
+        """Read once: a ledger that cannot be read says so after seconds of silence."""
+        nonlocal reading
+        reading = reading or asyncio.ensure_future(ledger.state_and_chain())
+        return await reading
 
     async def isolation() -> Iterable[str]:
-        nodes = (await ledger.state()).nodes.values()
+        nodes = (await state_and_chain())[0].nodes.values()
         if reports_isolation(nodes):
             return tuple(isolation_problems(nodes))
         return await asyncio.to_thread(lambda: tuple(isolation_here()))
@@ -281,7 +289,7 @@ def _checks_by_ledger(
 
     async def of_state() -> Iterable[str | None]:
         await clock_check.ask()
-        state, chain = await ledger.state_and_chain()
+        state, chain = await state_and_chain()
         of_clock = clock_problem(clock_check, state.config.deadline_slack_s)
         return of_clock, version_problem(state), plan_problem(state), chain_problem(chain, state)
 
@@ -289,13 +297,13 @@ def _checks_by_ledger(
         if data_dir is None:
             return ()
         with_files = await asyncio.to_thread(jobs_with_files, data_dir)
-        return (unknown_jobs_problem(await ledger.state(), data_dir, with_files),)
+        return (unknown_jobs_problem((await state_and_chain())[0], data_dir, with_files),)
 
     async def curves() -> Iterable[str]:
-        return curve_problems(await ledger.state())
+        return curve_problems((await state_and_chain())[0])
 
     async def workers() -> Iterable[str]:
-        return _node_problems(await ledger.state())
+        return _node_problems((await state_and_chain())[0])
 
     return (
         ("isolation", isolation),

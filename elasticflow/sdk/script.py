@@ -146,7 +146,6 @@ class Script(ElasticJob):
         job.speed_neutral = (*self.speed_neutral, *self._neutral_arguments())
         return ElasticJob.spec(job, training_function=training_function or self.target, code_digest=code_digest)
 
-
     def _neutral_arguments(self) -> Iterator[str]:
         """The numbers of arguments that change no speed: the value of `--lr`, or `--lr=0.1`."""
         option = ""

@@ -10,10 +10,12 @@ import pytest
 
 from elasticflow.client import doctor
 from elasticflow.client.doctor import Finding
+from elasticflow.client.ledger import LedgerView
 from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.local.supervisor import kept_token
 from elasticflow.services.monitor.tenant_views import NewHistories, ViewWriter
+from elasticflow.shared.errors import LedgerBroken
 from elasticflow.shared.extras import torch_problem
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import PlanDecided
@@ -169,6 +171,19 @@ async def test_a_changed_ledger(endpoint: Endpoint) -> None:
     sequence = await bus.append(subjects.plan(POOL), codec.encode(decision, id="d", recorded_at_s=1.0), message_id="d")
     await bus.close()
     assert f"not those on which the decision at {sequence} rests" in await problems(endpoint)
+
+
+async def test_a_ledger_that_cannot_be_read_is_read_once(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NATS says nothing for seconds before that is known."""
+    reads = list[LedgerView]()
+
+    async def broken(ledger: LedgerView) -> None:
+        reads.append(ledger)
+        raise LedgerBroken(POOL, 3, 5)
+
+    monkeypatch.setattr(LedgerView, "state_and_chain", broken)
+    assert (await problems(endpoint)).count("lacks messages 3 to 4") > 1
+    assert len(reads) == 1
 
 
 async def test_the_user_root(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:

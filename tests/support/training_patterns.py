@@ -38,14 +38,18 @@ REFUSED = {
 }
 
 
+WARNED = {"PlainState": "train() gives self.losses another value for each part of a batch"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """refusal: what the error of the job's first steps says to write; "": it trains."""
+    """refusal: what the error of the job's first steps says to write; "": it trains. warning: what its history says."""
 
     job: str
     name: str
     code: str
     refusal: str
+    warning: str
 
 
 def _patterns() -> list[Pattern]:
@@ -57,6 +61,7 @@ def _patterns() -> list[Pattern]:
             name=ast.get_docstring(node) or "",
             code=_code(node, source),
             refusal=REFUSED.get(node.name, ""),
+            warning=WARNED.get(node.name, ""),
         )
         for node in classes
         if node.name != "Base"
@@ -74,7 +79,7 @@ PATTERNS = _patterns()
 
 def page() -> str:
     ordered = sorted(PATTERNS, key=lambda each: bool(each.refusal))
-    results = [f"refused: {each.refusal}" if each.refusal else "the same bits" for each in ordered]
+    results = [_result(each) for each in ordered]
     rows = [f"| [{each.name}](#{_anchor(each)}) | {result} |" for each, result in zip(ordered, results, strict=True)]
     codes = [f"### {_heading(each)}\n\n```python\n{each.code}\n```" for each in PATTERNS]
     return "\n\n".join(
@@ -93,6 +98,12 @@ def page() -> str:
             *codes,
         ]
     )
+
+
+def _result(pattern: Pattern) -> str:
+    if pattern.refusal:
+        return f"refused: {pattern.refusal}"
+    return f"the same bits; warned: {pattern.warning}" if pattern.warning else "the same bits"
 
 
 def _heading(pattern: Pattern) -> str:

@@ -40,7 +40,9 @@ async def test_the_same_bits_on_any_number_of_workers(node, spec_of, slow_down, 
     assert changed == alone
     profiled = await node.launch(job(spec_of, pattern), job_id=node.new_job_id(), purpose="profile")
     await profiled.first(Profiled)
-    assert not profiled.all_of(Warned)
+    warnings = [warned.warning for warned in profiled.all_of(Warned)]
+    assert len(warnings) == bool(pattern.warning)
+    assert all(pattern.warning in warning for warning in warnings)
     await profiled.ended()
 
 

@@ -233,10 +233,10 @@ class TrainingSteps(JobState):
                 "part of a batch. Keep fewer"
             )
         if (differing := self.additional.newly_differing()) and self.is_rank_0:
+            names = names_in_short([_as_written(name) for name in differing], most=3)
             self.telemetry.warn(
-                f"train() gives {names_in_short(differing, most=3)} another value for each part of a batch, of which "
-                "that of the last part stays. Return it from train(), which gives the mean of the whole batch, or take "
-                "elasticflow.mean() or gather()"
+                f"train() gives {names} another value for each part of a batch, of which that of the last part stays. "
+                "Return it from train(), which gives the mean of the whole batch, or take elasticflow.mean() of it"
             )
         self.iteration += 1
         self.is_over = agreement.over
@@ -336,3 +336,8 @@ class TrainingSteps(JobState):
         return virtual_nodes_of(
             self.function, self.spec, specification.plan.world_size, specification.plan.micro_batch_size, counts
         )
+
+
+def _as_written(name: str) -> str:
+    """The name of plain state as user code has it: attributes of the job have no other mark."""
+    return f"self.{name}" if name.isidentifier() else name
