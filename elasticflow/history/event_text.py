@@ -275,11 +275,20 @@ def _at_risk(event: events.JobAtRisk, new: Job, state: PoolState) -> str:
         return f"at risk: {why}"
     late = duration_in_words(event.projected_finish_s - event.deadline_s)
     speed = f"its measured speed less {margin_in_words(state.config)}"
-    risk = f"at risk: planned at {speed} it would end {late} after its deadline"
+    risk = f"at risk: planned at {speed} it would end {late} after its deadline{_as_it_trains(event, new)}"
     if event.earliest_deadline_s is None:
         return risk
     by = moment_in_words(event.earliest_deadline_s, event.at_s)
     return f"{risk}; admission would promise an amendment to {by}"
+
+
+def _as_it_trains(event: events.JobAtRisk, new: Job) -> str:
+    """That it ends in time if it keeps its speed of now, which no promise counts on; else ""."""
+    speed = speed_now(new, event.at_s)
+    if not speed or new.spec is None:
+        return ""
+    early_s = event.deadline_s - event.at_s - (new.spec.max_iterations - new.iteration) / speed
+    return f", at its {speed:.3g}/s of now {duration_in_words(early_s)} before it" if early_s > 0 else ""
 
 
 def _finished(event: events.JobFinished, new: Job) -> str:
