@@ -94,9 +94,11 @@ def failed_by_stall(state: MonitorState, job: Job, now_s: float) -> JobFailed | 
 def _stall_error(state: MonitorState, job: Job, now_s: float) -> str:
     stalled_s = _stalled_for_s(state, job, now_s)
     if job.training_generation is None:
-        return f"it did not start to train within {stalled_s:.0f} s; do init_model() and init_dataset() return?"
-    done = _known_iteration(state, job)
-    return f"no iteration ended for {stalled_s:.0f} s after {done} were done; does train() return?"
+        what = f"it did not start to train within {stalled_s:.0f} s; do init_model() and init_dataset() return?"
+    else:
+        done = _known_iteration(state, job)
+        what = f"no iteration ended for {stalled_s:.0f} s after {done} were done; does train() return?"
+    return f"{what} `eflow logs {job.job_id}` shows where its workers were"
 
 
 def _known_iteration(state: MonitorState, job: Job) -> int:

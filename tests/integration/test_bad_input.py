@@ -239,7 +239,10 @@ async def test_a_training_function_that_never_returns(user: User) -> None:
         assert "s after 9 were done; does train() return?" in error
     await user.pool.ended(["silent"])
     await user.job_has_ended("silent-profiling", Phase.FAILED)
-    assert "does train() return?" in (await user.eflow("logs", "silent")).err
+    logs = await user.eflow("logs", "silent")
+    assert "does train() return? `eflow logs silent` shows where its workers were" in logs.err
+    assert re.search(r"eflow: no step ended for \d+ s; the threads of this worker, newest calls first:", logs.out)
+    assert re.search(r"broken\.py\", line \d+ in train", logs.out), "where it hangs"
 
 
 async def test_the_last_lines_of_a_worker_that_died_are_reported(pool: RunningPool) -> None:

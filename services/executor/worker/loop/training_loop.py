@@ -54,7 +54,8 @@ def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThr
     """
     if assignment.purpose == "train":
         EXIT_HANDLERS.begin()
-    with in_job_folder(assignment) as assignment, Telemetry(channel) as telemetry:
+    stacks_after_s = assignment.timeouts.stall_timeout_s / 2
+    with in_job_folder(assignment) as assignment, Telemetry(channel, stacks_after_s) as telemetry:
         if assignment.spec.entry == TORCHRUN:
             speed = torchrun_script.run(assignment, channel, telemetry)
         else:

@@ -1,10 +1,13 @@
 """Reports progress and speed to the executor, from a thread of its own.
 
 The thread reports even while the training makes no progress, for example in a step that never returns. So silence means
-a dead process, and `Alive` means a stuck one. At its end the thread reports the last steps, so that a failed job shows
-in which iteration it failed.
+a dead process, and `Alive` means a stuck one, whose stacks it writes into the job's log. At its end the thread reports
+the last steps, so that a failed job shows in which iteration it failed.
 """
 
+import faulthandler
+import math
+import os
 import threading
 import time
 from collections import deque
@@ -19,12 +22,15 @@ from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagge
 log = structlog.get_logger()
 
 _PERIOD_S = 0.5
+_LOG = 2  # standard error is the job's log
 _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a change
 
 
 class Telemetry:
-    def __init__(self, channel: ExecutorLink) -> None:
-        self._channel = channel
+    """stacks_after_s: seconds without progress; then the log gets the stacks of all threads, once."""
+
+    def __init__(self, channel: ExecutorLink, stacks_after_s: float = math.inf) -> None:
+        self._channel, self._stacks_after_s = channel, stacks_after_s
         self._lock = threading.Lock()
         self._step_ends: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW)  # (iteration, monotonic s)
         self._iteration = 0
@@ -74,18 +80,30 @@ class Telemetry:
             self._progressed_at_s = time.monotonic()
 
     def _report(self) -> None:
-        reported, ends = 0, False
+        reported, ends, shown_at_s = 0, False, -1.0
         while not ends:
             ends = self._closed.wait(_PERIOD_S)
             with self._lock:
                 iteration, metrics = self._iteration, self._metrics
                 rate = _rate(self._step_ends)
-                idle_s = time.monotonic() - self._progressed_at_s
+                progressed_at_s = self._progressed_at_s
+            idle_s = time.monotonic() - progressed_at_s
+            if idle_s > self._stacks_after_s and shown_at_s != progressed_at_s and not ends:
+                shown_at_s = progressed_at_s
+                _write_stacks(idle_s)
             if self._step_ends and iteration != reported:
                 self._channel.send(Progressed(iteration=iteration, iterations_per_s=rate, metrics=metrics))
                 reported = iteration
             elif not ends:
                 self._channel.send(Alive(iteration=iteration, seconds_since_progress=idle_s))
+
+
+def _write_stacks(idle_s: float) -> None:
+    """Also of threads that wait in a library, without their help."""
+    os.write(
+        _LOG, f"eflow: no step ended for {idle_s:.0f} s; the threads of this worker, newest calls first:\n".encode()
+    )
+    faulthandler.dump_traceback(_LOG, all_threads=True)
 
 
 def _rate(step_ends: deque[tuple[int, float]]) -> float | None:
