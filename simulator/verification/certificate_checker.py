@@ -4,6 +4,8 @@ Admissions are checked in whole numbers, without tolerance: floats are whole num
 Rejections are checked in floats, by a bound that must win by more than their rounding. The model: a job that changes
 to n GPUs, from another number or from none, stops for the stop of n and holds the GPUs meanwhile; then it does rate(n)
 iterations a second.
+Promised numbers of GPUs are powers of two, and fit at once. So they fit as whole buddy blocks too, with migrations between
+two instants: a pool of N GPUs has floor(N / 2^s) blocks of 2^s, and the largest jobs take theirs first (docs/adr/0107).
 """
 
 import math
@@ -107,6 +109,8 @@ def _broken(promise: CertifiedPromise, now_s: float) -> str | None:
             return f"its schedule is out of order at {start_s} s"
         if num_gpus not in levels:
             return f"it does not run on {num_gpus} GPUs"
+        if num_gpus & (num_gpus - 1):
+            return f"{num_gpus} GPUs are no buddy block"
         times_s += (start_s, end_s, levels[num_gpus][1])
         free_s = end_s
     (now, deadline, ready, *steps), per_s = _whole(times_s)

@@ -47,6 +47,11 @@ def problems(*promises: CertifiedPromise, **more: object) -> list[str]:
     return Checker().check_promises(yes(*promises, **more))
 
 
+def test_gpus_that_no_buddy_block_has_are_rejected() -> None:
+    levels = (*LEVELS, Level(3, 2.5, 4.0))
+    assert problems(promise((100.0, 110.0, 3), levels=levels)) == ["a: 3 GPUs are no buddy block"]
+
+
 # --- yes: one schedule ----------------------------------------------------------------------------------
 
 
