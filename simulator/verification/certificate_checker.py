@@ -4,8 +4,8 @@ Admissions are checked in whole numbers, without tolerance: floats are whole num
 Rejections are checked in floats, by a bound that must win by more than their rounding. The model: a job that changes
 to n GPUs, from another number or from none, stops for the stop of n and holds the GPUs meanwhile; then it does rate(n)
 iterations a second.
-Promised numbers of GPUs are powers of two, and fit at once. So they fit as whole buddy blocks too, with migrations between
-two instants: a pool of N GPUs has floor(N / 2^s) blocks of 2^s, and the largest jobs take theirs first (docs/adr/0107).
+Promised numbers of GPUs are powers of two, and fit at once. So they fit as whole buddy blocks too, with migrations
+between two instants: N GPUs have floor(N / 2^s) blocks of 2^s, and the largest jobs take theirs first (docs/adr/0107).
 """
 
 import math
