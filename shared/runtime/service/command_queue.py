@@ -95,8 +95,10 @@ def _key(position: QueuePosition) -> str:
 # --- command budgets -----------------------------------------------------------------------------------
 # How many bytes of commands each tenant may send: the ledger keeps what admission decides on, rejections included.
 #
-# Each replica of admission counts for itself, from its start, in a bucket that empties evenly over a day.
+# Each replica of admission counts for itself, from its start: after a pause a tenant may send a part of a day's bytes
+# at once, and the rest becomes free evenly over a day. So no 24 hours have more than the bytes of a day.
 
+AT_ONCE = 0.5  # of a day's bytes
 LEAST_BYTES = 1024  # that a command counts: its answer takes space, too
 MAX_TENANTS = 10_000  # whose use is known; of more, the one that sent longest ago counts as unused
 
@@ -110,19 +112,22 @@ class CommandBudgets:
 
     def use(self, tenant: str, num_bytes: int, now_s: float) -> str | None:
         """Count a command, or say why it is not taken now, and when it would be."""
-        num_bytes, limit = max(num_bytes, LEAST_BYTES), self._bytes_per_day(tenant)
+        num_bytes, per_day = max(num_bytes, LEAST_BYTES), self._bytes_per_day(tenant)
+        at_once = per_day * AT_ONCE
+        freed_per_s = (per_day - at_once) / DAY_S
         before, at_s = self._used.pop(tenant, (0.0, now_s))
-        used = max(before - (now_s - at_s) * limit / DAY_S, 0.0)
-        fits = used + num_bytes <= limit
+        used = max(before - (now_s - at_s) * freed_per_s, 0.0)
+        fits = used + num_bytes <= at_once
         self._used[tenant] = used + num_bytes * fits, now_s
         if len(self._used) > MAX_TENANTS:
             del self._used[next(iter(self._used))]
         if fits:
             return None
-        limited = f"tenant {tenant} has sent as many bytes of commands as it may in a day ({limit:,})"
-        if num_bytes > limit:
-            return f"{limited}; this one alone has {num_bytes:,}"
-        return f"{limited}; retry in {(used + num_bytes - limit) * DAY_S / limit:.0f} s"
+        return (
+            f"tenant {tenant} has sent as many bytes of commands as it may ({per_day:,} in a day, {at_once:,.0f} of "
+            f"them at once); retry in {(used + num_bytes - at_once) / freed_per_s:.0f} s, or ask the operator for a "
+            f"larger max_command_bytes_per_day"
+        )
 
 
 # --- Whose turn it is: a tenant with many items must not delay those of the others ---------------------
@@ -367,10 +372,29 @@ class CommandQueue:
         self._on_news()
 
     def _beyond_budget(self, command: Command, item: WorkItem) -> str | None:
-        """Commands that end something are always taken."""
-        if item.num_delivered > 1 or isinstance(command, CancelJob | CancelLoad | SealLoad):
+        if item.num_delivered > 1:
             return None
-        return self._budgets.use(command.tenant, len(item.data), self._clock.now_s())
+        why = self._budgets.use(command.tenant, len(item.data), self._clock.now_s())
+        return None if why is None or self._ends_something(command, item) else why
+
+    def _ends_something(self, command: Command, item: WorkItem) -> bool:
+        """Whether this is a short command, the first one that waits, to end what the tenant has: it is always taken.
+
+        Of what does not exist or has ended, a tenant could send any number, and each would stay in the ledger.
+        """
+        if not isinstance(command, CancelJob | CancelLoad | SealLoad) or len(item.data) > LEAST_BYTES:
+            return False
+        waiting = [
+            type(pending.command)
+            for pending in self._pending
+            if id_of(pending.command) == id_of(command) and _tenant(pending) == command.tenant
+        ]
+        if type(command) in waiting:
+            return False
+        job = self._folded().live_jobs.get(id_of(command))
+        load = self._folded().loads.get(id_of(command))
+        exists = job if isinstance(command, CancelJob) else load if load is not None and load.live else None
+        return bool(waiting) or (exists is not None and exists.tenant == command.tenant)
 
     async def _ended_long_ago(self, job_id: str) -> bool:
         """The state keeps the newest ended jobs only (decision record 0010); the ledger holds the events of all others.

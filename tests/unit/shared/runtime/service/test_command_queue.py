@@ -9,17 +9,25 @@ import pytest
 
 from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import codec, subjects
-from elasticflow.shared.messages.commands import CancelJob, SubmitJob, id_of
+from elasticflow.shared.messages.commands import CancelJob, CancelLoad, Command, SubmitJob, id_of
 from elasticflow.shared.messages.events import MessageRejected, PlanDecided, QueuePosition, WorkersStopped
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import WorkQueue
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, ANSWER_TO, HOLD_S, CommandBudgets, CommandQueue
+from elasticflow.shared.runtime.service.command_queue import (
+    ACK_WAIT_S,
+    ANSWER_TO,
+    HOLD_S,
+    LEAST_BYTES,
+    CommandBudgets,
+    CommandQueue,
+)
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from testbed.histories import submit
+from testbed.histories import History, submit
 from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
+from tests.support.worker_events import admitted
 
 
 @asynccontextmanager
@@ -52,7 +60,9 @@ class Refused:
 
 
 @asynccontextmanager
-async def refused(tenant: str, data: bytes, answer_to: str = "") -> AsyncIterator[Refused]:
+async def refused(
+    tenant: str, data: bytes, answer_to: str = "", state: PoolState | None = None
+) -> AsyncIterator[Refused]:
     """What becomes of bytes that came on the subject of a tenant. answer_to: the inbox of which it tells."""
     answered, news = list[str](), asyncio.Event()
 
@@ -64,7 +74,8 @@ async def refused(tenant: str, data: bytes, answer_to: str = "") -> AsyncIterato
     await bus.ensure_pool("p")
     bus.broker.stream(streams.submit_stream("p")).on_settle = lambda record: news.set()
     await bus.append(subjects.submit(tenant, "p"), data, message_id="command", headers={ANSWER_TO: answer_to})
-    queue = CommandQueue(service_context(bus, "p", VirtualClock()), "admission", news.set, PoolState)
+    folded = state or PoolState()
+    queue = CommandQueue(service_context(bus, "p", VirtualClock()), "admission", news.set, lambda: folded)
     running = asyncio.create_task(queue.run())
     await news.wait()  # it has left the queue, or waits for a decision
     letters = bus.broker.stream(streams.dead_letter_stream("p"))
@@ -92,13 +103,42 @@ async def test_unreadable_bytes_are_kept_with_the_reason() -> None:
         assert reason.startswith("neither msgpack nor JSON")
 
 
-async def test_a_tenant_beyond_its_bytes_may_only_end_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+LIVE = History().configured().nodes(4).then(admitted("a"), admitted("theirs", tenant="other")).state
+
+
+@pytest.mark.parametrize(
+    ("command", "is_taken"),
+    [
+        (submit("b"), False),
+        (CancelJob(job_id="a", tenant="lab"), True),
+        (CancelJob(job_id="a", tenant="lab", reason="x" * LEAST_BYTES), False),
+        (CancelJob(job_id="unknown", tenant="lab"), False),
+        (CancelJob(job_id="theirs", tenant="lab"), False),
+        (CancelLoad(load_id="unknown", tenant="lab"), False),
+    ],
+)
+async def test_a_tenant_beyond_its_bytes_may_only_end_what_it_has(
+    command: Command, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CommandBudgets, "use", lambda *_: "retry in 7 s")
-    for command, taken in ((submit("a"), 0), (CancelJob(job_id="a", tenant="lab"), 1)):
-        async with refused(command.tenant, codec.encode(command, id="command", recorded_at_s=0.0)) as found:
-            assert len(found.queue.take(1)) == taken
-            assert found.dead_letters == [], "the limit is on what is kept"
-            assert len(found.answered) == 1 - taken
+    data = codec.encode(command, id="command", recorded_at_s=0.0)
+    async with refused(command.tenant, data, state=LIVE) as found:
+        assert len(found.queue.take(1)) == is_taken
+        assert found.dead_letters == [], "the limit is on what is kept"
+        assert len(found.answered) == (not is_taken)
+
+
+async def test_beyond_its_bytes_a_tenant_may_end_what_waits_for_a_decision_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands = [submit("new"), *(CancelJob(job_id="new", tenant="lab") for _ in range(3))]
+    answers = iter((None, *("retry in 7 s" for _ in commands[1:])))
+    monkeypatch.setattr(CommandBudgets, "use", lambda *_: next(answers))
+    async with queue_with(*commands) as queue:
+        for expected in ([SubmitJob], [CancelJob], []):
+            taken = queue.take(4)
+            assert [type(pending.command) for pending in taken] == expected
+            queue.settled(taken)
 
 
 async def test_a_sender_cannot_have_its_answer_sent_to_another_tenant() -> None:
@@ -273,7 +313,7 @@ async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_le
     while len(inbox.take(3)) < 2:
         news.clear()
         await news.wait()
-    assert [pending.command.job_id for pending in inbox.take(3)] == ["unfolded", "new"]
+    assert [id_of(pending.command) for pending in inbox.take(3)] == ["unfolded", "new"]
     running.cancel()
 
 
