@@ -40,7 +40,8 @@ class Cluster:
     async def open_pool(self, pool: str, *, num_nodes: int, gpus_per_node: int) -> None:
         """Configure a pool with known curves, and let its nodes join."""
         await self.bus.ensure_pool(pool)
-        quotas = {"bench": TenantQuota(max_command_bytes_per_day=1 << 30)}  # a burst is more than half of the default
+        large = TenantQuota(max_command_bytes_per_day=1 << 30)  # a burst has more bytes than the default allows
+        quotas = {"bench": large, "flood": large}
         config = PoolConfig(curves=CURVES, heartbeat_timeout_s=1e6, resize_cost_s=2.0, quotas=quotas)
         await append_decision(self.bus, pool, PoolConfigured(config=config, at_s=CLOCK.now_s()))
         for number in range(num_nodes):

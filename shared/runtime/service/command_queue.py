@@ -6,10 +6,9 @@ position in the queue, so the folded state tells such a repeat from a command th
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages import codec, subjects
@@ -23,6 +22,7 @@ from elasticflow.shared.runtime.bus.streams import state_bucket
 from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.runtime.service.service_context import ServiceContext
+from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.state.pool import PoolState
 
 # --- answer sender -------------------------------------------------------------------------------------
@@ -130,60 +130,18 @@ class CommandBudgets:
         )
 
 
-# --- Whose turn it is: a tenant with many items must not delay those of the others ---------------------
-
-T = TypeVar("T")
-
-REMEMBERED = 1_000  # rounds: for so long a tenant without items counts as one that may have some
-
-
-class Turns:
-    """Rounds with items of several tenants: each had its last turn in some round, or none."""
-
-    def __init__(self) -> None:
-        self._num_rounds = 0
-        self._last_rounds: dict[str, int] = {}  # by tenant, the last one at the end
-
-    def in_turns(self, items: Sequence[T], tenant_of: Callable[[T], str]) -> list[T]:
-        """One item of each tenant, then a second one of each that has two, and so on.
-
-        Items of one tenant keep their order. The tenant whose turn was longest ago is first; of those without a turn,
-        the one with the first item.
-        """
-        tenants = list(map(tenant_of, items))
-        waiting = dict.fromkeys(tenants)
-        new = (tenant for tenant in waiting if tenant not in self._last_rounds)
-        known = (tenant for tenant in self._last_rounds if tenant in waiting)
-        rank = {tenant: number for number, tenant in enumerate((*new, *known))}
-        num_before = Counter[str]()
-        places: list[tuple[int, int]] = []
-        for tenant in tenants:
-            places.append((num_before[tenant], rank[tenant]))
-            num_before[tenant] += 1
-        return [items[index] for index in sorted(range(len(items)), key=places.__getitem__)]
-
-    def are_shared(self, waiting: Iterable[str]) -> bool:
-        """Whether several tenants have items: waiting ones, or turns a short while ago."""
-        recent = {tenant for tenant, last in self._last_rounds.items() if last > self._num_rounds - REMEMBERED}
-        return len(recent.union(waiting)) > 1
-
-    def had(self, tenants: Iterable[str]) -> None:
-        """These had their turns in one round, in this order."""
-        self._num_rounds += 1
-        for tenant in tenants:
-            self._last_rounds.pop(tenant, None)
-            self._last_rounds[tenant] = self._num_rounds
-        for tenant in list(self._last_rounds)[: max(len(self._last_rounds) - MAX_TENANTS, 0)]:
-            del self._last_rounds[tenant]
-
-
 # --- command queue -------------------------------------------------------------------------------------
 
 ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
 MAX_PENDING = 1024  # more than one decision takes, and more than two tenants may have in the queue
 MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its commands: each returns in an event, with schedules
-MAX_SHARED_DECISION_S = 0.02  # where several tenants send commands: each waits for the decision on others
-FEW_COMMANDS = 8  # of the first such decision
+MAX_DECISION_S = 0.5  # as expected: another tenant may send its first command in a while
+MAX_SHARED_DECISION_S = 0.02  # where several tenants send commands, or one whose commands have no known cost yet
+UNKNOWN_COMMAND_S = MAX_SHARED_DECISION_S / 8  # that a decision on the first command of a tenant takes, as expected
+LEAST_COMMAND_S = 0.0002
+MAX_COMMAND_S = 10.0  # a clock that was set is no work
+BYTE_S = 2e-8  # to read and to store one
+YIELD_BYTES = 256 * 1024  # that are read at once: decisions must not wait for a queue full of large commands
 MAX_ATTEMPTS = 4  # at one command that no replica survived, before it is dead-lettered
 MAX_UNCOUNTED_DELIVERIES = 2  # so that one dead replica does not slow down the commands that it had pulled
 PULL_TIMEOUT_S = 20.0
@@ -227,7 +185,7 @@ class CommandQueue:
         self._pending: list[Pending] = []
         self._turns = Turns()
         self._budgets = CommandBudgets(lambda tenant: folded().config.quota(tenant).max_command_bytes_per_day)
-        self._max_shared = FEW_COMMANDS
+        self._command_s: dict[str, float] = {}  # of a decision, by tenant: the last one counts half
         self._has_space = asyncio.Event()
         self._has_space.set()
 
@@ -245,8 +203,13 @@ class CommandQueue:
             if not self._is_fit():
                 await self._clock.sleep_until(self._clock.now_s() + HOLD_S)
                 continue
+            num_bytes = 0
             for item in await queue.pull(MAX_PENDING - len(self._pending), PULL_TIMEOUT_S):
                 await self._receive(item)
+                num_bytes += len(item.data)
+                if num_bytes > YIELD_BYTES:
+                    num_bytes = 0
+                    await asyncio.sleep(0)
             if len(self._pending) >= MAX_PENDING:
                 self._has_space.clear()
 
@@ -270,36 +233,50 @@ class CommandQueue:
             await pending.item.nak()
 
     def take(self, max_commands: int) -> tuple[Pending, ...]:
-        """Commands without a decision, as many as fit into one: one of each tenant in turn, the oldest of each first.
+        """Commands without a decision, as many as fit into one, the oldest of each tenant first.
 
+        Tenants take turns by the work that their commands were and will be. Where several send commands, each waits for
+        the decision on others, so there are no more than a short decision takes.
         One decision takes one command about each job, so that each of its events decides on a known command.
         A command that was delivered before and not settled is decided on alone: it may be what made a replica fail.
-        Where several tenants send commands, there are no more than a short decision takes.
         """
         taken: list[Pending] = []
         about: set[str] = set()
-        num_bytes = 0
+        num_bytes, expected_s = 0, 0.0
         undecided = [pending for pending in self._pending if self._decision_on(pending) is None]
-        if self._turns.are_shared(map(_tenant, undecided)):
-            max_commands = min(max_commands, self._max_shared)
-        for pending in self._turns.in_turns(undecided, _tenant):
+        tenants = set(map(_tenant, undecided))
+        is_short = self._turns.are_shared(tenants) or not tenants <= self._command_s.keys()
+        max_s = MAX_SHARED_DECISION_S if is_short else MAX_DECISION_S
+        for pending in self._turns.in_turns(undecided, _tenant, self._work_s):
             if (name := id_of(pending.command)) in about:
                 continue
             about.add(name)
             num_bytes += len(pending.item.data)
-            if taken and (pending.item.num_delivered > 1 or num_bytes > MAX_DECISION_BYTES):
+            expected_s += self._work_s(pending)
+            is_too_much = num_bytes > MAX_DECISION_BYTES or expected_s > max_s
+            if taken and (pending.item.num_delivered > 1 or is_too_much):
                 break
             taken.append(pending)
             if pending.item.num_delivered > 1 or len(taken) == max_commands:
                 break
         return tuple(taken)
 
-    def took(self, num_commands: int, decision_s: float) -> None:
-        """A decision on so many commands took so long."""
-        if decision_s > MAX_SHARED_DECISION_S:
-            self._max_shared = min(self._max_shared, max(num_commands // 2, 1))
-        elif num_commands >= self._max_shared:
-            self._max_shared = min(self._max_shared + self._max_shared // 4 + 1, MAX_PENDING)
+    def _work_s(self, pending: Pending) -> float:
+        return self._command_s.get(_tenant(pending), UNKNOWN_COMMAND_S) + BYTE_S * len(pending.item.data)
+
+    def took(self, taken: Sequence[Pending], decision_s: float) -> None:
+        """A decision on these took so long: each tenant's part is as its commands were expected to take."""
+        if not taken:
+            return
+        tenants = list(map(_tenant, taken))
+        before_s = {tenant: self._command_s.pop(tenant, None) for tenant in dict.fromkeys(tenants)}
+        expected_s = sum(before_s[tenant] or UNKNOWN_COMMAND_S for tenant in tenants)
+        for tenant, command_s in before_s.items():
+            measured_s = (command_s or UNKNOWN_COMMAND_S) / expected_s * min(decision_s, MAX_COMMAND_S)
+            mean_s = measured_s if command_s is None else (command_s + measured_s) / 2
+            self._command_s[tenant] = max(mean_s, LEAST_COMMAND_S)
+        for tenant in list(self._command_s)[: max(len(self._command_s) - MAX_TENANTS, 0)]:
+            del self._command_s[tenant]
 
     @contextlib.asynccontextmanager
     async def attempt(self) -> AsyncGenerator[None, None]:
@@ -345,7 +322,7 @@ class CommandQueue:
     def settled(self, taken: Iterable[Pending]) -> None:
         """These are decided on and acknowledged."""
         taken = tuple(taken)
-        self._turns.had(map(_tenant, taken))
+        self._turns.had((_tenant(pending), self._work_s(pending)) for pending in taken)
         done = {id(pending) for pending in taken}
         self._pending = [pending for pending in self._pending if id(pending) not in done]
         self._has_space.set()
@@ -353,36 +330,44 @@ class CommandQueue:
             self._on_news()
 
     async def _receive(self, item: WorkItem) -> None:
+        """A flood costs little: what is beyond the budget of its sender is read only if it may end something."""
+        why_not = self._beyond_budget(item)
+        if why_not is not None and len(item.data) > LEAST_BYTES:
+            await self._refuse(item, why_not)
+            return
         try:
             envelope = codec.decode(item.data, max_bytes=MAX_SUBMISSION_BYTES)
             command = self._command_in(envelope, item)
         except Undecodable as error:
+            if why_not is not None:
+                await self._refuse(item, why_not)
+                return
             await self.dead_letter(item, *error.problems)
             return
         pending = Pending(command=command, envelope_id=envelope.id, item=item)
         is_new = self._decision_on(pending) is None
+        if is_new and why_not is not None and not self._ends_something(command):
+            await self._refuse(item, why_not)
+            return
         if is_new and isinstance(command, SubmitJob) and await self._ended_long_ago(command.job_id):
             why = f"job_id: {command.job_id} names a job that ended long ago; choose another"
             await self.dead_letter(item, why)
             return
-        if is_new and (why := self._beyond_budget(command, item)) is not None:
-            await self._refuse(item, why)
-            return
         self._pending.append(pending)
         self._on_news()
 
-    def _beyond_budget(self, command: Command, item: WorkItem) -> str | None:
+    def _beyond_budget(self, item: WorkItem) -> str | None:
+        """Count a command, or say why it is not taken now. One that comes again was counted."""
         if item.num_delivered > 1:
             return None
-        why = self._budgets.use(command.tenant, len(item.data), self._clock.now_s())
-        return None if why is None or self._ends_something(command, item) else why
+        return self._budgets.use(subjects.sender(item.subject), len(item.data), self._clock.now_s())
 
-    def _ends_something(self, command: Command, item: WorkItem) -> bool:
-        """Whether this is a short command, the first one that waits, to end what the tenant has: it is always taken.
+    def _ends_something(self, command: Command) -> bool:
+        """Whether this short command is the first one that waits to end what the tenant has: it is always taken.
 
         Of what does not exist or has ended, a tenant could send any number, and each would stay in the ledger.
         """
-        if not isinstance(command, CancelJob | CancelLoad | SealLoad) or len(item.data) > LEAST_BYTES:
+        if not isinstance(command, CancelJob | CancelLoad | SealLoad):
             return False
         waiting = [
             type(pending.command)
