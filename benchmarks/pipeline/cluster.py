@@ -14,7 +14,7 @@ import psutil
 
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeJoined, PlanDecided, PoolConfigured
-from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
@@ -40,7 +40,9 @@ class Cluster:
     async def open_pool(self, pool: str, *, num_nodes: int, gpus_per_node: int) -> None:
         """Configure a pool with known curves, and let its nodes join."""
         await self.bus.ensure_pool(pool)
-        config = PoolConfig(curves=CURVES, heartbeat_timeout_s=1e6, resize_cost_s=2.0)
+        large = TenantQuota(max_command_bytes_per_day=1 << 30)  # a burst has more bytes than the default allows
+        quotas = {"bench": large, "flood": large}
+        config = PoolConfig(curves=CURVES, heartbeat_timeout_s=1e6, resize_cost_s=2.0, quotas=quotas)
         await append_decision(self.bus, pool, PoolConfigured(config=config, at_s=CLOCK.now_s()))
         for number in range(num_nodes):
             joined = NodeJoined(

@@ -77,8 +77,16 @@ def table(*columns: str, rows: Iterable[tuple[RenderableType | None, ...]], righ
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*(safe_for_terminal(cell) if isinstance(cell, str) else cell for cell in row))
+        made.add_row(*(_safe_cell(cell) if isinstance(cell, Text | str) else cell for cell in row))
     return made
+
+
+def _safe_cell(cell: Text | str) -> Text | str:
+    """The cell without what would command a terminal."""
+    if isinstance(cell, str):
+        return safe_for_terminal(cell)
+    safe = safe_for_terminal(cell.plain)
+    return cell if safe == cell.plain else Text(safe, style=cell.style)
 
 
 def table_of(
@@ -86,7 +94,7 @@ def table_of(
 ) -> Table:
     """A row for each view. On a terminal, the columns that fit; names are shortened before a column is given up."""
     views = tuple(views)
-    cells = {column: [column.cell(view, now_s) for view in views] for column in columns}
+    cells = {column: [_safe_cell(column.cell(view, now_s)) for view in views] for column in columns}
     terminal = console()
     if terminal.is_terminal and not all_columns:
         cells = _fitted(cells, terminal.width)

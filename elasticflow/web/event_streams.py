@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 from elasticflow.client.worker_logs import FileLogs, StoredLogs
 from elasticflow.shared.errors import NotPermitted, Unavailable
+from elasticflow.shared.hidden_characters import escaped
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import pool_update
 from elasticflow.web.sources import Source
@@ -20,9 +22,24 @@ _LOG_POLL_S = 0.3
 _MAX_LINES = 2_000  # of one event; of more, the newest
 
 
+# Each way in which JSON in ASCII writes a hidden character, and the backslash, which could be followed by its letters.
+_ESCAPE = re.compile(r"\\\\|\\u[0-9a-f]{4}|\\[bf]")
+
+
 def encoded(value: Any) -> bytes:
-    """JSON as a browser reads it. Raises ValueError for a number that is not finite; messages have none."""
-    return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False).encode()
+    r"""JSON as a browser reads it. A hidden character of a text is escaped once more: the page shows `\u202e`.
+
+    Raises ValueError for a number that is not finite; messages have none.
+    """
+    text = json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
+    return _ESCAPE.sub(_shown, text).encode()
+
+
+def _shown(found: re.Match[str]) -> str:
+    written = found[0]
+    character = json.loads(f'"{written}"')
+    shown = escaped(character)
+    return written if shown == character else json.dumps(shown)[1:-1]
 
 
 def _plain(value: Any) -> Any:

@@ -3,13 +3,14 @@
 Every text of the ledger is escaped, and the policy of the file itself forbids scripts.
 """
 
+import html
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from elasticflow.history.formatting import shortened
+from elasticflow.shared.hidden_characters import escaped
 from elasticflow.times import clock_time, duration_in_words
 from elasticflow.web.page_values import expected_at, finish_at, margin_at, sentence_at
 
@@ -33,6 +34,11 @@ PROMISES = {  # as in words.js: symbol, word, tone
 AT_RISK = (
     "No plan keeps the promise with the pool's margin, or the job is stalled. At its speed now it may end in time."
 )
+
+
+def in_html(text: str) -> str:
+    """The text as HTML shows it, with hidden characters escaped."""
+    return html.escape(escaped(text))
 
 
 def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, Any] | None) -> str:
@@ -64,9 +70,9 @@ def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, An
         symbol, _, tone = PROMISES[expected_at(job, now_s)["promise"]]
         colour = f"job-{colours[job['job_id']]}"
         under = " · ".join(filter(None, (job["swept_in_words"], job["activity"])))
-        name = escape(shortened(job["job_id"], _LABEL))
-        yield f"<li><span><b>{symbol} {name}</b><small>{escape(under)}</small></span>"
-        yield f'<span class="track" role="img" aria-label="{escape(sentence_at(job, now_s))}">'
+        name = in_html(shortened(job["job_id"], _LABEL))
+        yield f"<li><span><b>{symbol} {name}</b><small>{in_html(under)}</small></span>"
+        yield f'<span class="track" role="img" aria-label="{in_html(sentence_at(job, now_s))}">'
         ends_s = [*(step[0] for step in job["steps"][1:]), job["ended_at_s"] or now_s]
         for (start_s, num_gpus), end_s in zip(job["steps"], ends_s, strict=False):
             if num_gpus:
@@ -89,7 +95,7 @@ def lanes(jobs: list[Mapping[str, Any]], now_s: float, compared: Mapping[str, An
     )
     left_out = f"<p>The first {MAX_LANES} of {len(jobs)}; the table has all.</p>" if len(jobs) > MAX_LANES else ""
     under = (
-        f'<li><i class="dashed other"></i>GPUs under {escape(compared["policy"])}, modelled</li>' if compared else ""
+        f'<li><i class="dashed other"></i>GPUs under {in_html(compared["policy"])}, modelled</li>' if compared else ""
     )
     legend = (
         '<ul class="legend"><li><i class="solid"></i>GPUs held</li><li><i class="dashed"></i>GPUs promised</li>'
@@ -134,9 +140,9 @@ def saved_page(
             f'<meta http-equiv="content-security-policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}, {at}</title><style>{styles}</style></head><body><main>",
-            f'<h1>{escape(title)}</h1><p class="when">At <b>{at}</b>, after message {update["sequence"]}</p>',
-            *(f'<p class="problem">{escape(note)}</p>' for note in notes if note),
+            f"<title>{in_html(title)}, {at}</title><style>{styles}</style></head><body><main>",
+            f'<h1>{in_html(title)}</h1><p class="when">At <b>{at}</b>, after message {update["sequence"]}</p>',
+            *(f'<p class="problem">{in_html(note)}</p>' for note in notes if note),
             _numbers(update, now_s),
             _panel("Promise lanes", lanes(jobs, now_s, compared)),
             *([_other_policy(compared, now_s)] if compared else ()),
@@ -185,7 +191,7 @@ def _other_policy(compared: Mapping[str, Any], now_s: float) -> str:
     jobs = compared["jobs"]
     changed = sum(job["modelled"] != job["other"] for job in jobs)
     begin = f"after message {compared['from_sequence']}" if compared["from_sequence"] else "from the start"
-    policy = escape(compared["policy"])
+    policy = in_html(compared["policy"])
     said = f"<p>{changed} of {len(jobs)} jobs end otherwise under {policy}, which decides {begin}.</p>"
     return _panel(f"Another policy: {policy}", said + _table("Its jobs", _FATE_COLUMNS, map(cells, jobs)))
 
@@ -196,7 +202,7 @@ def _feed(feed: list[Mapping[str, Any]], now_s: float) -> str:
         return '<p class="empty">No decision so far.</p>'
     rows = (
         f"<li><time>{clock_time(row['at_s'], now_s=now_s)}</time>"
-        f"<span><b>{escape(row['name'])}</b> {escape(row['text'])}</span></li>"
+        f"<span><b>{in_html(row['name'])}</b> {in_html(row['text'])}</span></li>"
         for row in reversed(feed)
     )
     return f'<ol class="saved-feed">{"".join(rows)}</ol>'
@@ -205,7 +211,7 @@ def _feed(feed: list[Mapping[str, Any]], now_s: float) -> str:
 def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in columns)
     body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in others)}</tr>'
+        f'<tr><th scope="row">{in_html(first)}</th>{"".join(f"<td>{in_html(cell)}</td>" for cell in others)}</tr>'
         for first, *others in rows
     )
     region = f'class="saved-table" tabindex="0" role="region" aria-label="{title} as a table"'

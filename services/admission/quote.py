@@ -5,6 +5,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any
 
 from elasticflow.services.admission.rejection import no_deadline, problems_of, why_no_type, why_unquotable
@@ -18,6 +19,7 @@ from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus, Message, Subscription
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.command_queue import AnswerSender
+from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.job_table import gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve, promised_deadline_s
@@ -87,6 +89,7 @@ MAX_WAITING = 1_000  # of all tenants
 MAX_WAITING_BYTES = 16 * 1024 * 1024
 MAX_TENANTS = 10_000  # whose rates are known; more are names that one client makes up
 YIELD_EVERY = 64  # requests that are received at once
+LEAST_QUOTE_S = 0.001  # that a quote counts
 REST = 1.0  # after a quote, decisions get this many times as long as it took
 
 Answer = Callable[[bytes, str], codec.Message]
@@ -113,7 +116,8 @@ class QuoteRequests:
         self._answer, self._why_not, self._clock, self._log = answer, why_not or _always, clock, log
         self._answers = AnswerSender(bus, pool, log)
         self._tenants: dict[str, _Tenant] = {}
-        self._turns: deque[str] = deque()  # tenants with requests, the next one first
+        self._turns = Turns()
+        self._waiting: dict[str, None] = {}  # tenants with requests
         self._num_waiting = self._num_waiting_bytes = 0
         self._news = asyncio.Event()
 
@@ -142,8 +146,7 @@ class QuoteRequests:
             await self._refuse(request, tenant, problem)
             return
         tenant.num_allowed -= 1.0
-        if not tenant.waiting:
-            self._turns.append(name)
+        self._waiting[name] = None
         tenant.waiting.append(request)
         self._num_waiting += 1
         self._num_waiting_bytes += len(request.data)
@@ -169,24 +172,30 @@ class QuoteRequests:
         return tenant
 
     async def _answer_in_turn(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await self._news.wait()
-            name = self._turns.popleft()
-            waiting = self._tenants[name].waiting
-            request = waiting.popleft()
-            self._num_waiting -= 1
-            self._num_waiting_bytes -= len(request.data)
-            if waiting:
-                self._turns.append(name)
-            elif not self._turns:
-                self._news.clear()
+            name, request = self._next()
             if why_not := await self._why_not():
                 await self._send(request, MessageRejected(problems=(f"admission {why_not}",), ask_again=True))
                 continue
-            began_s = loop.time()
+            began_s = monotonic()
             await self._send(request, self._answer(request.data, name))
-            await asyncio.sleep(REST * (loop.time() - began_s))
+            took_s = monotonic() - began_s
+            self._turns.had([(name, max(took_s, LEAST_QUOTE_S))])
+            await asyncio.sleep(REST * took_s)
+
+    def _next(self) -> tuple[str, Message]:
+        """The next request, and the tenant that asks."""
+        name = self._turns.in_turns(list(self._waiting), tenant_of=str, work_s=lambda _: 0.0)[0]
+        waiting = self._tenants[name].waiting
+        request = waiting.popleft()
+        self._num_waiting -= 1
+        self._num_waiting_bytes -= len(request.data)
+        if not waiting:
+            del self._waiting[name]
+        if not self._waiting:
+            self._news.clear()
+        return name, request
 
     async def _send(self, request: Message, message: codec.Message) -> None:
         data = codec.encode(message, id="quote", recorded_at_s=self._clock.now_s())

@@ -10,6 +10,8 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import AfterValidator, AllowInfNan, Strict, StringConstraints
 
+from elasticflow.shared.hidden_characters import HIDDEN
+
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # `stream_configs.MAX_PAYLOAD_BYTES` is the server's setting for it
 MAX_SUBMISSION_BYTES = 256 * 1024
 MAX_ARCHIVE_BYTES = 16 * 1024 * 1024  # of a job's code
@@ -33,19 +35,17 @@ TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"  # one token of a NATS subject: no dots
 # "": unknown
 GPU_TYPE_PATTERN = rf"^([A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_GPU_TYPE_LENGTH - 1}}})?$"
 _MAYBE_TOKEN_PATTERN = r"^[A-Za-z0-9_-]{0,64}$"
-# Control characters, and those that move or hide others: the ends of lines and the directions of Unicode.
-_HIDDEN = r"\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
-_LINE_PATTERN = rf"^[^{_HIDDEN}]*$"
+_LINE_PATTERN = rf"^[^{HIDDEN}]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
 # below a folder, and never out of it: no part is empty, "." or ".."
-_PART = rf"([^./\\{_HIDDEN}]|\.[^./\\{_HIDDEN}]|\.\.[^/\\{_HIDDEN}])[^/\\{_HIDDEN}]*"
+_PART = rf"([^./\\{HIDDEN}]|\.[^./\\{HIDDEN}]|\.\.[^/\\{HIDDEN}])[^/\\{HIDDEN}]*"
 FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
 # as in entry points; or a script's file, whatever its name
 _FUNCTION_PATTERN = rf"^([^\W\d][\w.]*:[^\W\d]\w*|{_PART}\.py:__(main|torchrun)__)$"
 _FOLDER_PATTERN = rf"^({_PART}(/{_PART})*)?$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-URI_PATTERN = rf"^[A-Za-z][A-Za-z0-9+.-]*://[^{_HIDDEN}]+$"
+URI_PATTERN = rf"^[A-Za-z][A-Za-z0-9+.-]*://[^{HIDDEN}]+$"
 _MAYBE_URI_PATTERN = rf"{URI_PATTERN[:-1]}$|^$"
 _BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}(==|[A-Za-z0-9+/]=))?$"
 _VALUE_PATTERN = r"^[^\x00]*$"

@@ -47,14 +47,15 @@ class GpuHourBudget:
 class TenantQuota:
     """The most that admission promises one tenant in any 24 hours, and in any window of its budgets. None: no limit.
 
-    max_command_bytes_per_day: of its commands, rejected ones included; cancellations are always taken.
+    max_command_bytes_per_day: of its commands, rejected ones included, that one replica of admission takes; half of
+    them at once. What ends its live jobs and padding loads is always taken.
     weight: of its jobs without a promise beside those of other tenants, if `PoolConfig.best_effort` is fair.
     """
 
     max_jobs_per_day: Annotated[int, Strict(), Gt(0), Le(10**9)] | None = None
     max_gpu_hours_per_day: GpuHours | None = None
     budgets: Annotated[tuple[GpuHourBudget, ...], Len(max_length=8)] = ()
-    max_command_bytes_per_day: Annotated[int, Strict(), Ge(1 << 20), Le(1 << 40)] = 32 << 20
+    max_command_bytes_per_day: Annotated[int, Strict(), Ge(1 << 20), Le(1 << 40)] = 8 << 20
     weight: Weight = 1.0
 
     @property

@@ -16,7 +16,7 @@ from tests.page.conftest import Viewer, opened
 from tests.support.pool_in_thread import TENANT, PoolInThread, pool_in_thread
 
 ESCAPES = "\x1b[31mred\x1b[0m \x1b]0;broken in\x07"
-LINES = ["loss 0.5", HOSTILE, ESCAPES, "loss 0.25"]
+LINES = ["loss 0.5", HOSTILE, ESCAPES, "a\u202eb\u200b\x9bc", "loss 0.25"]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,8 @@ def test_logs_are_searched_and_followed_and_only_text(viewer: Viewer, pool: Pool
     viewer.page.wait_for_selector("pre.logs >> text=of the second worker")
     shown = logs.inner_text()
     assert HOSTILE in shown
-    assert "red" in shown
+    assert r"\x1b[31mred\x1b[0m \x1b]0;broken in\x07" in shown
+    assert r"a\u202eb\u200b\x9bc" in shown
     assert viewer.page.locator("img[src='x']").count() == 0
     assert "broken in" not in viewer.page.title()
     viewer.page.get_by_label("Worker").select_option("g1-r1")

@@ -24,7 +24,6 @@ from elasticflow.shared.messages.limits import (
     FilePath,
     Name,
 )
-from elasticflow.shared.runtime.process.terminal import safe_for_terminal
 from testbed.histories import spec
 from tests.support.example_specs import examples
 from tests.support.message_strategies import messages, messages_of
@@ -286,7 +285,3 @@ def test_no_name_has_a_character_that_moves_or_hides_others(taken: Any, hidden: 
     assert TypeAdapter(taken).validate_python(sound) == sound
     with pytest.raises(ValidationError):
         TypeAdapter(taken).validate_python(sound.replace("型", f"型{hidden}"))
-
-
-def test_a_terminal_gets_none_of_them() -> None:
-    assert safe_for_terminal("a\u202eb\x9bc\x1b[31md\x1b[0m\x1b]0;t\x07") == "a?b?c\x1b[31md\x1b[0m?]0;t?"

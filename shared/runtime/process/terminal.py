@@ -4,16 +4,13 @@ Output has colour only on a terminal, and not where NO_COLOR is set (rich sees t
 """
 
 import os
-import re
 import sys
 
 from rich.console import Console
 
+from elasticflow.shared.hidden_characters import escaped
+
 _WIDTH_IN_FILES = 1_000  # columns where there is no terminal to ask
-# Control characters except tab and the ends of lines, escape sequences except colours, and Unicode's directions.
-_UNSAFE = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]|\x1b(?!\[[\d;]*m)"
-)
 
 
 class _Console(Console):
@@ -29,8 +26,8 @@ def console() -> Console:
 
 
 def safe_for_terminal(text: str) -> str:
-    """The text of a job without what would command a terminal: to set its title or clipboard, or to answer."""
-    return _UNSAFE.sub("?", text)
+    """The text of a job, with what would command a terminal (to set its title, to answer) or hide others escaped."""
+    return escaped(text, may_have_colours=True)
 
 
 def reserve_stdout() -> None:

@@ -6,10 +6,9 @@ position in the queue, so the folded state tells such a repeat from a command th
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages import codec, subjects
@@ -23,6 +22,7 @@ from elasticflow.shared.runtime.bus.streams import state_bucket
 from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.runtime.service.service_context import ServiceContext
+from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.state.pool import PoolState
 
 # --- answer sender -------------------------------------------------------------------------------------
@@ -95,8 +95,10 @@ def _key(position: QueuePosition) -> str:
 # --- command budgets -----------------------------------------------------------------------------------
 # How many bytes of commands each tenant may send: the ledger keeps what admission decides on, rejections included.
 #
-# Each replica of admission counts for itself, from its start, in a bucket that empties evenly over a day.
+# Each replica of admission counts for itself, from its start: after a pause a tenant may send a part of a day's bytes
+# at once, and the rest becomes free evenly over a day. So no 24 hours have more than the bytes of a day.
 
+AT_ONCE = 0.5  # of a day's bytes
 LEAST_BYTES = 1024  # that a command counts: its answer takes space, too
 MAX_TENANTS = 10_000  # whose use is known; of more, the one that sent longest ago counts as unused
 
@@ -110,66 +112,22 @@ class CommandBudgets:
 
     def use(self, tenant: str, num_bytes: int, now_s: float) -> str | None:
         """Count a command, or say why it is not taken now, and when it would be."""
-        num_bytes, limit = max(num_bytes, LEAST_BYTES), self._bytes_per_day(tenant)
+        num_bytes, per_day = max(num_bytes, LEAST_BYTES), self._bytes_per_day(tenant)
+        at_once = per_day * AT_ONCE
+        freed_per_s = (per_day - at_once) / DAY_S
         before, at_s = self._used.pop(tenant, (0.0, now_s))
-        used = max(before - (now_s - at_s) * limit / DAY_S, 0.0)
-        fits = used + num_bytes <= limit
+        used = max(before - (now_s - at_s) * freed_per_s, 0.0)
+        fits = used + num_bytes <= at_once
         self._used[tenant] = used + num_bytes * fits, now_s
         if len(self._used) > MAX_TENANTS:
             del self._used[next(iter(self._used))]
         if fits:
             return None
-        limited = f"tenant {tenant} has sent as many bytes of commands as it may in a day ({limit:,})"
-        if num_bytes > limit:
-            return f"{limited}; this one alone has {num_bytes:,}"
-        return f"{limited}; retry in {(used + num_bytes - limit) * DAY_S / limit:.0f} s"
-
-
-# --- Whose turn it is: a tenant with many items must not delay those of the others ---------------------
-
-T = TypeVar("T")
-
-REMEMBERED = 1_000  # rounds: for so long a tenant without items counts as one that may have some
-
-
-class Turns:
-    """Rounds with items of several tenants: each had its last turn in some round, or none."""
-
-    def __init__(self) -> None:
-        self._num_rounds = 0
-        self._last_rounds: dict[str, int] = {}  # by tenant, the last one at the end
-
-    def in_turns(self, items: Sequence[T], tenant_of: Callable[[T], str]) -> list[T]:
-        """One item of each tenant, then a second one of each that has two, and so on.
-
-        Items of one tenant keep their order. The tenant whose turn was longest ago is first; of those without a turn,
-        the one with the first item.
-        """
-        tenants = list(map(tenant_of, items))
-        waiting = dict.fromkeys(tenants)
-        new = (tenant for tenant in waiting if tenant not in self._last_rounds)
-        known = (tenant for tenant in self._last_rounds if tenant in waiting)
-        rank = {tenant: number for number, tenant in enumerate((*new, *known))}
-        num_before = Counter[str]()
-        places: list[tuple[int, int]] = []
-        for tenant in tenants:
-            places.append((num_before[tenant], rank[tenant]))
-            num_before[tenant] += 1
-        return [items[index] for index in sorted(range(len(items)), key=places.__getitem__)]
-
-    def are_shared(self, waiting: Iterable[str]) -> bool:
-        """Whether several tenants have items: waiting ones, or turns a short while ago."""
-        recent = {tenant for tenant, last in self._last_rounds.items() if last > self._num_rounds - REMEMBERED}
-        return len(recent.union(waiting)) > 1
-
-    def had(self, tenants: Iterable[str]) -> None:
-        """These had their turns in one round, in this order."""
-        self._num_rounds += 1
-        for tenant in tenants:
-            self._last_rounds.pop(tenant, None)
-            self._last_rounds[tenant] = self._num_rounds
-        for tenant in list(self._last_rounds)[: max(len(self._last_rounds) - MAX_TENANTS, 0)]:
-            del self._last_rounds[tenant]
+        return (
+            f"tenant {tenant} has sent as many bytes of commands as it may ({per_day:,} in a day, {at_once:,.0f} of "
+            f"them at once); retry in {(used + num_bytes - at_once) / freed_per_s:.0f} s, or ask the operator for a "
+            f"larger max_command_bytes_per_day"
+        )
 
 
 # --- command queue -------------------------------------------------------------------------------------
@@ -177,8 +135,13 @@ class Turns:
 ANSWER_TO = "Ef-Answer-To"  # header: the inbox in which the sender awaits a refusal
 MAX_PENDING = 1024  # more than one decision takes, and more than two tenants may have in the queue
 MAX_DECISION_BYTES = MAX_MESSAGE_BYTES // 8  # of its commands: each returns in an event, with schedules
-MAX_SHARED_DECISION_S = 0.02  # where several tenants send commands: each waits for the decision on others
-FEW_COMMANDS = 8  # of the first such decision
+MAX_DECISION_S = 0.5  # as expected: another tenant may send its first command in a while
+MAX_SHARED_DECISION_S = 0.02  # where several tenants send commands, or one whose commands have no known cost yet
+UNKNOWN_COMMAND_S = MAX_SHARED_DECISION_S / 8  # that a decision on the first command of a tenant takes, as expected
+LEAST_COMMAND_S = 0.0002
+MAX_COMMAND_S = 10.0  # a clock that was set is no work
+BYTE_S = 2e-8  # to read and to store one
+YIELD_BYTES = 256 * 1024  # that are read at once: decisions must not wait for a queue full of large commands
 MAX_ATTEMPTS = 4  # at one command that no replica survived, before it is dead-lettered
 MAX_UNCOUNTED_DELIVERIES = 2  # so that one dead replica does not slow down the commands that it had pulled
 PULL_TIMEOUT_S = 20.0
@@ -222,7 +185,7 @@ class CommandQueue:
         self._pending: list[Pending] = []
         self._turns = Turns()
         self._budgets = CommandBudgets(lambda tenant: folded().config.quota(tenant).max_command_bytes_per_day)
-        self._max_shared = FEW_COMMANDS
+        self._command_s: dict[str, float] = {}  # of a decision, by tenant: the last one counts half
         self._has_space = asyncio.Event()
         self._has_space.set()
 
@@ -240,8 +203,13 @@ class CommandQueue:
             if not self._is_fit():
                 await self._clock.sleep_until(self._clock.now_s() + HOLD_S)
                 continue
+            num_bytes = 0
             for item in await queue.pull(MAX_PENDING - len(self._pending), PULL_TIMEOUT_S):
                 await self._receive(item)
+                num_bytes += len(item.data)
+                if num_bytes > YIELD_BYTES:
+                    num_bytes = 0
+                    await asyncio.sleep(0)
             if len(self._pending) >= MAX_PENDING:
                 self._has_space.clear()
 
@@ -265,36 +233,50 @@ class CommandQueue:
             await pending.item.nak()
 
     def take(self, max_commands: int) -> tuple[Pending, ...]:
-        """Commands without a decision, as many as fit into one: one of each tenant in turn, the oldest of each first.
+        """Commands without a decision, as many as fit into one, the oldest of each tenant first.
 
+        Tenants take turns by the work that their commands were and will be. Where several send commands, each waits for
+        the decision on others, so there are no more than a short decision takes.
         One decision takes one command about each job, so that each of its events decides on a known command.
         A command that was delivered before and not settled is decided on alone: it may be what made a replica fail.
-        Where several tenants send commands, there are no more than a short decision takes.
         """
         taken: list[Pending] = []
         about: set[str] = set()
-        num_bytes = 0
+        num_bytes, expected_s = 0, 0.0
         undecided = [pending for pending in self._pending if self._decision_on(pending) is None]
-        if self._turns.are_shared(map(_tenant, undecided)):
-            max_commands = min(max_commands, self._max_shared)
-        for pending in self._turns.in_turns(undecided, _tenant):
+        tenants = set(map(_tenant, undecided))
+        is_short = self._turns.are_shared(tenants) or not tenants <= self._command_s.keys()
+        max_s = MAX_SHARED_DECISION_S if is_short else MAX_DECISION_S
+        for pending in self._turns.in_turns(undecided, _tenant, self._work_s):
             if (name := id_of(pending.command)) in about:
                 continue
             about.add(name)
             num_bytes += len(pending.item.data)
-            if taken and (pending.item.num_delivered > 1 or num_bytes > MAX_DECISION_BYTES):
+            expected_s += self._work_s(pending)
+            is_too_much = num_bytes > MAX_DECISION_BYTES or expected_s > max_s
+            if taken and (pending.item.num_delivered > 1 or is_too_much):
                 break
             taken.append(pending)
             if pending.item.num_delivered > 1 or len(taken) == max_commands:
                 break
         return tuple(taken)
 
-    def took(self, num_commands: int, decision_s: float) -> None:
-        """A decision on so many commands took so long."""
-        if decision_s > MAX_SHARED_DECISION_S:
-            self._max_shared = min(self._max_shared, max(num_commands // 2, 1))
-        elif num_commands >= self._max_shared:
-            self._max_shared = min(self._max_shared + self._max_shared // 4 + 1, MAX_PENDING)
+    def _work_s(self, pending: Pending) -> float:
+        return self._command_s.get(_tenant(pending), UNKNOWN_COMMAND_S) + BYTE_S * len(pending.item.data)
+
+    def took(self, taken: Sequence[Pending], decision_s: float) -> None:
+        """A decision on these took so long: each tenant's part is as its commands were expected to take."""
+        if not taken:
+            return
+        tenants = list(map(_tenant, taken))
+        before_s = {tenant: self._command_s.pop(tenant, None) for tenant in dict.fromkeys(tenants)}
+        expected_s = sum(before_s[tenant] or UNKNOWN_COMMAND_S for tenant in tenants)
+        for tenant, command_s in before_s.items():
+            measured_s = (command_s or UNKNOWN_COMMAND_S) / expected_s * min(decision_s, MAX_COMMAND_S)
+            mean_s = measured_s if command_s is None else (command_s + measured_s) / 2
+            self._command_s[tenant] = max(mean_s, LEAST_COMMAND_S)
+        for tenant in list(self._command_s)[: max(len(self._command_s) - MAX_TENANTS, 0)]:
+            del self._command_s[tenant]
 
     @contextlib.asynccontextmanager
     async def attempt(self) -> AsyncGenerator[None, None]:
@@ -340,7 +322,7 @@ class CommandQueue:
     def settled(self, taken: Iterable[Pending]) -> None:
         """These are decided on and acknowledged."""
         taken = tuple(taken)
-        self._turns.had(map(_tenant, taken))
+        self._turns.had((_tenant(pending), self._work_s(pending)) for pending in taken)
         done = {id(pending) for pending in taken}
         self._pending = [pending for pending in self._pending if id(pending) not in done]
         self._has_space.set()
@@ -348,29 +330,56 @@ class CommandQueue:
             self._on_news()
 
     async def _receive(self, item: WorkItem) -> None:
+        """A flood costs little: what is beyond the budget of its sender is read only if it may end something."""
+        why_not = self._beyond_budget(item)
+        if why_not is not None and len(item.data) > LEAST_BYTES:
+            await self._refuse(item, why_not)
+            return
         try:
             envelope = codec.decode(item.data, max_bytes=MAX_SUBMISSION_BYTES)
             command = self._command_in(envelope, item)
         except Undecodable as error:
+            if why_not is not None:
+                await self._refuse(item, why_not)
+                return
             await self.dead_letter(item, *error.problems)
             return
         pending = Pending(command=command, envelope_id=envelope.id, item=item)
         is_new = self._decision_on(pending) is None
+        if is_new and why_not is not None and not self._ends_something(command):
+            await self._refuse(item, why_not)
+            return
         if is_new and isinstance(command, SubmitJob) and await self._ended_long_ago(command.job_id):
             why = f"job_id: {command.job_id} names a job that ended long ago; choose another"
             await self.dead_letter(item, why)
             return
-        if is_new and (why := self._beyond_budget(command, item)) is not None:
-            await self._refuse(item, why)
-            return
         self._pending.append(pending)
         self._on_news()
 
-    def _beyond_budget(self, command: Command, item: WorkItem) -> str | None:
-        """Commands that end something are always taken."""
-        if item.num_delivered > 1 or isinstance(command, CancelJob | CancelLoad | SealLoad):
+    def _beyond_budget(self, item: WorkItem) -> str | None:
+        """Count a command, or say why it is not taken now. One that comes again was counted."""
+        if item.num_delivered > 1:
             return None
-        return self._budgets.use(command.tenant, len(item.data), self._clock.now_s())
+        return self._budgets.use(subjects.sender(item.subject), len(item.data), self._clock.now_s())
+
+    def _ends_something(self, command: Command) -> bool:
+        """Whether this short command is the first one that waits to end what the tenant has: it is always taken.
+
+        Of what does not exist or has ended, a tenant could send any number, and each would stay in the ledger.
+        """
+        if not isinstance(command, CancelJob | CancelLoad | SealLoad):
+            return False
+        waiting = [
+            type(pending.command)
+            for pending in self._pending
+            if id_of(pending.command) == id_of(command) and _tenant(pending) == command.tenant
+        ]
+        if type(command) in waiting:
+            return False
+        job = self._folded().live_jobs.get(id_of(command))
+        load = self._folded().loads.get(id_of(command))
+        exists = job if isinstance(command, CancelJob) else load if load is not None and load.live else None
+        return bool(waiting) or (exists is not None and exists.tenant == command.tenant)
 
     async def _ended_long_ago(self, job_id: str) -> bool:
         """The state keeps the newest ended jobs only (decision record 0010); the ledger holds the events of all others.

@@ -212,7 +212,7 @@ class Host(Generic[State]):
         if result is None:
             return
         if self._command_queue is not None:
-            self._command_queue.took(len(result.taken), self._clock.now_s() - now_s)
+            self._command_queue.took(result.taken, self._clock.now_s() - now_s)
         if result.too_large is not None:
             await self._dead_letter(result.taken, f"the decision on it is larger than one message: {result.too_large}")
             return

@@ -8,7 +8,7 @@ from elasticflow.cli.terminal_output import note, say_line
 from tests.unit.elasticflow.cli.test_progress import Terminal
 
 HOSTILE = "failed: \x1b]52;c;aGk=\x07\x9b2J\ttab\x1b[31mred\x1b[0m"
-HARMLESS = "failed: ?]52;c;aGk=??2J\ttab\x1b[31mred\x1b[0m\n"
+HARMLESS = r"failed: \x1b]52;c;aGk=\x07\x9b2J" + "\ttab\x1b[31mred\x1b[0m\n"
 
 
 def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,8 @@ class Asked:
         await asyncio.wait({self.task})
 
 
-async def test_the_quotes_of_one_tenant_do_not_keep_another_waiting() -> None:
+async def test_the_quotes_of_one_tenant_do_not_keep_another_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quote, "LEAST_QUOTE_S", 60.0)
     asked = Asked()
     async with asked.answering():
         await asked.ask("flood", 15)
@@ -81,6 +82,26 @@ async def test_the_quotes_of_one_tenant_do_not_keep_another_waiting() -> None:
     await asked.end()
     assert asked.order[:4] == ["flood", "patient", "flood", "patient"]
     assert len(asked.order) == 17
+
+
+async def test_a_tenant_with_expensive_quotes_gets_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quote, "REST", 0.0)
+    asked, at_s = Asked(), 0.0
+
+    def answer(data: bytes, tenant: str) -> codec.Message:
+        nonlocal at_s
+        asked.order.append(tenant)
+        at_s += 300.0 if tenant == "flood" else 100.0
+        return QUOTED
+
+    monkeypatch.setattr(asked, "answer", answer)
+    monkeypatch.setattr(quote, "monotonic", lambda: at_s)
+    async with asked.answering():
+        await asked.ask("flood", 3)
+        await asked.ask("patient", 9)
+    await asked.replied(12)
+    await asked.end()
+    assert asked.order == ["flood", "patient", "patient", "patient"] * 3
 
 
 async def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

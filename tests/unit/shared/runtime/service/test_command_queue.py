@@ -9,17 +9,26 @@ import pytest
 
 from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import codec, subjects
-from elasticflow.shared.messages.commands import CancelJob, SubmitJob, id_of
+from elasticflow.shared.messages.commands import CancelJob, CancelLoad, Command, SubmitJob, id_of
 from elasticflow.shared.messages.events import MessageRejected, PlanDecided, QueuePosition, WorkersStopped
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import WorkQueue
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, ANSWER_TO, HOLD_S, CommandBudgets, CommandQueue
+from elasticflow.shared.runtime.service import command_queue
+from elasticflow.shared.runtime.service.command_queue import (
+    ACK_WAIT_S,
+    ANSWER_TO,
+    HOLD_S,
+    LEAST_BYTES,
+    CommandBudgets,
+    CommandQueue,
+)
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
-from testbed.histories import submit
+from testbed.histories import History, submit
 from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
+from tests.support.worker_events import admitted
 
 
 @asynccontextmanager
@@ -52,7 +61,9 @@ class Refused:
 
 
 @asynccontextmanager
-async def refused(tenant: str, data: bytes, answer_to: str = "") -> AsyncIterator[Refused]:
+async def refused(
+    tenant: str, data: bytes, answer_to: str = "", state: PoolState | None = None
+) -> AsyncIterator[Refused]:
     """What becomes of bytes that came on the subject of a tenant. answer_to: the inbox of which it tells."""
     answered, news = list[str](), asyncio.Event()
 
@@ -64,7 +75,8 @@ async def refused(tenant: str, data: bytes, answer_to: str = "") -> AsyncIterato
     await bus.ensure_pool("p")
     bus.broker.stream(streams.submit_stream("p")).on_settle = lambda record: news.set()
     await bus.append(subjects.submit(tenant, "p"), data, message_id="command", headers={ANSWER_TO: answer_to})
-    queue = CommandQueue(service_context(bus, "p", VirtualClock()), "admission", news.set, PoolState)
+    folded = state or PoolState()
+    queue = CommandQueue(service_context(bus, "p", VirtualClock()), "admission", news.set, lambda: folded)
     running = asyncio.create_task(queue.run())
     await news.wait()  # it has left the queue, or waits for a decision
     letters = bus.broker.stream(streams.dead_letter_stream("p"))
@@ -92,13 +104,42 @@ async def test_unreadable_bytes_are_kept_with_the_reason() -> None:
         assert reason.startswith("neither msgpack nor JSON")
 
 
-async def test_a_tenant_beyond_its_bytes_may_only_end_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+LIVE = History().configured().nodes(4).then(admitted("a"), admitted("theirs", tenant="other")).state
+
+
+@pytest.mark.parametrize(
+    ("command", "is_taken"),
+    [
+        (submit("b"), False),
+        (CancelJob(job_id="a", tenant="lab"), True),
+        (CancelJob(job_id="a", tenant="lab", reason="x" * LEAST_BYTES), False),
+        (CancelJob(job_id="unknown", tenant="lab"), False),
+        (CancelJob(job_id="theirs", tenant="lab"), False),
+        (CancelLoad(load_id="unknown", tenant="lab"), False),
+    ],
+)
+async def test_a_tenant_beyond_its_bytes_may_only_end_what_it_has(
+    command: Command, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CommandBudgets, "use", lambda *_: "retry in 7 s")
-    for command, taken in ((submit("a"), 0), (CancelJob(job_id="a", tenant="lab"), 1)):
-        async with refused(command.tenant, codec.encode(command, id="command", recorded_at_s=0.0)) as found:
-            assert len(found.queue.take(1)) == taken
-            assert found.dead_letters == [], "the limit is on what is kept"
-            assert len(found.answered) == 1 - taken
+    data = codec.encode(command, id="command", recorded_at_s=0.0)
+    async with refused(command.tenant, data, state=LIVE) as found:
+        assert len(found.queue.take(1)) == is_taken
+        assert found.dead_letters == [], "the limit is on what is kept"
+        assert len(found.answered) == (not is_taken)
+
+
+async def test_beyond_its_bytes_a_tenant_may_end_what_waits_for_a_decision_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands = [submit("new"), *(CancelJob(job_id="new", tenant="lab") for _ in range(3))]
+    answers = iter((None, *("retry in 7 s" for _ in commands[1:])))
+    monkeypatch.setattr(CommandBudgets, "use", lambda *_: next(answers))
+    async with queue_with(*commands) as queue:
+        for expected in ([SubmitJob], [CancelJob], []):
+            taken = queue.take(4)
+            assert [type(pending.command) for pending in taken] == expected
+            queue.settled(taken)
 
 
 async def test_a_sender_cannot_have_its_answer_sent_to_another_tenant() -> None:
@@ -205,7 +246,8 @@ async def test_a_tenant_with_many_commands_does_not_delay_that_of_another() -> N
             assert queue.take(max_commands) == first, "nothing changes until they are settled"
             taken.append([id_of(pending.command) for pending in first])
             queue.settled(first)
-    assert taken == [["flood-0"], ["late"], ["flood-1", "later"], [f"flood-{number}" for number in range(2, 6)]]
+    assert taken[:3] == [["flood-0"], ["late"], ["later", "flood-1"]], "the other tenant has sent fewer bytes"
+    assert taken[3] == [f"flood-{number}" for number in range(2, 6)]
 
 
 async def test_a_command_that_has_a_decision_is_a_repeat_and_not_taken_again() -> None:
@@ -230,23 +272,74 @@ async def test_one_decision_takes_one_command_about_each_job() -> None:
         assert [pending.command for pending in queue.take(8)] == [second]
 
 
-@pytest.mark.parametrize(("tenants", "are_fewer"), [(("lab", "other"), True), (("lab", "lab"), False)])
-async def test_decisions_are_short_where_several_tenants_send_commands(
-    tenants: tuple[str, str], are_fewer: bool
-) -> None:
-    """Each command waits for the decision before it."""
+@pytest.mark.parametrize(("tenants", "least"), [(("lab", "other"), 1), (("lab", "lab"), 4)])
+async def test_decisions_are_short_where_several_tenants_send_commands(tenants: tuple[str, str], least: int) -> None:
+    """Each command waits for the decision before it. One tenant alone gets longer ones, once their cost is known."""
     async with queue_with(*(submit(f"job-{number}", tenant=tenants[number % 2]) for number in range(200))) as queue:
 
-        def num_taken(decision_s: float) -> int:
-            num_commands = len(queue.take(64))
-            queue.took(num_commands, decision_s)
-            return num_commands
+        def num_taken(command_s: float) -> int:
+            taken = queue.take(64)
+            queue.took(taken, command_s * len(taken))
+            return len(taken)
 
-        few = [num_taken(0.001) for _ in range(20)]
+        few = [num_taken(0.0001) for _ in range(20)]
         assert few == sorted(few)
-        assert (few[0] < few[-1] == 64) == are_fewer, "the number grows while decisions are fast"
-        slow = [num_taken(1.0) for _ in range(8)]
-        assert slow[-1] == (1 if are_fewer else 64)
+        assert few[0] < few[-1] == 64, "the number grows while decisions are fast"
+        slow = [num_taken(0.1) for _ in range(20)]
+        assert slow[-1] == least
+
+
+async def test_a_tenant_that_sends_little_waits_for_no_expensive_command_of_another() -> None:
+    flood = [submit(f"flood-{number}", tenant="flood") for number in range(20)]
+    async with queue_with(*flood, submit("small"), submit("large", tenant="other", description="x" * 20_000)) as queue:
+        taken = queue.take(1)
+        queue.took(taken, 1.0)
+        queue.settled(taken)
+        names = [id_of(pending.command) for pending in queue.take(64)]
+        assert names == ["small", "large"], "a decision with one more of the flood takes too long"
+        queue.settled(queue.take(64))
+        assert [id_of(pending.command) for pending in queue.take(64)] == ["flood-1"]
+
+
+async def test_decisions_go_on_while_a_queue_full_of_large_commands_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_queue, "YIELD_BYTES", 0)
+    commands = [submit(f"job-{number}") for number in range(4)]
+    async with queue_with(*commands) as queue:
+        assert 1 <= len(queue.take(4)) < 4
+        for _ in commands:
+            await asyncio.sleep(0)
+        assert len(queue.take(4)) == 4
+
+
+async def test_what_is_beyond_the_budget_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CommandBudgets, "use", lambda *_: "retry in 7 s")
+
+    def decode(data: bytes, **_: int) -> codec.Envelope:
+        raise AssertionError("it is read")
+
+    data = codec.encode(submit("a", description="x" * 2_000), id="command", recorded_at_s=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "decode", decode)
+        for sent in (data, b"{" * 2_000):
+            async with refused("lab", sent, "_INBOX.lab") as found:
+                assert found.answered[0] == "_INBOX.lab"
+                assert found.dead_letters == [], "nor kept"
+
+
+async def test_a_flood_cannot_be_billed_to_another_tenant() -> None:
+    """The budget is that of the subject, whatever the message says."""
+    counted: list[str] = []
+
+    class Recorder(CommandBudgets):
+        def use(self, tenant: str, num_bytes: int, now_s: float) -> str | None:
+            counted.append(tenant)
+            return super().use(tenant, num_bytes, now_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command_queue, "CommandBudgets", Recorder)
+        data = codec.encode(submit("a", tenant="victim"), id="command", recorded_at_s=0.0)
+        async with refused("mallory", data):
+            assert counted == ["mallory"]
 
 
 @pytest.mark.parametrize("reporter", ["", "n"])
@@ -273,7 +366,7 @@ async def test_the_name_of_a_job_that_the_state_has_forgotten_is_found_in_the_le
     while len(inbox.take(3)) < 2:
         news.clear()
         await news.wait()
-    assert [pending.command.job_id for pending in inbox.take(3)] == ["unfolded", "new"]
+    assert [id_of(pending.command) for pending in inbox.take(3)] == ["unfolded", "new"]
     running.cancel()
 
 
