@@ -48,7 +48,7 @@ class Flip:
 
 
 def flips(pool: RecordedPool, number: int, seed: int, only: str = "*") -> Iterator[Flip]:
-    """Each file in turn, at a drawn place; every second one after a kill of NATS. only: names of files, as a pattern."""
+    """Each file in turn, at a drawn place; every second one after a kill of NATS. only: a pattern of their paths."""
     draw = np.random.default_rng(seed)
     files = [path for path in sorted(pool.folder.rglob("*")) if path.is_file() and path.name not in _NOT_DATA]
     files = [path for path in files if path.stat().st_size and path.relative_to(pool.folder).match(only)]

@@ -261,7 +261,7 @@ def _crashed(event: events.WorkerCrashed, old: Job | None, new: Job, state: Pool
 
 
 def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
-    left = counted(new.micro_batch_size, "sample")
+    left = counted(new.micro_batch_size or event.micro_batch_size, "sample")
     return (
         f"a micro-batch of {counted(event.micro_batch_size, 'sample')} exceeds the memory of rank {event.rank} on "
         f"{event.node_id}: the job continues with {left}"
