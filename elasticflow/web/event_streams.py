@@ -111,12 +111,13 @@ async def until(ending: asyncio.Event, stream: AsyncGenerator[bytes, None]) -> A
     try:
         while True:
             following = asyncio.ensure_future(anext(stream, None))
-            await asyncio.wait((end, following), return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                following.cancel()
-                await asyncio.wait((following,))
-                return
-            if (content := following.result()) is None:
+            try:
+                await asyncio.wait((end, following), return_when=asyncio.FIRST_COMPLETED)
+            finally:  # also where the browser has closed the connection
+                if not following.done():
+                    following.cancel()
+                    await asyncio.wait((following,))
+            if following.cancelled() or (content := following.result()) is None:
                 return
             yield content
     finally:

@@ -48,7 +48,7 @@ class TenantQuota:
     """The most that admission promises one tenant in any 24 hours, and in any window of its budgets. None: no limit.
 
     max_command_bytes_per_day: of its commands, rejected ones included, that one replica of admission takes; half of
-    them at once. What ends its live jobs and padding loads is always taken.
+    them at once. What ends its live jobs and padding loads, in a kilobyte, is always taken.
     weight: of its jobs without a promise beside those of other tenants, if `PoolConfig.best_effort` is fair.
     """
 

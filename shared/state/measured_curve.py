@@ -75,7 +75,7 @@ class MeasuredCurve:
         Half of the GPUs of a larger block are at least half as fast.
         """
         rates = [rates[num_gpus] for rates in self.at_level.values() if num_gpus in rates]
-        if num_gpus not in self.bounded and num_gpus in self.iterations_per_s:
+        if num_gpus in self.iterations_per_s and (num_gpus not in self.bounded or not rates):
             rates.append(self.iterations_per_s[num_gpus])
         if twice_as_many is not None:
             return min(*rates, twice_as_many / 2)

@@ -3,6 +3,7 @@
 import argparse
 import atexit
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -340,6 +341,33 @@ def own_counters() -> None:
             rate = 0.05 / (1 + 0.01 * (num_steps + index + epoch + num_in_epoch + running))
             assert index == num_in_epoch - 1
     assert num_steps == loop.state["steps"] == loop.loader.iteration, "each step counts once"
+
+
+def top_of_epoch() -> None:
+    """Change settings of the optimizer, a schedule and a buffer before the loop of each epoch, as on one device. While
+    a file `slow_down` exists, each step takes longer than the last."""
+    model = Branching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+    constant = model.constant.clone()
+    loader = elasticflow.elastic(DataLoader(Noisy(), shuffle=True), model, optimizer, schedule)
+    for epoch in loader.epochs(1000):
+        if epoch:
+            schedule.step()
+            optimizer.param_groups[0]["weight_decay"] /= 2
+        with torch.no_grad():
+            model.constant.add_(1.0)
+        for _, points, targets in loader:
+            settings = optimizer.param_groups[0]
+            assert math.isclose(settings["lr"], 0.05 * 0.9**epoch), f"{settings['lr']} in epoch {epoch}"
+            assert settings["weight_decay"] == 0.5 / 2**epoch, f"{settings['weight_decay']} in epoch {epoch}"
+            assert torch.allclose(model.constant, constant + 1.0 + epoch), f"{model.constant} in epoch {epoch}"
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(points) * model.constant.sum(), targets)
+            loss.backward()
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
+            optimizer.step()
 
 
 def leaves_notes() -> None:

@@ -81,6 +81,20 @@ async def test_counters_of_a_loop_count_steps_through_switches_a_crash_and_a_res
     assert await end_of(node, await train_disturbed(node, job(), node.new_job_id())) == alone
 
 
+async def test_what_a_script_does_before_the_loop_of_an_epoch_holds_for_all_its_steps(node, spec_of):
+    """On any number of workers, through switches, a crash and a restart within an epoch."""
+
+    def job():
+        return script(spec_of, "top_of_epoch", global_batch_size=21)
+
+    alone = await train(node, job())
+    assert alone == await train(node, job(), num_workers=3)
+    assert await end_of(node, await train_disturbed(node, job(), node.new_job_id())) == alone
+    profiled = await node.launch(job(), job_id=node.new_job_id(), purpose="profile")
+    await profiled.first(Profiled)
+    await profiled.ended()
+
+
 def seen_in(folder) -> dict[int, list[tuple[int, ...]]]:
     """The epoch and the samples of each part, by iteration; a part of a repeated step occurs again."""
     seen: dict[int, list[tuple[int, ...]]] = {}

@@ -62,6 +62,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         training_function.py    the import of the user's class, and what its errors mean
         user_code_checks.py     what user code must return and do
         undeclared_state.py     modules and tensors that train() changes beside the job's state
+        kept_tensors.py         tensors that user code keeps from step to step, of which it is warned
         additional_state.py     objects beside the model and the optimizer that are state
         plain_state.py          attributes of a job and variables of a script that are state
         plain_values.py         numbers, texts, small arrays, and containers and objects of them, as copies

@@ -8,7 +8,7 @@ made for: `deadline_slack_s` earlier, so that the last evaluation and the last r
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import chain, combinations, groupby, islice
 from math import exp, floor, sqrt
 from statistics import NormalDist
 from typing import NewType
@@ -170,7 +170,7 @@ def promised_levels(state: PoolState) -> tuple[Level, ...]:
 
 
 MAX_CASES = 64
-"""Of nodes that are down within a reserve. With more, blocks of several nodes count as far apart."""
+"""Of nodes that end, or are down within a reserve. With more, blocks of several nodes count as far apart."""
 
 
 @memoize_recent  # each decision asks for it, of each GPU type, and few events change nodes
@@ -178,14 +178,14 @@ def _promised_levels(nodes: Map[str, NodeState], config: PoolConfig) -> tuple[Le
     topology = topology_of_nodes(nodes.values(), config)
     if config.migration_budget <= 0:
         return (GPU, *(topology.worst_level for _ in topology.block_levels[1:]))
+    cases = chain.from_iterable(_while_down(left, config) for left in _once_nodes_end(nodes))
+    considered = list(islice(cases, MAX_CASES + 1))
+    if len(considered) > MAX_CASES:
+        return tuple(level if level <= NODE else topology.worst_level for level in topology.block_levels)
     worst = list(topology.block_levels)
-    for left in _once_nodes_end(nodes):
-        cases = list(islice(_while_down(left, config), MAX_CASES + 1))
-        if len(cases) > MAX_CASES:
-            return tuple(level if level <= NODE else topology.worst_level for level in topology.block_levels)
-        for up in cases:
-            then = topology_of_nodes(up, config).block_levels
-            worst[: len(then)] = map(max, worst, then)
+    for up in considered:
+        then = topology_of_nodes(up, config).block_levels
+        worst[: len(then)] = map(max, worst, then)
     return tuple(worst)
 
 
@@ -193,8 +193,10 @@ def _once_nodes_end(nodes: Map[str, NodeState]) -> Iterator[list[NodeState]]:
     """The nodes that are left, now and after each announced end."""
     left = dict(nodes)
     yield list(left.values())
-    for node in sorted(ending_nodes(nodes), key=lambda node: (node.until_s, node.node_id)):
-        del left[node.node_id]
+    ending = sorted(ending_nodes(nodes), key=lambda node: (node.until_s, node.node_id))
+    for _, together in groupby(ending, key=lambda node: node.until_s):
+        for node in together:
+            del left[node.node_id]
         yield list(left.values())
 
 

@@ -209,7 +209,10 @@ def _at_place(state: PoolState, event: events.ThroughputMeasured, curve: Measure
     num_gpus, rate = event.num_gpus, event.iterations_per_s
     level, block_level = _levels(state, event)
     if level is None:
-        return _counted(curve, num_gpus, rate, None)
+        counted = curve.iterations_per_s.get(num_gpus)
+        if counted is None or not (num_gpus in curve.bounded or num_gpus in curve.counted_level):
+            return _counted(curve, num_gpus, rate, None)
+        return replace(curve, iterations_per_s={**curve.iterations_per_s, num_gpus: min(counted, rate)})
     known, known_level = curve.iterations_per_s.get(num_gpus), curve.counted_level.get(num_gpus, block_level)
     if num_gpus in curve.bounded:
         known = None
@@ -259,7 +262,7 @@ def _bounded(curve: MeasuredCurve, num_gpus: int, level: Level) -> MeasuredCurve
 
 def _levels(state: PoolState, event: events.ThroughputMeasured) -> tuple[Level | None, Level]:
     """What connects the GPUs of the measured job, and the worst buddy block of so many GPUs of its type. None if the
-    job is elsewhere by now: its speed counts as that of any block."""
+    job is elsewhere by now: its speed raises none that is known."""
     job = state.job(event.job_id)
     if job is None or job.generation != event.generation or len(job.own_gpus) != event.num_gpus:
         return None, GPU

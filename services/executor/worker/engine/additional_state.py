@@ -135,7 +135,8 @@ class AdditionalState:
 
     def set_plain(self, plain: Mapping[str, Plain]) -> None:
         """Set the plain state that `changed_plain` of another process, or of an earlier step, returned."""
-        self._plain.write({**self._first_plain, **plain}, deletes=True)
+        first = {name: to_send(each) for name, each in self._first_plain.items()}
+        self._plain.write({**first, **plain}, deletes=True)
 
     def _is_at(self, snapshot: AdditionalSnapshot) -> bool:
         structure, tensors = self.state()

@@ -26,6 +26,7 @@ from elasticflow.services.executor.worker.engine.additional_state import (
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients, parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, gradient_digest
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, SharedGradients
+from elasticflow.services.executor.worker.engine.plain_state import Pass
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.tree_reduce import SharedSum, Tensors, TensorSum
 from elasticflow.services.executor.worker.engine.undeclared_state import ParameterChanges
@@ -139,6 +140,8 @@ class BitwiseSteps:
             None  # since the last synchronization; None until the first call resumes
         )
         self._change_of_first: Mapping[str, str] | None = None  # since then, by the first call
+        self.begun: AdditionalSnapshot | None = None  # when a script's loop began this step
+        self._begun_buffers: Mapping[int, torch.Tensor] = {}  # that it had written before
         self._optimizer = optimizer
         self._backward_of_torch = torch.autograd.backward
         self._step_of_optimizer = optimizer.step
@@ -174,6 +177,8 @@ class BitwiseSteps:
 
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Results of train(), one for each micro-batch."""
+        if iteration != self._iteration:
+            self.begun = None
         self._iteration = iteration
         self._num_synchronizations = 0
         self._is_common = False
@@ -189,6 +194,25 @@ class BitwiseSteps:
         self._whole_batch.forget()
         self._buffers.activate(None)
         return results
+
+    def begin_pass(self, kind: Pass) -> None:
+        """A pass of a script's loop begins, behind what the script does between two steps, such as at the top of an
+        epoch. That holds for all passes of the step, also when it is repeated. A process that begins within an epoch
+        has the state of its peers, who have done it.
+        """
+        assert self._additional is not None, "a script has settings"
+        if kind == "new":
+            self._begun_buffers = self._buffers.take_over()
+            self.begun = self._before_calls = self._additional.snapshot()
+        elif kind == "joined":
+            assert self._before_calls is not None, "the call has been resumed"
+            self._buffers.undo()
+            self._additional.restore(self._before_calls)
+            self.begun = self._before_calls
+        elif self._scheduler.running == 0 and self.begun is not None:
+            self._buffers.put(self._begun_buffers)
+            self._additional.restore(self.begun)
+            self._before_calls = self.begun
 
     def roll_back(self) -> None:
         """Undo a step that failed before the optimizer's step."""

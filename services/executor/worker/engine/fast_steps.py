@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
+from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -32,6 +33,7 @@ from elasticflow.shared.training_interface import offering
 
 class FastSteps:
     step_digest = StepDigest()  # sums may be of any order
+    begun: AdditionalSnapshot | None = None  # scripts are trained bitwise
 
     def __init__(
         self,

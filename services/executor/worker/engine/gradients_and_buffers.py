@@ -9,7 +9,7 @@ virtual node 0. They are combined at the optimizer's step and at the end of the 
 # (torch uses its operations on lists everywhere, but does not export them by the letter)
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -193,6 +193,26 @@ class Buffers:
         """Note between two steps that the model's buffers have been loaded."""
         _copy_all(self._common, self._working)
         self._versions = [buffer._version for buffer in self._working]
+
+    def take_over(self) -> dict[int, torch.Tensor]:
+        """Let what a script has written between two steps hold for all micro-batches. Returns it, by index."""
+        written = self._written()
+        _copy_all([self._common[i] for i in written], [self._working[i] for i in written])
+        for i in written:
+            self._versions[i] = self._working[i]._version
+        return {i: self._common[i].clone() for i in written}
+
+    def put(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Give all micro-batches what `take_over` has returned."""
+        _copy_all([self._common[i] for i in values], list(values.values()))
+        self._write(values, {})
+
+    def undo(self) -> None:
+        """Undo what a script has written between two steps."""
+        self._write(self._written(), {})
+
+    def _written(self) -> list[int]:
+        return [i for i, value in enumerate(self._working) if value._version != self._versions[i]]
 
     def activate(self, index: int | None) -> None:
         """Give the model the buffers of one micro-batch computed here. None: the common ones."""

@@ -175,10 +175,10 @@ class StepBoundary:
     def end_step(self) -> None:
         self.stage = StepStage.BETWEEN_STEPS
 
-    def restore_additional_state(self) -> None:
-        """Restore the additional state, with the optimizer's settings."""
+    def restore_additional_state(self, begun: AdditionalSnapshot | None) -> None:
+        """Restore the additional state, with the optimizer's settings. begun: when a script's loop began the step."""
         assert self._at_boundary is not None, "a step has begun"
-        self._additional.restore(self._at_boundary)
+        self._additional.restore(begun or self._at_boundary)
 
     def _optimizer_begins(self, *_: Any) -> None:
         if self.stage is not StepStage.BETWEEN_STEPS:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from elasticflow.services.executor.worker.engine.plain_values import (
     CODE,
@@ -106,6 +106,11 @@ def _is_name(name: str, space: Namespace) -> bool:
     return name.isidentifier() and name not in space.without
 
 
+Pass: TypeAlias = Literal["new", "joined", "repeated"]
+"""A pass through the loop of a script: the first one of its step, in the loop or by a process that begins within an
+epoch, or another one."""
+
+
 class LoopState(PlainState):
     """The plain state of a script, whose loop goes from pass to pass by itself. What lies between two steps, such as
     the beginning of an epoch, runs once in each process, so a step begins in the loop."""
@@ -122,15 +127,17 @@ class LoopState(PlainState):
         """Write this state in the next pass, when this process has begun the epoch, too."""
         self._joined = state
 
-    def begin_pass(self, iteration: int) -> None:
+    def begin_pass(self, iteration: int) -> Pass:
         """All passes of a step begin alike, also when it is repeated."""
+        has_joined = self._joined is not None
         if self._joined is not None:
             self.write(self._joined)
             self._joined = None
-        if iteration != self._iteration:
-            self._iteration, self._before = iteration, self.mark()
-        else:
+        if iteration == self._iteration:
             self.write(self._before)
+            return "repeated"
+        self._iteration, self._before = iteration, self.mark()
+        return "joined" if has_joined else "new"
 
 
 @runtime_checkable
@@ -150,7 +157,7 @@ def plain_state_of(job: object, known: Iterable[Any]) -> PlainState:
         *(Namespace(f"{each.__name__}.", _ClassAttributes(each)) for each in classes),
         *(Namespace(f"{name}:", vars(sys.modules[name]), may_delete=True) for name in modules),
     )
-    return PlainState(lambda: namespaces, known)
+    return PlainState(lambda: namespaces, (*known, job))
 
 
 class _ClassAttributes(MutableMapping[str, Any]):

@@ -19,8 +19,10 @@ from elasticflow.services.executor.worker.data.dataset import require_same_sampl
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
 from elasticflow.services.executor.worker.engine import user_code_checks
+from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
+from elasticflow.services.executor.worker.engine.kept_tensors import KeptTensors
 from elasticflow.services.executor.worker.engine.memory_growth import MemoryGrowth, memory_growth_on
 from elasticflow.services.executor.worker.engine.plain_values import MOST_BYTES, MOST_ITEMS
 from elasticflow.services.executor.worker.engine.step_agreement import (
@@ -118,6 +120,7 @@ class StepEngine(Protocol):
     model: nn.Module  # as the user's train() receives it
     computed: tuple[MicroBatch, ...]  # one call for each
     step_digest: StepDigest  # of the gradients of the last step
+    begun: AdditionalSnapshot | None  # when a script's loop began the present step
 
     def close(self) -> None: ...
     def roll_back(self) -> None: ...
@@ -148,6 +151,7 @@ class TrainingSteps(JobState):
     _step_metrics: StepMetrics = field(init=False)
     _digests: StepDigests = field(init=False)
     _undeclared: UndeclaredState = field(init=False)
+    _kept_tensors: KeptTensors = field(init=False)
     _structure: ModelStructure = field(init=False)
     _memory: MemoryGrowth = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
@@ -160,6 +164,7 @@ class TrainingSteps(JobState):
         self._step_metrics = StepMetrics(self.members)
         self._digests = StepDigests(self.device)
         self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function)
+        self._kept_tensors = KeptTensors(self.function, self._undeclared.declared_storages)
         self._structure = ModelStructure(self.model)
         self._memory = memory_growth_on(self.device)
         self.engine = self.make_engine(self.members)
@@ -193,6 +198,13 @@ class TrainingSteps(JobState):
         self.function.iteration = self.iteration
         self.model.train()
         self._undeclared.begin_step(self.iteration)
+        if (kept := self._kept_tensors.newly_kept(self.iteration)) and self.is_rank_0:
+            self.telemetry.warn(
+                f"{names_in_short(kept, most=3)}: the code keeps tensors there that it has made while it trains. A "
+                "worker that joins, or starts again, has none of them, unless the code makes them again. Keep them in "
+                "an object with state_dict() that stateful() returns (a script: pass it to elasticflow.elastic()), or "
+                "in a file"
+            )
         returned = self._compute([partial(self._train, batch) for batch in batches])
         self._structure.require_unchanged(self.iteration)
         self._undeclared.require_unchanged(self.iteration)
@@ -313,7 +325,7 @@ class TrainingSteps(JobState):
         match self._boundary.stage:
             case StepStage.COMPUTING:
                 self.engine.roll_back()
-                self._boundary.restore_additional_state()
+                self._boundary.restore_additional_state(self.engine.begun)
             case StepStage.CHANGED:  # only the agreement failed: this step's metrics are missing
                 self.iteration += 1
                 self.metrics = {}

@@ -286,7 +286,7 @@ class UndeclaredState:
         """Find tensors, named by what users know: the class of the outermost module, and the name in it."""
         modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
         inner = {id(child) for module in modules for child in module._modules.values()}
-        declared = self._declared_storages()
+        declared = self.declared_storages()
         for module in modules:
             if id(module) not in inner:
                 for name, tensor in _tensors_of(module):
@@ -300,7 +300,7 @@ class UndeclaredState:
             shapes = {parameter.shape for parameter in parameters_of(self._model, self._optimizer)}
         else:
             roots, shapes = {f"self.{name}": value for name, value in vars(self._job).items()}, None
-        declared, known = self._declared_storages(), {id(each) for each in self._additional.objects.values()}
+        declared, known = self.declared_storages(), {id(each) for each in self._additional.objects.values()}
         items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, known))
         return [
             (name, item)
@@ -327,7 +327,8 @@ class UndeclaredState:
                 if tensor is not None:
                     yield name, tensor
 
-    def _declared_storages(self) -> set[int]:
+    def declared_storages(self) -> set[int]:
+        """The memory of all tensors that are state."""
         return {tensor.untyped_storage()._cdata for tensor in self._declared()}
 
     def _declared(self) -> Iterator[torch.Tensor]:
@@ -339,6 +340,16 @@ class UndeclaredState:
             if isinstance(each, nn.Module):
                 yield from (tensor for _, tensor in _tensors_of(each))
         yield from self._additional.state()[1]
+
+
+def tensors_of_user(job: object) -> list[Named]:
+    """Tensors in attributes of the job, or in variables of a script, and in what these hold."""
+    if isinstance(job, RunsScript):
+        roots = _variables_of(job.script_frames())
+    else:
+        roots = {f"self.{name}": value for name, value in vars(job).items()}
+    items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, set()))
+    return [(name, item) for name, item in islice(items, _MOST_ITEMS) if _is_tensor(item)]
 
 
 def _variables_of(frames: Iterable[FrameType]) -> dict[str, Any]:

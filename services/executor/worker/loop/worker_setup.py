@@ -374,7 +374,7 @@ def worker_engine(
         carried=objects.carried,
     )
     if isinstance(function, ElasticScript):
-        function.on_pass_end = steps.end_watching
+        function.on_pass_end, function.on_pass_begin = steps.end_watching, steps.begin_pass
     return steps
 
 

@@ -21,7 +21,7 @@ from elasticflow.services.executor.worker.data.loader_settings import DataSetAtt
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread, Returned
-from elasticflow.services.executor.worker.engine.plain_state import LoopState, Namespace, namespaces_of_frames
+from elasticflow.services.executor.worker.engine.plain_state import LoopState, Namespace, Pass, namespaces_of_frames
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
@@ -203,6 +203,7 @@ class ElasticScript:
         self.is_looped_by_library = False  # one pass through its loop is a step, not a part of one
         self.is_last_part = False  # of the present step, in this process
         self.on_pass_end: Callable[[], None] = lambda: None  # in the script's thread, before it waits for a batch
+        self.on_pass_begin: Callable[[Pass], None] = lambda kind: None  # and when it gets one
 
     # --- as a training function ---
 
@@ -328,7 +329,7 @@ class ElasticScript:
         return bool(self._due)
 
     def take_batch(self) -> Any:
-        self.loop_state.begin_pass(self.iteration)
+        self.on_pass_begin(self.loop_state.begin_pass(self.iteration))
         return self._due.pop()
 
     @property
@@ -409,11 +410,11 @@ class ElasticScript:
         return namespaces_of_frames(filter(is_users_frame, self.script_frames()))
 
     def _may_step(self, schedule: ScheduleCheck, *arguments: Any) -> bool:
-        """Whether a schedule acts in this pass of the loop."""
+        """Whether a schedule acts: in the pass of the loop that steps, and between two steps."""
         if not self.has_ended:
             schedule.require_same_numbers(self.iteration, arguments)
         schedule.has_stepped |= self._has_stepped
-        return self._has_stepped or self.has_ended
+        return self._has_stepped or self.has_ended or bool(self._due)
 
     def _check_schedules(self) -> None:
         """Check the schedules before the first batch. Raises TrainingFailed."""

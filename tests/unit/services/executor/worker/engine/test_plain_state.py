@@ -1,12 +1,16 @@
 """Plain state of user code: what is part of it, and that a written state is the one that was read."""
 
+import array
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +18,7 @@ from hypothesis import given
 from elasticflow.services.executor.worker.engine import plain_state, plain_values
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
 from elasticflow.services.executor.worker.engine.plain_state import LoopState, Namespace, PlainState, plain_state_of
+from elasticflow.services.executor.worker.group.compatibility_digest import decode_value, encode_value
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)
 values = st.recursive(
@@ -156,3 +161,91 @@ def test_all_passes_of_a_step_begin_alike_and_a_joining_worker_as_its_peers() ->
     there["running"] = 0.0  # the joining process begins the epoch
     state.begin_pass(2)
     assert there == {"step": 7, "running": 2.5}
+
+
+# --- values of users that are easily written over --------------------------------------------------------
+
+
+class Named(dict[str, float]):
+    """Its items are no state: another process could not make it."""
+
+
+class Phase(Enum):
+    WARM_UP = 1
+    MAIN = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    rate: float
+
+
+class Warm:
+    def __init__(self) -> None:
+        self.factor = 0.1
+
+
+class Usual(Warm):
+    pass
+
+
+DEFAULT = Settings(1.0)
+
+
+class Logger:
+    def __init__(self, job: Any) -> None:
+        self.job = job
+
+
+class Varied:
+    def __init__(self) -> None:
+        self.count, self.losses, self.phase, self.settings, self.mode = 0, [1.0], Phase.WARM_UP, DEFAULT, Warm()
+        self.named, self.logger = Named(rate=0.1), Logger(self)
+        self.functions = [{"function": len, "count": 0}]
+        self.pairs = np.zeros(2, dtype=[("a", "f4"), ("b", "i4")])
+        self.data = bytes(plain_values.MOST_BYTES + 1)
+        self.numbers, self.recent = array.array("i", [1]), deque([1, 2, 3])
+        self.counts = self.view = np.zeros(2)
+
+
+def additional_state_of(job: Varied) -> AdditionalState:
+    return AdditionalState({}, torch.optim.SGD([torch.ones(1)], lr=0.1), plain_state_of(job, ()))
+
+
+def test_a_call_is_undone_and_what_is_no_state_stays() -> None:
+    job = Varied()
+    additional = additional_state_of(job)
+    before = additional.snapshot()
+    job.count, job.phase, job.mode = 1, Phase.MAIN, Usual()
+    job.losses.append(2.0)
+    job.counts += 1
+    additional.restore(before)
+    assert (job.count, job.losses, job.phase, type(job.mode)) == (0, [1.0], Phase.WARM_UP, Warm)
+    assert (job.named, job.logger.job, job.functions[0]["function"]) == ({"rate": 0.1}, job, len)
+    assert job.view is job.counts
+    assert not job.counts.any()
+
+
+def test_a_joining_process_gets_values_of_their_own_classes_and_shares_none() -> None:
+    job, joining = Varied(), Varied()
+    additional, receiver = additional_state_of(job), additional_state_of(joining)
+    job.phase, job.mode, job.settings = Phase.MAIN, Usual(), Settings(0.5)
+    job.numbers, job.recent = array.array("d", [0.5]), deque([1, 2, 3], maxlen=3)
+    job.functions[0]["count"] = 5
+    job.counts += 1
+    receiver.set_plain(decode_value(encode_value(additional.changed_plain())))
+    assert (joining.phase, Phase.WARM_UP.value, type(joining.mode)) == (Phase.MAIN, 1, Usual)
+    assert (joining.settings, DEFAULT) == (Settings(0.5), Settings(1.0))
+    assert (joining.numbers.typecode, joining.recent.maxlen) == ("d", 3)
+    assert joining.functions[0]["function"] is len
+    assert joining.view is joining.counts
+    assert joining.counts.tolist() == [1.0, 1.0]
+    assert joining.logger.job is joining
+
+
+def test_weights_that_a_dict_holds_are_no_empty_dict_elsewhere() -> None:
+    there: dict[str, Any] = {"best": None}
+    state = of(there)
+    state.mark()
+    there["best"] = {"weight": torch.ones(2)}
+    assert "best" not in state.read()
