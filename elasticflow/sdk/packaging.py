@@ -108,7 +108,7 @@ def _what_to_run(file: Path, given: str) -> str:
         other = f"; if {classes[0]} derives from one elsewhere, choose {given}:{classes[0]}" if classes else ""
         raise PackagingFailed(
             f"{file} has no subclass of ElasticJob{other}. A script must call elasticflow.elastic, or the adapter of "
-            "its library; --torchrun takes one as it is, if it runs with torchrun"
+            "its library, in this file itself; --torchrun takes one as it is, if it runs with torchrun"
         )
     return names[0]
 

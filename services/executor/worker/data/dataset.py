@@ -165,6 +165,8 @@ def sample_order(dataset: DataSet, function: TrainingFunction, spec: JobSpec) ->
         return StreamOrder(seed=spec.seed, global_batch_size=spec.global_batch_size)
     if spec.global_batch_size > epochs.size:
         whose = "data set's" if dataset.draws is None else "sampler's"
+        if not epochs.size:
+            raise TrainingFailed("the data set has no samples: its length, or that of its sampler, is 0")
         raise TrainingFailed(
             f"global_batch_size: {spec.global_batch_size} is more than the {whose} {epochs.size} samples; lower it"
         )

@@ -150,6 +150,7 @@ class Sized(list):
         (Sized(10, [11, -1]), "partition_sizes: must be whole numbers"),
         (SimpleNamespace(read_partition=lambda: 0), "has read_partition, but no partition_sizes"),
         (Files([2, 1]), "global_batch_size: 4 is more than the data set's 3 samples"),
+        (Files([]), "the data set has no samples: its length, or that of its sampler, is 0"),
     ],
 )
 def test_an_unsupported_data_set_is_named(dataset, error):
