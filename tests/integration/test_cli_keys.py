@@ -29,7 +29,7 @@ def test_keys_are_made_listed_and_revoked(folder: Path) -> None:
     assert f"export EF_NATS_CREDS={folder}/tenant-alice.seed EF_POOL=lab EF_TENANT=alice" in shown
     shown = eflow("keys", "add", "node", "gpu-7")
     assert "EF_NODE_ID=gpu-7" in shown
-    assert "put workers.secret beside it there" in shown
+    assert "put workers.secret beside its key there" in shown
     assert f"export EF_WORKERS_SECRET_FILE={folder}/workers.secret" in eflow("keys", "workers")
     listed = json.loads(eflow("keys", "list", "--json"))
     names = ["node gpu-7", "operator operator", "service services", "tenant alice"]
