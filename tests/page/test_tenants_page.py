@@ -52,7 +52,7 @@ def test_a_tenant_has_its_quota_its_gpu_hours_and_their_cost(
         assert viewer.page.get_by_label("Quota of lab").get_attribute("max") == "2"
         assert (viewer.page.locator(".problem").all_inner_texts() or [""])[0].startswith(problem)
         for theme, width in (("light", 1280), ("dark", 390)):
-            viewer.page.emulate_media(color_scheme=theme)
+            viewer.page.emulate_media(color_scheme=theme, reduced_motion="reduce")
             viewer.page.set_viewport_size({"width": width, "height": 844})
             assert findings(viewer.page) == []
             assert viewer.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -27,7 +27,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.terminal import console
-from testbed.histories import NOW_S
+from testbed.histories import NOW_S, pool
 from tests.support.worker_events import admitted
 
 COMMANDS = (
@@ -563,3 +563,13 @@ def test_an_option_has_the_help_of_the_command_that_means_something_else_by_it()
     assert "data on this machine" in of_run
     assert "each node fetches" not in of_run
     assert "each node fetches" in of_submit
+
+
+def test_down_names_the_jobs_that_did_not_end(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = pool(4).then(admitted("a")).state.live_jobs.values()
+    monkeypatch.setattr("elasticflow.cli.pool.holder_of", lambda folder: 1)
+    monkeypatch.setattr("elasticflow.cli.pool._unfinished", lambda folder: list(live))
+    monkeypatch.setattr("elasticflow.cli.pool._stop", lambda folder, pid: None)
+    _, shown = eflow("down", "--data-dir", str(nowhere))
+    said = " ".join(shown.split())
+    assert "1 job of it did not end (a): `eflow up` goes on with them; the first promise is due" in said
