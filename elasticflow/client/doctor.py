@@ -274,8 +274,11 @@ def _checks_by_ledger(
         reading = reading or asyncio.ensure_future(ledger.state_and_chain())
         return await reading
 
+    async def pool_state() -> PoolState:
+        return (await state_and_chain())[0]
+
     async def isolation() -> Iterable[str]:
-        nodes = (await state_and_chain())[0].nodes.values()
+        nodes = (await pool_state()).nodes.values()
         if reports_isolation(nodes):
             return tuple(isolation_problems(nodes))
         return await asyncio.to_thread(lambda: tuple(isolation_here()))
@@ -297,13 +300,13 @@ def _checks_by_ledger(
         if data_dir is None:
             return ()
         with_files = await asyncio.to_thread(jobs_with_files, data_dir)
-        return (unknown_jobs_problem((await state_and_chain())[0], data_dir, with_files),)
+        return (unknown_jobs_problem(await pool_state(), data_dir, with_files),)
 
     async def curves() -> Iterable[str]:
-        return curve_problems((await state_and_chain())[0])
+        return curve_problems(await pool_state())
 
     async def workers() -> Iterable[str]:
-        return _node_problems((await state_and_chain())[0])
+        return _node_problems(await pool_state())
 
     return (
         ("isolation", isolation),

@@ -214,10 +214,13 @@ def _pool_topology(nodes: Map[str, NodeState], config: PoolConfig) -> Topology:
 
 def topology_of_nodes(nodes: Iterable[NodeState], config: PoolConfig) -> Topology:
     """The topology of those of these nodes that take jobs."""
-    rack_by_node, sockets_per_node = config.racks, config.sockets_per_node
     places = {True: list[Node](), False: list[Node]()}
     for node in nodes:
-        sockets = sockets_per_node if sockets_per_node > 1 else node.sockets
-        rack = rack_by_node.get(node.node_id, node.rack)
-        places[node.takes_jobs].append(Node(node.node_id, node.num_gpus, sockets=sockets, rack=rack))
+        places[node.takes_jobs].append(place_of(node, config))
     return Topology(tuple(places[True]), tuple(places[False]))
+
+
+def place_of(node: NodeState, config: PoolConfig) -> Node:
+    """As the node reports, unless the pool's settings override it."""
+    sockets = config.sockets_per_node if config.sockets_per_node > 1 else node.sockets
+    return Node(node.node_id, node.num_gpus, sockets=sockets, rack=config.racks.get(node.node_id, node.rack))

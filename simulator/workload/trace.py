@@ -15,7 +15,7 @@ columns are ignored.
 import csv
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -188,9 +188,7 @@ def read_trace(file: Path, throughputs: Throughputs, skip_bad: bool = False, see
     if not jobs:
         raise bad_input(file, "has a header, but no job below it")
     known = set(SPELLINGS.values())
-    return replace(
-        Workload.of(file.stem, jobs, bad), other_columns=tuple(name for name in columns if name not in known)
-    )
+    return Workload.of(file.stem, jobs, bad, (name for name in columns if name not in known))
 
 
 def write_trace(workload: Workload, file: Path) -> None:

@@ -123,10 +123,12 @@ class Workload:
             raise ValueError("two jobs have the same id")
 
     @staticmethod
-    def of(name: str, jobs: Iterable[TraceJob], skipped: Iterable[BadRow] = ()) -> "Workload":
+    def of(
+        name: str, jobs: Iterable[TraceJob], skipped: Iterable[BadRow] = (), other_columns: Iterable[str] = ()
+    ) -> "Workload":
         """The jobs in any order."""
         ordered = sorted(jobs, key=lambda job: (job.submitted_at_s, job.job_id))
-        return Workload(name=name, jobs=tuple(ordered), skipped=tuple(skipped))
+        return Workload(name=name, jobs=tuple(ordered), skipped=tuple(skipped), other_columns=tuple(other_columns))
 
     def on_type(self, gpu_type: str) -> "Workload":
         """The jobs that run on this GPU type, for a pool of this type alone."""

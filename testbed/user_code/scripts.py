@@ -355,8 +355,7 @@ def top_of_epoch() -> None:
         if epoch:
             schedule.step()
             optimizer.param_groups[0]["weight_decay"] /= 2
-        with torch.no_grad():
-            model.constant.add_(1.0)
+        model.constant = model.constant + 1.0 if epoch % 2 else model.constant.add_(1.0)
         for _, points, targets in loader:
             settings = optimizer.param_groups[0]
             assert math.isclose(settings["lr"], 0.05 * 0.9**epoch), f"{settings['lr']} in epoch {epoch}"

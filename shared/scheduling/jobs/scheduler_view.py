@@ -6,8 +6,9 @@ made for: `deadline_slack_s` earlier, so that the last evaluation and the last r
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, combinations, groupby, islice
 from math import exp, floor, sqrt
 from statistics import NormalDist
@@ -23,7 +24,16 @@ from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.nodes import ending_nodes, promisable_of
 from elasticflow.shared.state.pool import NodeState, PoolState, largest_level
-from elasticflow.shared.state.topology import CLUSTER, GPU, NODE, Level, pool_topology, topology_of_nodes
+from elasticflow.shared.state.topology import (
+    CLUSTER,
+    GPU,
+    NODE,
+    Level,
+    Node,
+    place_of,
+    pool_topology,
+    topology_of_nodes,
+)
 
 # --- confidence ----------------------------------------------------------------------------------------
 # Confidence: the part of a scaling curve that a promise counts on, so that the job is as fast with a given
@@ -202,15 +212,13 @@ def _once_nodes_end(nodes: Map[str, NodeState]) -> Iterator[list[NodeState]]:
 
 def _while_down(nodes: Sequence[NodeState], config: PoolConfig) -> Iterator[list[NodeState]]:
     """The nodes that are up while up to the reserve are down; equal nodes of a rack make one case."""
-    places = Counter[tuple[str, int, int]]()
-    some = list[tuple[tuple[str, int, int], str]]()
+    alike = defaultdict[Node, list[str]](list)
     for node in sorted(nodes, key=lambda node: node.node_id):
-        place = config.racks.get(node.node_id, node.rack), node.num_gpus, node.sockets
-        places[place] += 1
-        if node.takes_jobs and places[place] <= config.reserve_nodes:
-            some.append((place, node.node_id))
+        if node.takes_jobs:
+            alike[replace(place_of(node, config), node_id="")].append(node.node_id)
+    some = [(place, node_id) for place, names in alike.items() for node_id in names[: config.reserve_nodes]]
     for num_down in range(config.reserve_nodes + 1):
-        tried = set[tuple[tuple[str, int, int], ...]]()
+        tried = set[tuple[Node, ...]]()
         for down in combinations(some, num_down):
             if (case := tuple(place for place, _ in down)) not in tried:
                 tried.add(case)

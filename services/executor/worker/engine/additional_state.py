@@ -51,7 +51,7 @@ class AdditionalState:
 
     def note_first_plain(self) -> None:
         """Note the plain state with which the first step begins in any process."""
-        self._first_plain = self._plain.mark()
+        self._first_plain = {name: to_send(plain) for name, plain in self._plain.mark().items()}
         self._data = frozenset(self._plain.too_large)
 
     def outgrown(self) -> list[str]:
@@ -60,14 +60,15 @@ class AdditionalState:
         self._data |= frozenset(names)
         return names
 
-    def note_call(self) -> None:
-        """Note what a call has left, or a part of it: each of them is for another part of the batch."""
+    def note_call(self) -> Mapping[str, Plain]:
+        """Note the plain state that a call has left, or a part of it: each of them is for another part of the batch."""
         now = self._plain_before()
         first = self._of_first_call = now if self._of_first_call is None else self._of_first_call
         if now is not first and now != first:
             self.note_differing(
                 name for name in first.keys() | now.keys() if first.get(name, self) != now.get(name, self)
             )
+        return now
 
     def note_differing(self, names: Iterable[str]) -> None:
         """Names in the plain state whose value depends on the part of the batch."""
@@ -111,9 +112,10 @@ class AdditionalState:
             optimizer_settings(self._optimizer), structure, self._kept, self._plain_before(marks=True)
         )
 
-    def restore(self, snapshot: AdditionalSnapshot) -> None:
+    def restore(self, snapshot: AdditionalSnapshot, now: Mapping[str, Plain] | None = None) -> None:
+        """now: the plain state, if it has been read."""
         restore_settings(self._optimizer, snapshot.settings)
-        if self._plain_before() != snapshot.plain:
+        if (self._plain_before() if now is None else now) != snapshot.plain:
             self._plain.write(snapshot.plain, deletes=True)
         if self._is_at(snapshot):
             return
@@ -135,8 +137,7 @@ class AdditionalState:
 
     def set_plain(self, plain: Mapping[str, Plain]) -> None:
         """Set the plain state that `changed_plain` of another process, or of an earlier step, returned."""
-        first = {name: to_send(each) for name, each in self._first_plain.items()}
-        self._plain.write({**first, **plain}, deletes=True)
+        self._plain.write({**self._first_plain, **plain}, deletes=True)
 
     def _is_at(self, snapshot: AdditionalSnapshot) -> bool:
         structure, tensors = self.state()

@@ -27,6 +27,7 @@ from elasticflow.services.executor.worker.engine.carried_gradients import Carrie
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, gradient_digest
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, SharedGradients
 from elasticflow.services.executor.worker.engine.plain_state import Pass
+from elasticflow.services.executor.worker.engine.plain_values import Plain
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.tree_reduce import SharedSum, Tensors, TensorSum
 from elasticflow.services.executor.worker.engine.undeclared_state import ParameterChanges
@@ -246,8 +247,7 @@ class BitwiseSteps:
             if self._before_calls is None:
                 self._before_calls = self._additional.snapshot()
             else:
-                self._require_same_changes()
-                self._additional.restore(self._before_calls)
+                self._additional.restore(self._before_calls, self._require_same_changes())
         if self._is_common:
             self._shared.restore()
             seed_generators(self._shared_seed)
@@ -289,13 +289,14 @@ class BitwiseSteps:
         else:
             self._shared.clear()
 
-    def _require_same_changes(self) -> None:
-        """Check after each part of a call that it has changed the additional state as the first call has."""
+    def _require_same_changes(self) -> Mapping[str, Plain] | None:
+        """Check after each part of a call that it has changed the additional state as the first call has. Returns the
+        plain state, if it was read."""
         if self._additional is None or self._before_calls is None or len(self.computed) == 1:
-            return
+            return None
         if self._scheduler.num_resumed < len(self.computed):
-            return  # a script changes it in its last pass only
-        self._additional.note_call()
+            return None  # a script changes it in its last pass only
+        now = self._additional.note_call()
         mine = self._additional.comparable()
         first = self._change_of_first = self._change_of_first or mine
         if differing := [name for name in mine if mine[name] != first[name]]:
@@ -304,6 +305,7 @@ class BitwiseSteps:
                 f"another, in iteration {self._iteration}: let it depend only on what all parts share, for example "
                 "schedule.step(elasticflow.mean(loss)) of a ReduceLROnPlateau"
             )
+        return now
 
     def _digest_of_calls(self, optimizer: torch.optim.Optimizer) -> StepDigest:
         """The digest of all calls, before the optimizer's step. Nothing is computed for a worker that is alone, unless

@@ -196,11 +196,9 @@ class Buffers:
 
     def take_over(self) -> dict[int, torch.Tensor]:
         """Let what a script has written between two steps hold for all micro-batches. Returns it, by index."""
-        written = self._written()
-        _copy_all([self._common[i] for i in written], [self._working[i] for i in written])
-        for i in written:
-            self._versions[i] = self._working[i]._version
-        return {i: self._common[i].clone() for i in written}
+        written = self._taken()
+        self.put(written)
+        return written
 
     def put(self, values: Mapping[int, torch.Tensor]) -> None:
         """Give all micro-batches what `take_over` has returned."""
@@ -209,10 +207,12 @@ class Buffers:
 
     def undo(self) -> None:
         """Undo what a script has written between two steps."""
-        self._write(self._written(), {})
+        self._write(self._taken(), {})
 
-    def _written(self) -> list[int]:
-        return [i for i, value in enumerate(self._working) if value._version != self._versions[i]]
+    def _taken(self) -> dict[int, torch.Tensor]:
+        taken: dict[int, torch.Tensor] = {}
+        self._keep(taken, only_written=True)
+        return taken
 
     def activate(self, index: int | None) -> None:
         """Give the model the buffers of one micro-batch computed here. None: the common ones."""
@@ -274,12 +274,12 @@ class Buffers:
         self._write(indices, {})
         self._has_stepped = True
 
-    def _keep(self, changed: dict[int, torch.Tensor]) -> None:
+    def _keep(self, changed: dict[int, torch.Tensor], *, only_written: bool = False) -> None:
         """What is or may be changed."""
         current = [module._buffers[name] for module, name in self._owners]
         there = {i: value for i, value in enumerate(current) if value is not None}
         written = {i for i, value in there.items() if self._is_written(i, value)}
-        suspected = self._statistics.suspected(written, after_optimizer=self._has_stepped)
+        suspected = set() if only_written else self._statistics.suspected(written, after_optimizer=self._has_stepped)
         kept = {i: value.detach() for i, value in there.items() if i in written or i in suspected}
         copies = [torch.empty_like(value) for value in kept.values()]
         _copy_all(copies, list(kept.values()))

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from elasticflow.services.executor.worker.engine.undeclared_state import tensors_of_user
+from elasticflow.services.executor.worker.engine.undeclared_state import is_tensor, items_of_user
 
 EVERY = 20  # steps between two looks; each compares the beginnings of two steps
+_MOST_ITEMS = 1_000  # of a look: a data set in a list has more
 _NAME = re.compile(r"(self\.)?\w+")
 
 
@@ -30,8 +31,8 @@ class KeptTensors:
         if self._first is not None and iteration % EVERY > 1:
             return []
         declared = self._declared()
-        tensors = tensors_of_user(self._job)
-        there = [(name, each) for name, each in tensors if each.untyped_storage()._cdata not in declared]  # pyright: ignore[reportPrivateUsage]
+        tensors = [(name, each) for name, each in items_of_user(self._job, _MOST_ITEMS) if is_tensor(each)]
+        there = [(name, each) for name, each in tensors if each.untyped_storage()._cdata not in declared]
         references = {id(each): weakref.ref(each) for _, each in there}
         if self._first is None:
             self._first = references

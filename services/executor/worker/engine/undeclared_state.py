@@ -13,7 +13,7 @@ numpy. Such a job fails with a sentence. A tensor that train() makes is no state
 import gc
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from types import FrameType, ModuleType
@@ -295,16 +295,12 @@ class UndeclaredState:
 
     def _attributes(self) -> list[Named]:
         """Tensors that were there before the first step, or are now if it is the first one."""
-        if isinstance(self._job, RunsScript):
-            roots = _variables_of(self._job.script_frames())
-            shapes = {parameter.shape for parameter in parameters_of(self._model, self._optimizer)}
-        else:
-            roots, shapes = {f"self.{name}": value for name, value in vars(self._job).items()}, None
+        is_script = isinstance(self._job, RunsScript)
+        shapes = {each.shape for each in parameters_of(self._model, self._optimizer)} if is_script else None
         declared, known = self.declared_storages(), {id(each) for each in self._additional.objects.values()}
-        items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, known))
         return [
             (name, item)
-            for name, item in self._as_tensors(islice(items, _MOST_ITEMS))
+            for name, item in self._as_tensors(items_of_user(self._job, _MOST_ITEMS, known))
             if (item.numel() > 1 and item.layout is torch.strided)
             and (self._first_names is None or name in self._first_names)
             and (shapes is None or item.shape in shapes)
@@ -314,7 +310,7 @@ class UndeclaredState:
     def _as_tensors(self, items: Iterable[tuple[str, Any]]) -> Iterator[Named]:
         """The tensors among them, and arrays that are too large to be plain, each the same tensor in all steps."""
         for name, item in items:
-            if _is_tensor(item):
+            if is_tensor(item):
                 yield name, item
             elif isinstance(item, np.ndarray) and is_too_large(item) and item.flags.writeable:
                 array, tensor = self._of_arrays.get(name, (None, None))
@@ -342,14 +338,15 @@ class UndeclaredState:
         yield from self._additional.state()[1]
 
 
-def tensors_of_user(job: object) -> list[Named]:
-    """Tensors in attributes of the job, or in variables of a script, and in what these hold."""
+def items_of_user(job: object, most: int, known: Set[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Attributes of the job, or variables of a script, and what these hold, by name. most: items. known: ids of objects
+    that are not looked into."""
     if isinstance(job, RunsScript):
         roots = _variables_of(job.script_frames())
     else:
         roots = {f"self.{name}": value for name, value in vars(job).items()}
-    items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, set()))
-    return [(name, item) for name, item in islice(items, _MOST_ITEMS) if _is_tensor(item)]
+    items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, most, known))
+    return islice(items, most)
 
 
 def _variables_of(frames: Iterable[FrameType]) -> dict[str, Any]:
@@ -365,15 +362,15 @@ def _tensors_of(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from module.named_buffers()
 
 
-def _walk(name: str, value: Any, depth: int, known: set[int]) -> Iterator[tuple[str, Any]]:
-    """It, and what is in containers and in objects of the user's classes. known: ids of declared objects."""
+def _walk(name: str, value: Any, depth: int, most: int, known: Set[int]) -> Iterator[tuple[str, Any]]:
+    """It, and what is in containers and in objects of the user's classes. most, known: as in `items_of_user`."""
     yield name, value
-    if depth > 0 and not _is_tensor(value) and id(value) not in known and not isinstance(value, _NO_STATE):
-        for of_item, item in items_of(value, _MOST_ITEMS):
-            yield from _walk(name + of_item, item, depth - 1, known)
+    if depth > 0 and not is_tensor(value) and id(value) not in known and not isinstance(value, _NO_STATE):
+        for of_item, item in items_of(value, most):
+            yield from _walk(name + of_item, item, depth - 1, most, known)
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
     return issubclass(type(value), torch.Tensor)
 
 

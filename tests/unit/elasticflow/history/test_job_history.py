@@ -287,39 +287,31 @@ def test_a_risk_names_the_deadline_that_admission_would_promise() -> None:
     assert text(None, None) == "at risk: it makes no progress"
 
 
+def risk_of_a_job_that_trains(iteration: int, iterations_per_s: float, projected_finish_s: float | None) -> str:
+    """What is said of the risk of a job that has reported its speed a second before."""
+    risk = events.JobAtRisk(
+        job_id="j1",
+        generation=1,
+        projected_finish_s=projected_finish_s,
+        deadline_s=NOW_S + 100.0,
+        at_s=NOW_S + 10.0,
+    )
+    progress = events.JobProgressed(
+        job_id="j1", generation=1, iteration=iteration, iterations_per_s=iterations_per_s, at_s=NOW_S + 9.0
+    )
+    started = events.GenerationStarted(job_id="j1", generation=1, num_gpus=1, iteration=0, at_s=NOW_S)
+    return pool().admitted("j1").placed("j1", 1, "node-0:0").appended(started, progress, risk).of("j1")[-1]
+
+
 def test_a_risk_says_that_the_speed_of_now_would_do() -> None:
     """A promise counts on the curve less a margin."""
-    ledger = (
-        pool()
-        .admitted("j1")
-        .placed("j1", 1, "node-0:0")
-        .appended(
-            events.GenerationStarted(job_id="j1", generation=1, num_gpus=1, iteration=0, at_s=NOW_S),
-            events.JobProgressed(
-                job_id="j1", generation=1, iteration=spec().max_iterations - 20, iterations_per_s=2.0, at_s=NOW_S + 9.0
-            ),
-            events.JobAtRisk(
-                job_id="j1", generation=1, projected_finish_s=NOW_S + 130.0, deadline_s=NOW_S + 100.0, at_s=NOW_S + 10.0
-            ),
-        )
-    )
-    assert ledger.of("j1")[-1].endswith("30.0s after its deadline, at its 2/s of now 1m 20s before it")
+    said = risk_of_a_job_that_trains(spec().max_iterations - 20, 2.0, NOW_S + 130.0)
+    assert said.endswith("30.0s after its deadline, at its 2/s of now 1m 20s before it")
 
 
 def test_a_job_that_trains_is_not_said_to_make_no_progress() -> None:
-    ledger = (
-        pool()
-        .admitted("j1")
-        .placed("j1", 1, "node-0:0")
-        .appended(
-            events.GenerationStarted(job_id="j1", generation=1, num_gpus=1, iteration=0, at_s=NOW_S),
-            events.JobProgressed(job_id="j1", generation=1, iteration=9, iterations_per_s=1.0, at_s=NOW_S + 9.0),
-            events.JobAtRisk(
-                job_id="j1", generation=1, projected_finish_s=None, deadline_s=NOW_S + 100.0, at_s=NOW_S + 10.0
-            ),
-        )
-    )
-    assert ledger.of("j1")[-1] == "at risk: the pool has no GPUs on which it would end in time"
+    said = risk_of_a_job_that_trains(9, 1.0, None)
+    assert said == "at risk: the pool has no GPUs on which it would end in time"
 
 
 @pytest.mark.parametrize("event", ["placement", "amendment", "limits"])
