@@ -42,6 +42,7 @@ class Network:
         _run("ip", "link", "set", "bridge0", "up")
         _run("ip", "address", "add", "10.9.0.254/24", "dev", "bridge0")
         self.address: dict[str, str] = {}
+        self._port: dict[str, str] = {}
         self._holder: dict[str, subprocess.Popen[bytes]] = {}
         for number, name in enumerate(names, start=1):
             self._add(name, number)
@@ -52,7 +53,7 @@ class Network:
         """Start a program on a machine."""
         with log.open("ab") as output:
             return subprocess.Popen(
-                [*self._on(machine), *command],
+                [*self.on(machine), *command],
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -64,12 +65,18 @@ class Network:
         """Drop every packet from these machines to those."""
         for source, target in itertools.product(tuple(sources), tuple(targets)):
             rule = ("-A", "INPUT", "-s", self.address[source], "-j", "DROP")
-            _run(*self._on(target), "iptables", "--wait", *rule)
+            _run(*self.on(target), "iptables", "--wait", *rule)
+
+    def limit(self, machine: str, megabits_per_s: int) -> None:
+        """Make the machine's link this slow, in both directions."""
+        rule = ("root", "tbf", "rate", f"{megabits_per_s}mbit", "burst", "256kb", "latency", "200ms")
+        _run(*self.on(machine), "tc", "qdisc", "replace", "dev", "eth0", *rule)
+        _run("tc", "qdisc", "replace", "dev", self._port[machine], *rule)
 
     def heal(self) -> None:
         """Drop no packet any more."""
         for machine in self.address:
-            _run(*self._on(machine), "iptables", "--wait", "-F", "INPUT")
+            _run(*self.on(machine), "iptables", "--wait", "-F", "INPUT")
 
     def _add(self, name: str, number: int) -> None:
         holder = subprocess.Popen(
@@ -79,13 +86,14 @@ class Network:
         )
         assert holder.stdout is not None
         holder.stdout.readline()  # from here on it is in its own namespace
-        self._holder[name], self.address[name] = holder, f"10.9.0.{number}"
-        _run("ip", "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
-        _run("ip", "link", "set", f"port{number}", "master", "bridge0", "up")
+        self._holder[name], self.address[name], self._port[name] = holder, f"10.9.0.{number}", f"port{number}"
+        _run("ip", "link", "add", self._port[name], "type", "veth", "peer", "name", "eth0", "netns", str(holder.pid))
+        _run("ip", "link", "set", self._port[name], "master", "bridge0", "up")
         for step in ("link set lo up", f"address add {self.address[name]}/24 dev eth0", "link set eth0 up"):
-            _run(*self._on(name), "ip", *step.split())
+            _run(*self.on(name), "ip", *step.split())
 
-    def _on(self, machine: str) -> tuple[str, ...]:
+    def on(self, machine: str) -> tuple[str, ...]:
+        """Start of a command that runs on this machine."""
         return ("nsenter", "--target", str(self._holder[machine].pid), "--net")
 
 
