@@ -11,6 +11,7 @@ from benchmarks.heterogeneous.rounds import ThroughputTable, TypedJob
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ScalingCurve
+from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, TypedPool, Workload, within
@@ -24,9 +25,8 @@ def simulate_own(
 ) -> Result:
     """Run all jobs to their ends; deterministic. mix_efficiency: None allows no mix."""
     workload = Workload.of("typed jobs", (_trace_job(job, table, pool) for job in jobs))
-    return Simulation(
-        workload, ClusterShape.of_pool(pool, GPUS_PER_NODE), resize_cost=FREE, mix_efficiency=mix_efficiency
-    ).run()
+    training = TrainingModel(resize_cost=FREE, mix_efficiency=mix_efficiency)
+    return Simulation(workload, ClusterShape.of_pool(pool, GPUS_PER_NODE), training).run()
 
 
 def mean_completion_s(result: Result) -> float:

@@ -28,7 +28,8 @@ from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.simulated_pool import pool_config, spec_of
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool, spec_of
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import TENANT, ClusterShape, TraceJob
@@ -67,7 +68,8 @@ def laid_out_pool(recipe: Recipe, known: Throughputs, num_live: int) -> tuple[Po
     """So many promised jobs, all with GPUs training; and the instant at which that is so."""
     workload = generate(recipe, known, SEED, "generated load")
     cluster, cost = cluster_of(recipe.cluster_gpus), reference_cost(recipe.cluster_gpus)
-    state = fold(PoolState(), simulated_events.pool_configured(pool_config(workload, cost), 0, BEGAN_S))
+    config = SimulatedPool(migrates_promised=False).settings(workload, TrainingModel(resize_cost=cost))
+    state = fold(PoolState(), simulated_events.pool_configured(config, 0, BEGAN_S))
     for node_id in cluster.node_ids:
         state = fold(state, simulated_events.node_joined(node_id, cluster.gpus_per_node, None, BEGAN_S))
     stays = _stays(workload.jobs, recipe.cluster_gpus, state, num_live)

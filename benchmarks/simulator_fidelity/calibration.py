@@ -18,7 +18,8 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.simulator.timing.recorded_times import RecordedTimes, recorded_times
 from elasticflow.simulator.timing.training_time import TrainingTime
-from elasticflow.simulator.trace.cluster_state import ClusterState, Training
+from elasticflow.simulator.trace.cluster_state import ClusterState, Training, TrainingModel
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import TraceJob
 
@@ -57,9 +58,8 @@ class Calibration:
         simulation = Simulation(
             workload(jobs, self.rates),
             CLUSTER,
-            resize_cost=ResizeCost.flat(CONFIG.resize_cost_s),
-            changes=self.changes,
-            config=CONFIG,
+            TrainingModel(resize_cost=ResizeCost.flat(CONFIG.resize_cost_s), changes=self.changes),
+            SimulatedPool(config=CONFIG),
         )
         return simulated_outcomes(simulation.run())
 
@@ -77,8 +77,8 @@ class Calibration:
         }
 
     def _predicted(self, job: TraceJob, recorded: Outcome, run: RecordedRun, stop: ResizeCost | None) -> Outcome:
-        changes = self.changes if stop is None else None
-        state = ClusterState(CLUSTER, stop or FREE, changes=changes)  # of this job alone
+        training_model = TrainingModel(resize_cost=stop or FREE, changes=self.changes if stop is None else None)
+        state = ClusterState(CLUSTER, training_model)  # of this job alone
         training: Training | None = None
         for at_s, placed in run.placements[job.job_id]:
             if training is not None and training.done_at_s <= at_s:

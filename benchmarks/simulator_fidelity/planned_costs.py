@@ -19,7 +19,9 @@ from benchmarks.scheduling.workloads import Case, cluster_of, generated_cases, t
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
-from elasticflow.simulator.trace.failures_and_speed_noise import SpeedNoise
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, SpeedNoise
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 
 CONFIDENCES = (None, 0.9, 0.99)  # of promises in pools whose jobs differ from their curves
@@ -75,10 +77,9 @@ def _measured(case: Case, factor: int, speeds: _Speeds) -> Measured:
         result = Simulation(
             case.workload,
             cluster_of(case.published_gpus),
-            resize_cost=budget,
-            changes=changes,
-            confidence=confidence,
-            noise=noise,
+            TrainingModel(resize_cost=budget, changes=changes),
+            SimulatedPool(confidence=confidence),
+            Deviations(noise=noise),
         ).run()
         numbers[name] = {"admitted": result.num_admitted, "met": result.num_met(), "late": result.num_late()}
     return {

@@ -9,7 +9,7 @@ hold one GPU, and no job holds a GPU of a lost node.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from elasticflow.shared.messages.share_schedule import GpuId
@@ -107,7 +107,23 @@ class Occupancy:
 # --- cluster state -------------------------------------------------------------------------------------
 
 NO_SPEEDS: Mapping[str, float] = MappingProxyType({})
-NO_COSTS: Mapping[str, ResizeCost] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingModel:
+    """What changes of GPUs cost, and how fast jobs are on GPUs of several types or on several nodes.
+
+    costs: of jobs that do not pay resize_cost. changes: times of each kind of change, so that jobs switch without a
+    stop; None: each change stops its job for the whole cost. mix_efficiency: of GPUs of several types in one job; None:
+    jobs have no step times, so that no policy mixes types. places: the effect of the place on speeds; None: all places
+    are equal.
+    """
+
+    resize_cost: ResizeCost
+    costs: Mapping[str, ResizeCost] = field(default_factory=dict[str, ResizeCost])
+    changes: TrainingTime | None = None
+    mix_efficiency: float | None = None
+    places: Places | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,23 +138,12 @@ class Outage:
 class ClusterState:
     """The nodes, the jobs on their GPUs, and all past occupancies and outages."""
 
-    def __init__(
-        self,
-        cluster: ClusterShape,
-        resize_cost: ResizeCost,
-        speeds: Mapping[str, float] = NO_SPEEDS,
-        costs: Mapping[str, ResizeCost] = NO_COSTS,
-        mix_efficiency: float | None = None,
-        changes: TrainingTime | None = None,
-        places: Places | None = None,
-    ) -> None:
-        """speeds: true speed over the curve's by job, 1 by default. costs: of jobs that do not pay resize_cost.
-
-        changes: times of each kind of change, in place of resize_cost. places: None: all places are equal.
-        """
-        self._cluster, self._speeds, self._mix_efficiency, self._places = cluster, speeds, mix_efficiency, places
-        self._time = changes or TrainingTime.of_cost(resize_cost)
-        self._times = {job_id: TrainingTime.of_cost(cost) for job_id, cost in costs.items()}
+    def __init__(self, cluster: ClusterShape, training: TrainingModel, speeds: Mapping[str, float] = NO_SPEEDS) -> None:
+        """speeds: true speed over the curve's by job, 1 by default."""
+        self._cluster, self._speeds = cluster, speeds
+        self._mix_efficiency, self._places = training.mix_efficiency, training.places
+        self._time = training.changes or TrainingTime.of_cost(training.resize_cost)
+        self._times = {job_id: TrainingTime.of_cost(cost) for job_id, cost in training.costs.items()}
         self._free = {gpu for node_id in cluster.node_ids for gpu in cluster.gpus_of(node_id)}
         self._lost: dict[str, int] = {}  # node: position among the outages
         self._iterations: dict[str, float] = {}  # of jobs without GPUs

@@ -198,3 +198,24 @@ class EndsOfNodes:
         if chance is None:
             return None
         return now_s + self._ends.least_stay_s + float(round(chance.exponential(self._ends.mean_stay_s)))
+
+
+# --- deviations --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviations:
+    """What happens otherwise than the policies plan.
+
+    ends: None: nodes announce none. noise: None: all speeds are those of the curves.
+    """
+
+    failures: Failures | None = None
+    ends: NodeEnds | None = None
+    noise: SpeedNoise | None = None
+
+    def __post_init__(self) -> None:
+        assert self.failures is None or self.ends is None, "nodes that fail have no ends here"
+
+
+NO_DEVIATIONS = Deviations()

@@ -1,16 +1,19 @@
-"""Inputs of the simulated pool: its nodes, its settings, and the commands of its users."""
+"""Inputs of the simulated pool: its policies and settings, and the commands of its users."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import ThroughputMeasured
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import BestEffortRule, PoolConfig
-from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
+from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.timing.training_time import single_gpu_steps
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import SpeedNoise
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
@@ -19,42 +22,59 @@ NEVER_S = 1e11  # progress is known exactly, so it may be extrapolated without l
 AT_ONCE_S = 1e-3  # until a lost node is detected
 
 
-def pool_config(
-    workload: Workload,
-    resize_cost: ResizeCost,
-    *,
-    admission: AdmissionPolicy = "selective",
-    reserve_nodes: int = 0,
-    confidence: float | None = None,
-    speed_noise: float = 0.0,
-    gpu_types: Sequence[str] = (NO_TYPE,),
-    stop_free: bool = False,
-    slower_apart: Callable[[Mapping[int, float]], Mapping[int, float]] | None = None,
-    migration_budget: float = 0.0,
-    best_effort: BestEffortRule = "shortest-first",
-) -> PoolConfig:
-    """Settings with the true curves and costs, without margins for error. slower_apart: speeds of a job on GPUs that
-    are far apart, of those on few nodes."""
-    curves = dict(_curve(job, gpu_type, gpu_types[0]) for gpu_type in gpu_types for job in workload.jobs)
-    if slower_apart is not None:
-        curves |= {f"{key}@{FAR_APART}": slower_apart(rates) for key, rates in curves.items()}
-    return PoolConfig(
-        resize_cost_s=0.0,
-        resize_cost_s_by_num_gpus=dict(zip(resize_cost.num_gpus_C, resize_cost.seconds_C, strict=True)),
-        progress_timeout_s=NEVER_S,
-        admission=admission,
-        best_effort=best_effort,
-        reserve_nodes=reserve_nodes,
-        throughput_margin=0.0,
-        confidence=confidence,
-        speed_spread=speed_noise or PoolConfig().speed_spread,
-        deadline_slack_s=0.0,
-        heartbeat_timeout_s=AT_ONCE_S,
-        stall_timeout_s=NEVER_S,
-        stop_free=stop_free,
-        migration_budget=migration_budget,
-        curves=curves,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPool:
+    """The policies of a pool, which decide in their order, and its settings.
+
+    policies: None: the services' own. migrates_promised: False for baselines, which promise nothing and know one speed
+    for each number of GPUs. config: settings of a live pool, whose monitor corrects the curves; None: policies know the
+    true curves and costs. by_front: jobs of the workload arrive only by `submit`, from a front that has several such
+    pools.
+    """
+
+    policies: Mapping[str, Policy[Any]] | None = None
+    admission: AdmissionPolicy = "selective"
+    best_effort: BestEffortRule = "shortest-first"
+    reserve_nodes: int = 0
+    confidence: float | None = None
+    migrates_promised: bool = True
+    config: PoolConfig | None = None
+    by_front: bool = False
+
+    def settings(
+        self,
+        workload: Workload,
+        training: TrainingModel,
+        gpu_types: Sequence[str] = (NO_TYPE,),
+        noise: SpeedNoise | None = None,
+    ) -> PoolConfig:
+        """The settings of the live pool, or the true curves and costs, without margins for error."""
+        if self.config is not None:
+            return self.config
+        curves = dict(_curve(job, gpu_type, gpu_types[0]) for gpu_type in gpu_types for job in workload.jobs)
+        if training.places is not None and self.migrates_promised:
+            curves |= {f"{key}@{FAR_APART}": training.places.apart(rates) for key, rates in curves.items()}
+        cost = training.resize_cost
+        return PoolConfig(
+            resize_cost_s=0.0,
+            resize_cost_s_by_num_gpus=dict(zip(cost.num_gpus_C, cost.seconds_C, strict=True)),
+            progress_timeout_s=NEVER_S,
+            admission=self.admission,
+            best_effort=self.best_effort,
+            reserve_nodes=self.reserve_nodes,
+            throughput_margin=0.0,
+            confidence=self.confidence,
+            speed_spread=noise.sigma if noise is not None else PoolConfig().speed_spread,
+            deadline_slack_s=0.0,
+            heartbeat_timeout_s=AT_ONCE_S,
+            stall_timeout_s=NEVER_S,
+            stop_free=training.changes is not None,
+            migration_budget=PoolConfig().migration_budget if self.migrates_promised else 0.0,
+            curves=curves,
+        )
+
+
+OUR_POOL = SimulatedPool()
 
 
 def _curve(job: TraceJob, gpu_type: str, first: str) -> tuple[str, Mapping[int, float]]:

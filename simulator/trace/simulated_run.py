@@ -16,9 +16,10 @@ from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, po
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
 from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN, Places
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
-from elasticflow.simulator.trace.failures_and_speed_noise import Failures, NodeEnds, SpeedNoise
-from elasticflow.simulator.trace.idle_time import IdleTimeMeter
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures, NodeEnds, SpeedNoise
 from elasticflow.simulator.trace.result import HOUR_S, Fate, Result
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Observer, Simulation
 from elasticflow.simulator.verification.trace_verification import VerificationByType
 from elasticflow.simulator.workload.workload import ClusterShape, Workload
@@ -149,7 +150,7 @@ class SimulatedRun:
     """A workload on a cluster under a policy. policy, overhead: names; BadSettings if unknown.
 
     mix_efficiency: part of the sum of the throughputs on each type that a job on several types has; None: no job is.
-    slowdown_apart: of a job on eight nodes instead of one; 1: all places are equal. by_front: see `Simulation`.
+    slowdown_apart: of a job on eight nodes instead of one; 1: all places are equal. by_front: see `SimulatedPool`.
     Baselines know no GPU types: BadSettings on a cluster of several.
     """
 
@@ -197,27 +198,28 @@ class SimulatedRun:
         jobs = self.workload.jobs
         requests = {job.job_id: UserRequest(num_gpus=job.num_gpus, priority=job.priority) for job in jobs}
         chosen = policies_named(self.policy, requests)
-        return Simulation(
-            self.workload,
-            self.cluster,
-            chosen.policies,
+        training = TrainingModel(
             resize_cost=self.resize_cost,
-            admission=chosen.admission,
-            best_effort=self.best_effort,
-            reserve_nodes=self.reserve_nodes,
-            failures=self.failures,
-            ends=self.ends,
-            confidence=self.confidence,
-            noise=self.noise,
-            costs=self.overheads.by_job(self.workload.jobs),
+            costs=self.overheads.by_job(jobs),
             changes=self.overheads.changes,
             mix_efficiency=self.mix_efficiency,
             places=self.places,
+        )
+        pool = SimulatedPool(
+            policies=chosen.policies,
+            admission=chosen.admission,
+            best_effort=self.best_effort,
+            reserve_nodes=self.reserve_nodes,
+            confidence=self.confidence,
             migrates_promised=self.policy in OURS,
-            observers=tuple(observer for observer in observers if observer is not None),
-            idle_time_meter=IdleTimeMeter() if measures_idle_time else None,
             by_front=self.by_front,
         )
+        deviations = Deviations(failures=self.failures, ends=self.ends, noise=self.noise)
+        seen_by = tuple(observer for observer in observers if observer is not None)
+        simulation = Simulation(self.workload, self.cluster, training, pool, deviations, seen_by)
+        if measures_idle_time:
+            simulation.measure_idle_time()
+        return simulation
 
     @property
     def places(self) -> Places | None:

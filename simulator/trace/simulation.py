@@ -11,30 +11,26 @@ from typing import Any, Protocol
 
 from elasticflow.shared.messages.commands import Command, SubmitJob
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided, PlanEvent
-from elasticflow.shared.messages.pool_config import BestEffortRule, PoolConfig
-from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
-from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
+from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
 from elasticflow.simulator.engine.virtual_time import Engine
-from elasticflow.simulator.timing.places import Places
-from elasticflow.simulator.timing.training_time import TrainingTime
 from elasticflow.simulator.trace import simulated_events
-from elasticflow.simulator.trace.cluster_state import NO_COSTS, NO_SPEEDS, ClusterState, Training
+from elasticflow.simulator.trace.cluster_state import NO_SPEEDS, ClusterState, Training, TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import (
+    NO_DEVIATIONS,
+    Deviations,
     EndsOfNodes,
     FailingNodes,
-    Failures,
     NodeEnds,
-    SpeedNoise,
     ThroughputReports,
     starved_after_s,
 )
 from elasticflow.simulator.trace.idle_time import IdleTimeMeter
 from elasticflow.simulator.trace.monitor_reports import MonitorReports
 from elasticflow.simulator.trace.result import JobLog, Result
-from elasticflow.simulator.trace.simulated_pool import pool_config, single_gpu_profiles, submission
+from elasticflow.simulator.trace.simulated_pool import OUR_POOL, SimulatedPool, single_gpu_profiles, submission
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- simulated nodes -----------------------------------------------------------------------------------
@@ -173,79 +169,48 @@ class Observer(Protocol):
 
 
 class Simulation:
-    """One workload on one cluster under one set of policies, which decide in their order.
-
-    mix_efficiency: of GPUs of several types in one job; None: jobs have no step times, so that no policy mixes types.
-    changes: times of each kind of change, so that jobs switch without a stop; None: each change stops its job for the
-    whole resize_cost. places: the effect of the place on speeds; None: all places are equal.
-    migrates_promised: False for baselines, which promise nothing and know one speed for each number of GPUs.
-    config: settings of a live pool, whose monitor corrects the curves; None: policies know the true curves and costs.
-    by_front: jobs of the workload arrive only by `submit`, from a front that has several such pools.
-    """
+    """One workload on one cluster under one set of policies."""
 
     def __init__(
         self,
         workload: Workload,
         cluster: ClusterShape,
-        policies: Mapping[str, Policy[Any]] | None = None,
-        *,
-        resize_cost: ResizeCost,
-        admission: AdmissionPolicy = "selective",
-        best_effort: BestEffortRule = "shortest-first",
-        reserve_nodes: int = 0,
-        failures: Failures | None = None,
-        ends: NodeEnds | None = None,
-        confidence: float | None = None,
-        noise: SpeedNoise | None = None,
-        costs: Mapping[str, ResizeCost] = NO_COSTS,
-        mix_efficiency: float | None = None,
+        training: TrainingModel,
+        pool: SimulatedPool = OUR_POOL,
+        deviations: Deviations = NO_DEVIATIONS,
         observers: Sequence[Observer] = (),
-        idle_time_meter: IdleTimeMeter | None = None,
-        changes: TrainingTime | None = None,
-        places: Places | None = None,
-        migrates_promised: bool = True,
-        config: PoolConfig | None = None,
-        by_front: bool = False,
     ) -> None:
         assert workload.jobs, "a simulation needs a job"
-        assert failures is None or ends is None, "nodes that fail have no ends here"
         self.workload, self.cluster = workload, cluster
-        self._observers, self._idle_time_meter = observers, idle_time_meter
+        self._observers = observers
+        self._idle_time_meter: IdleTimeMeter | None = None
         self._engine = Engine(workload.jobs[0].submitted_at_s)
-        self._driver = PolicyDriver(self._engine, (policies or planners()).values(), self._settle)
-        speeds = noise.speeds(workload) if noise else NO_SPEEDS
-        self.cluster_state = ClusterState(cluster, resize_cost, speeds, costs, mix_efficiency, changes, places)
-        self._reports = self._reports_of(config, noise)
+        self._driver = PolicyDriver(self._engine, (pool.policies or planners()).values(), self._settle)
+        failures, noise = deviations.failures, deviations.noise
+        self.cluster_state = ClusterState(cluster, training, noise.speeds(workload) if noise else NO_SPEEDS)
+        self._reports = self._reports_of(monitored=pool.config is not None, noisy=noise is not None)
         self._commands: list[SubmitJob] = []
-        self._by_front = by_front
+        self._by_front = pool.by_front
         self._num_to_come = len(workload.jobs)
-        self._starved_s = starved_after_s(failures) + max(resize_cost.seconds_C)
+        self._starved_s = starved_after_s(failures) + max(training.resize_cost.seconds_C)
         self._log = JobLog(cluster.gpu_types[0])
         by_id = {job.job_id: job for job in workload.jobs}
         self._workers = SimulatedWorkers(
             self._engine, self._driver, self.cluster_state, by_id, self._reports, self._log
         )
-        nodes = SimulatedNodes(self._engine, self._driver, cluster, self.cluster_state, ends)
-        for profile in single_gpu_profiles(workload, cluster.gpu_types, mix_efficiency, self.now_s):
+        nodes = SimulatedNodes(self._engine, self._driver, cluster, self.cluster_state, deviations.ends)
+        for profile in single_gpu_profiles(workload, cluster.gpu_types, training.mix_efficiency, self.now_s):
             self._driver.fold(profile)
-        config = config or pool_config(
-            workload,
-            resize_cost,
-            admission=admission,
-            best_effort=best_effort,
-            reserve_nodes=reserve_nodes,
-            confidence=confidence,
-            speed_noise=noise.sigma if noise else 0.0,
-            gpu_types=cluster.gpu_types,
-            stop_free=changes is not None,
-            slower_apart=places.apart if places is not None and migrates_promised else None,
-            migration_budget=PoolConfig().migration_budget if migrates_promised else 0.0,
-        )
+        config = pool.settings(workload, training, cluster.gpu_types, noise)
         self._driver.fold(simulated_events.pool_configured(config, self.state.sequence, self.now_s))
         for at_s, together in groupby(workload.jobs, key=lambda job: job.submitted_at_s):
             self._engine.at(at_s, partial(self._arrive, tuple(together)))
         if failures is not None:
             FailingNodes(self._engine, cluster.node_ids, failures, lose=nodes.lose, rejoin=nodes.rejoin)
+
+    def measure_idle_time(self) -> None:
+        """Let the result have the idle time. It takes one pass over all jobs at each instant."""
+        self._idle_time_meter = IdleTimeMeter()
 
     @property
     def state(self) -> PoolState:
@@ -309,11 +274,11 @@ class Simulation:
         last_trained_s = max(self.cluster_state.last_trained_s(self.now_s), self.workload.jobs[-1].submitted_at_s)
         return self.now_s - last_trained_s > self._starved_s
 
-    def _reports_of(self, config: PoolConfig | None, noise: SpeedNoise | None) -> MonitorReports | ThroughputReports:
+    def _reports_of(self, *, monitored: bool, noisy: bool) -> MonitorReports | ThroughputReports:
         engine, cluster_state, fold, soon = self._engine, self.cluster_state, self._driver.fold, self._driver.soon
-        if config is not None:
+        if monitored:
             return MonitorReports(engine, cluster_state, fold=fold, soon=soon, pool=lambda: self.state)
-        return ThroughputReports(engine, cluster_state, fold=fold, soon=soon, of_all=noise is not None)
+        return ThroughputReports(engine, cluster_state, fold=fold, soon=soon, of_all=noisy)
 
     def _arrive(self, jobs: tuple[TraceJob, ...]) -> None:
         self._num_to_come -= len(jobs)

@@ -9,6 +9,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.allocation.best_effort import Claim, fair_shares
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
+from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.result import Fate
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
@@ -137,7 +138,7 @@ def test_shorter_jobs_pass_a_job_for_three_times_its_length_and_stop_one_after_t
     workload: Workload, num_gpus: int
 ) -> None:
     cluster = ClusterShape(num_nodes=1, gpus_per_node=num_gpus)
-    result = Simulation(workload, cluster, resize_cost=ResizeCost.flat(COST_S)).run()
+    result = Simulation(workload, cluster, TrainingModel(resize_cost=ResizeCost.flat(COST_S))).run()
     assert all(fate.finished_at_s is not None for fate in result.fates)
     for fate in result.fates:
         *stopped, _ = fate.occupancies

@@ -12,6 +12,8 @@ from scipy.optimize import linprog
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.bound import bound_program, clairvoyant_bound, hindsight_schedule, price_ascent
 from elasticflow.simulator.bound.feasible_demand import FeasibleDemand, Grid
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import ClusterShape, TypedPool, Workload
@@ -108,7 +110,7 @@ def test_the_services_policies_do_not_exceed_the_bound(
     workload: Workload, num_gpus: Mapping[str, int], cost: ResizeCost, admission: str
 ) -> None:
     cluster = ClusterShape.of_pool(TypedPool(tuple(num_gpus), tuple(num_gpus.values())), gpus_per_node=4)
-    result = Simulation(workload, cluster, resize_cost=cost, admission=admission).run()
+    result = Simulation(workload, cluster, TrainingModel(resize_cost=cost), SimulatedPool(admission=admission)).run()
     assert result.num_late() == 0
     assert result.num_met() <= clairvoyant_bound(workload, num_gpus, cost).whole_jobs_met
 

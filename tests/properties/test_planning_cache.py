@@ -1,6 +1,6 @@
 """A policy with a planning cache decides as the same policy without one."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from elasticflow.services.allocator import policy as allocator
 from elasticflow.services.placement import policy as placement
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.timing.overhead import reference_cost
-from elasticflow.simulator.trace.failures_and_speed_noise import Failures
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
@@ -32,27 +33,28 @@ class Recorder:
         self.decisions.append((now_s, events))
 
 
-def decisions(trace: str, policies: Mapping[str, Policy[Any]], **options: Any) -> list[Any]:
+def decisions(trace: str, pool: SimulatedPool, deviations: Deviations) -> list[Any]:
     workload = read_trace(bundled_trace(trace), read_throughputs(bundled_throughputs()))
     cluster, recorder = ClusterShape(num_nodes=2, gpus_per_node=8), Recorder()
-    cost = reference_cost(cluster.num_gpus)
-    Simulation(workload, cluster, policies, resize_cost=cost, observers=[recorder], **options).run()
+    training = TrainingModel(resize_cost=reference_cost(cluster.num_gpus))
+    Simulation(workload, cluster, training, pool, deviations, [recorder]).run()
     return recorder.decisions
 
 
 @pytest.mark.parametrize(
-    ("trace", "options"),
+    ("trace", "pool", "failures"),
     [
-        ("bursty", {"admission": "selective"}),
-        (
-            "bursty",
-            {"admission": "first-come", "reserve_nodes": 1, "failures": Failures(seed=1, mean_up_s=20_000.0)},
-        ),
+        ("bursty", SimulatedPool(admission="selective"), None),
+        ("bursty", SimulatedPool(admission="first-come", reserve_nodes=1), Failures(seed=1, mean_up_s=20_000.0)),
     ],
 )
-def test_decisions_do_not_depend_on_the_planning_cache(trace: str, options: dict[str, Any]) -> None:
+def test_decisions_do_not_depend_on_the_planning_cache(
+    trace: str, pool: SimulatedPool, failures: Failures | None
+) -> None:
     uncached = {policy.service: policy for policy in (admission.POLICY, allocator.POLICY, placement.POLICY)}
-    assert decisions(trace, planners(), **options) == decisions(trace, uncached, **options)
+    deviations = Deviations(failures=failures)
+    cached, anew = (replace(pool, policies=policies) for policies in (planners(), uncached))
+    assert decisions(trace, cached, deviations) == decisions(trace, anew, deviations)
 
 
 def test_the_last_answer_is_computed_anew_for_another_object_or_number() -> None:

@@ -14,7 +14,9 @@ from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_adapter import baseline_policies
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, planners
 from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.result import Result
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
@@ -60,11 +62,12 @@ def simulated(name: str) -> tuple[Result, Watch]:
     workload, watch = small(), Watch()
     requested = {job.job_id: UserRequest(num_gpus=job.num_gpus) for job in workload.jobs}
     admission, allocator = baseline_policies(BASELINES[name], requested)
+    policies = {"admission": admission, "allocator": allocator, "placement": planners()["placement"]}
     simulation = Simulation(
         workload,
         CLUSTER,
-        {"admission": admission, "allocator": allocator, "placement": planners()["placement"]},
-        resize_cost=reference_cost(CLUSTER.num_gpus),
+        TrainingModel(resize_cost=reference_cost(CLUSTER.num_gpus)),
+        SimulatedPool(policies=policies),
         observers=(watch,),
     )
     return simulation.run(), watch

@@ -9,6 +9,8 @@ from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
@@ -34,7 +36,9 @@ def digest() -> str:
     policies: tuple[AdmissionPolicy, ...] = ("first-come", "selective")
     for admission in policies:
         cost = reference_cost(cluster.num_gpus)
-        Simulation(workload, cluster, resize_cost=cost, admission=admission, observers=[seen]).run()
+        Simulation(
+            workload, cluster, TrainingModel(resize_cost=cost), SimulatedPool(admission=admission), observers=[seen]
+        ).run()
     return seen.of_events.hexdigest()
 
 

@@ -12,7 +12,9 @@ from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy, planners
 from elasticflow.simulator.timing.overhead import reference_cost
-from elasticflow.simulator.trace.failures_and_speed_noise import Failures
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
@@ -58,12 +60,10 @@ def simulated(trace: str, admission: AdmissionPolicy, *, loads: bool, failures: 
     Simulation(
         workload,
         CLUSTER,
-        policies,
-        resize_cost=reference_cost(CLUSTER.num_gpus),
-        admission=admission,
-        reserve_nodes=1 if failures else 0,
-        failures=failures,
-        observers=[seen],
+        TrainingModel(resize_cost=reference_cost(CLUSTER.num_gpus)),
+        SimulatedPool(policies=policies, admission=admission, reserve_nodes=1 if failures else 0),
+        Deviations(failures=failures),
+        [seen],
     ).run()
     return seen
 

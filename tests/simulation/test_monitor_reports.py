@@ -3,6 +3,8 @@
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import ClusterShape, Workload
 from tests.support.trace_jobs import job
@@ -20,7 +22,12 @@ def simulated(jobs: dict[str, tuple[float, int]]) -> Simulation:
     )
     config = PoolConfig(curves={"model/b64": SETTINGS}, resize_cost_s=1.0)
     cluster = ClusterShape(num_nodes=1, gpus_per_node=4)
-    return Simulation(Workload.of("test", arriving), cluster, resize_cost=ResizeCost.flat(1.0), config=config)
+    return Simulation(
+        Workload.of("test", arriving),
+        cluster,
+        TrainingModel(resize_cost=ResizeCost.flat(1.0)),
+        SimulatedPool(config=config),
+    )
 
 
 def test_a_speed_unlike_the_settings_corrects_the_curve_where_a_job_trained() -> None:

@@ -15,6 +15,8 @@ from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.timing.overhead import reference_cost
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
@@ -46,7 +48,9 @@ def moments(admission: AdmissionPolicy) -> tuple[Moment, ...]:
     workload = read_trace(bundled_trace("small"), read_throughputs(bundled_throughputs()))
     onlooker, cluster = Onlooker(), ClusterShape(num_nodes=1, gpus_per_node=8)
     cost = reference_cost(cluster.num_gpus)
-    Simulation(workload, cluster, resize_cost=cost, admission=admission, observers=[onlooker]).run()
+    Simulation(
+        workload, cluster, TrainingModel(resize_cost=cost), SimulatedPool(admission=admission), observers=[onlooker]
+    ).run()
     chance, found = np.random.default_rng(7), list[Moment]()
     for _ in range(NUM_SUBMISSIONS):
         state, _, now_s = onlooker.moments[chance.integers(len(onlooker.moments))]

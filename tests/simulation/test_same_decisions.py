@@ -28,6 +28,7 @@ from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeL
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, read_entries
 from elasticflow.simulator.trace import simulated_events
+from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 from tests.support.service_contexts import service_context
@@ -134,7 +135,7 @@ def test_the_simulator_and_the_hosts_take_the_same_decisions(seed: int, monkeypa
     monkeypatch.setattr(PolicyDriver, "fold", record)
     monkeypatch.setattr(host, "SHORTEST_WAIT_S", 0.0)  # the simulator decides at two instants closer than that
     monkeypatch.setattr(simulated_events, "_exactly", math.floor)  # messages hold whole iterations
-    Simulation(random_workload(seed), CLUSTER, resize_cost=COST).run()
+    Simulation(random_workload(seed), CLUSTER, TrainingModel(resize_cost=COST)).run()
     hosted = HostedPool()
     hosted.replay(recorded)
 

@@ -12,9 +12,10 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
 from elasticflow.simulator.timing.overhead import overhead_model
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
-from elasticflow.simulator.trace.cluster_state import ClusterState
+from elasticflow.simulator.trace.cluster_state import ClusterState, TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures
 from elasticflow.simulator.trace.plots import efficiency
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.csv_table import BadInput
@@ -47,7 +48,7 @@ AS_JSON = {
 
 
 def cluster_state() -> ClusterState:
-    return ClusterState(FOUR, FREE, changes=CHANGES)
+    return ClusterState(FOUR, TrainingModel(resize_cost=FREE, changes=CHANGES))
 
 
 def test_a_job_trains_on_its_old_gpus_until_the_new_workers_are_ready() -> None:
@@ -132,8 +133,9 @@ def test_jobs_switch_promises_hold_and_no_iteration_is_lost(tmp_path: Path, fail
 def test_a_live_pools_settings_replace_those_without_margins() -> None:
     config = PoolConfig(throughput_margin=0.5, resize_cost_s=1.0, stop_free=True, curves={"model/b64": {1: 1.0}})
     one = job("a", 100, 0.0, 150.0)
-    assert Simulation(Workload.of("one", [one]), FOUR, resize_cost=FREE).run().num_admitted == 1
-    assert Simulation(Workload.of("one", [one]), FOUR, resize_cost=FREE, config=config).run().num_admitted == 0
+    workload, training = Workload.of("one", [one]), TrainingModel(resize_cost=FREE)
+    assert Simulation(workload, FOUR, training).run().num_admitted == 1
+    assert Simulation(workload, FOUR, training, SimulatedPool(config=config)).run().num_admitted == 0
 
 
 @pytest.mark.parametrize("path", [("suspend",), ("grow", "stop"), ("shrink",)])

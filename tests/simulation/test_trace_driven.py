@@ -23,11 +23,12 @@ from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES, policies_named
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.timing.training_time import DONE_WITHIN_S
-from elasticflow.simulator.trace.cluster_state import ClusterState
-from elasticflow.simulator.trace.failures_and_speed_noise import DAY_S, HOUR_S, Failures, SpeedNoise
+from elasticflow.simulator.trace.cluster_state import ClusterState, TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import DAY_S, HOUR_S, Deviations, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import Pieces, efficiency, held_gpus
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.result_files import write_tables
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.verification.trace_verification import TraceVerification
@@ -38,6 +39,7 @@ from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Work
 SIXTEEN = ClusterShape(num_nodes=2, gpus_per_node=8)
 OFTEN = Failures(seed=3, mean_up_s=6 * HOUR_S, mean_down_s=HOUR_S)
 COST = ResizeCost((1, 4), (5.0, 9.0))
+TRAINING = TrainingModel(resize_cost=COST)
 
 
 def job(job_id: str = "a", **changes: object) -> TraceJob:
@@ -56,7 +58,7 @@ def job(job_id: str = "a", **changes: object) -> TraceJob:
 
 
 def simulated(*jobs: TraceJob, cluster: ClusterShape = SIXTEEN, failures: Failures | None = None) -> Result:
-    return Simulation(Workload.of("test", jobs), cluster, resize_cost=COST, failures=failures).run()
+    return Simulation(Workload.of("test", jobs), cluster, TRAINING, deviations=Deviations(failures=failures)).run()
 
 
 def test_a_job_of_known_state_stops_for_its_own_time_and_promises_hold(tmp_path: Path) -> None:
@@ -137,10 +139,9 @@ def run_of_small(policy: str = "selective", failures: Failures | None = None) ->
     return Simulation(
         workload,
         SIXTEEN,
-        chosen.policies,
-        resize_cost=reference_cost(SIXTEEN.num_gpus),
-        admission=chosen.admission,
-        failures=failures,
+        TrainingModel(resize_cost=reference_cost(SIXTEEN.num_gpus)),
+        SimulatedPool(policies=chosen.policies, admission=chosen.admission),
+        Deviations(failures=failures),
     ).run()
 
 
@@ -162,7 +163,7 @@ def test_jobs_with_a_range_hold_no_other_number_of_gpus_and_promises_stand() -> 
     ]
     workload = Workload.of("ranged", ranged)
     verification = TraceVerification(workload, COST)
-    result = Simulation(workload, SIXTEEN, resize_cost=COST, observers=(verification,)).run()
+    result = Simulation(workload, SIXTEEN, TRAINING, observers=(verification,)).run()
     held = {(fate.job.min_gpus, occupancy.num_gpus) for fate in result.fates for occupancy in fate.occupancies}
     assert all(num_gpus >= least for least, num_gpus in held)
     assert {least for least, _ in held} == {1, 2, 4}
@@ -224,18 +225,18 @@ def test_a_cluster_without_gpus_or_with_too_many_is_refused(num_nodes: int, gpus
 
 
 def test_no_job_takes_a_gpu_that_another_holds_or_whose_node_is_lost() -> None:
-    cluster_state = ClusterState(SIXTEEN, COST)
+    cluster_state = ClusterState(SIXTEEN, TRAINING)
     cluster_state.occupy(job("a"), 1, SIXTEEN.gpus_of("node-0")[:4], 0.0)
     with pytest.raises(AssertionError, match="another job holds"):
         cluster_state.occupy(job("b"), 1, SIXTEEN.gpus_of("node-0")[2:6], 0.0)
-    cluster_state = ClusterState(SIXTEEN, COST)
+    cluster_state = ClusterState(SIXTEEN, TRAINING)
     cluster_state.lose("node-1", 0.0)
     with pytest.raises(AssertionError, match="node is lost"):
         cluster_state.occupy(job("b"), 1, (GpuId("node-1", 0),), 0.0)
 
 
 def test_progress_survives_every_resize_and_each_resize_costs_a_stop() -> None:
-    cluster_state, gpus = ClusterState(SIXTEEN, COST), SIXTEEN.gpus_of("node-0")[:4]
+    cluster_state, gpus = ClusterState(SIXTEEN, TRAINING), SIXTEEN.gpus_of("node-0")[:4]
     cluster_state.occupy(job(), 1, gpus, 0.0)
     assert cluster_state.iteration("a", 8.0) == 0.0
     assert cluster_state.iteration("a", 10.25) == 2.5
@@ -329,7 +330,7 @@ class ProgressInTheLedger:
 @pytest.mark.parametrize("failures", [None, OFTEN])
 def test_the_ledger_gives_the_exact_progress_of_each_job(failures: Failures | None) -> None:
     watcher = ProgressInTheLedger()
-    simulation = Simulation(small(), SIXTEEN, resize_cost=COST, failures=failures, observers=(watcher,))
+    simulation = Simulation(small(), SIXTEEN, TRAINING, deviations=Deviations(failures=failures), observers=(watcher,))
     watcher.cluster_state = simulation.cluster_state
     simulation.run()
     assert watcher.num_compared > 500
@@ -367,7 +368,7 @@ def test_two_runs_print_the_same_bytes(options: tuple[str, ...]) -> None:
 
 
 def test_an_interrupted_run_gives_its_numbers_and_is_partial() -> None:
-    simulation = Simulation(small(), SIXTEEN, resize_cost=COST)
+    simulation = Simulation(small(), SIXTEEN, TRAINING)
     result = simulation.run(stop=lambda: simulation.num_settled >= 20)
     assert result.partial
     assert 0 < result.num_met() < 25
@@ -377,7 +378,7 @@ def test_an_interrupted_run_gives_its_numbers_and_is_partial() -> None:
 
 def test_an_interrupted_run_counts_no_job_that_had_not_arrived(tmp_path: Path) -> None:
     workload = Workload.of("two", [job("now", submitted_at_s=100.0), job("later", submitted_at_s=9e4, deadline_s=1e5)])
-    simulation = Simulation(workload, SIXTEEN, resize_cost=COST)
+    simulation = Simulation(workload, SIXTEEN, TRAINING)
     result = simulation.run(stop=lambda: simulation.num_settled == 1)
     assert result.partial
     assert (result.numbers()["jobs"], result.deadline_satisfactory_ratio) == (1, 1.0)

@@ -6,9 +6,9 @@ import pytest
 
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.state.pool import PoolState, num_gpus_by_type
-from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.timing.overhead import reference_cost
-from elasticflow.simulator.trace.failures_and_speed_noise import Failures
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
@@ -33,7 +33,8 @@ class Seen:
 def simulated(trace: str, failures: Failures | None, cluster: ClusterShape) -> Seen:
     workload, seen = read_trace(bundled_trace(trace), read_throughputs(bundled_throughputs())), Seen()
     cost = reference_cost(cluster.num_gpus)
-    Simulation(workload, cluster, planners(), resize_cost=cost, failures=failures, observers=[seen]).run()
+    training, deviations = TrainingModel(resize_cost=cost), Deviations(failures=failures)
+    Simulation(workload, cluster, training, deviations=deviations, observers=[seen]).run()
     return seen
 
 

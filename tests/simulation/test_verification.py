@@ -18,7 +18,9 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, Scaling
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.trace.failures_and_speed_noise import Failures
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.verification.trace_verification import TraceVerification
@@ -125,7 +127,14 @@ def observed(lie: Lie = truth, cost: ResizeCost = COST, failures: Failures | Non
         "placement": planners()["placement"],
     }
     cluster = ClusterShape(num_nodes=1, gpus_per_node=NUM_GPUS)
-    simulation = Simulation(workload, cluster, policies, resize_cost=cost, failures=failures, observers=(verification,))
+    simulation = Simulation(
+        workload,
+        cluster,
+        TrainingModel(resize_cost=cost),
+        SimulatedPool(policies=policies),
+        Deviations(failures=failures),
+        (verification,),
+    )
     simulation.run()
     return verification
 

@@ -12,7 +12,9 @@ from elasticflow.shared.messages.commands import AmendJob, QuoteDeadline, Reserv
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
-from elasticflow.simulator.trace.failures_and_speed_noise import Failures
+from elasticflow.simulator.trace.cluster_state import TrainingModel
+from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
@@ -33,10 +35,9 @@ def decide_in_all_ways() -> None:
         result = Simulation(
             workload,
             ClusterShape(num_nodes=2, gpus_per_node=4),
-            resize_cost=ResizeCost((1,), (5.0,)),
-            admission=admission,
-            reserve_nodes=reserve_nodes,
-            failures=Failures(seed=1, mean_up_s=36_000.0),
+            TrainingModel(resize_cost=ResizeCost((1,), (5.0,))),
+            SimulatedPool(admission=admission, reserve_nodes=reserve_nodes),
+            Deviations(failures=Failures(seed=1, mean_up_s=36_000.0)),
         ).run()
         assert result.num_met() > 0
         assert result.numbers()["rejected"]

@@ -6,6 +6,7 @@ import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE
+from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_run import completion_numbers
 from elasticflow.simulator.trace.simulation import Simulation
@@ -22,7 +23,7 @@ def best_effort(job_id: str, seconds: int, at_s: float, size_gpu_s: float) -> Tr
 
 
 def simulated(*jobs: TraceJob, cluster: ClusterShape = ONE) -> Result:
-    return Simulation(Workload.of("test", jobs), cluster, resize_cost=FREE).run()
+    return Simulation(Workload.of("test", jobs), cluster, TrainingModel(resize_cost=FREE)).run()
 
 
 def test_mean_and_median_by_size_class() -> None:

@@ -5,8 +5,8 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ScalingCurve
-from elasticflow.simulator.trace.cluster_state import ClusterState
-from elasticflow.simulator.trace.simulated_pool import pool_config
+from elasticflow.simulator.trace.cluster_state import ClusterState, TrainingModel
+from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import numbers_by_type
 from elasticflow.simulator.trace.simulation import Simulation
 from elasticflow.simulator.workload.workload import ClusterShape, SimulatedNode, TraceJob, Workload, typed_pool
@@ -57,7 +57,7 @@ def test_a_job_has_the_part_of_each_curve_that_is_within_its_range() -> None:
 
 def test_the_pool_knows_the_curve_on_each_type_and_where_a_model_does_not_run() -> None:
     jobs = [typed("a"), typed("b", model_name="large", measured_by_type={"V100": FAST})]
-    config = pool_config(Workload.of("typed", jobs), FREE, gpu_types=("V100", "K80"))
+    config = SimulatedPool().settings(Workload.of("typed", jobs), TrainingModel(resize_cost=FREE), ("V100", "K80"))
     assert config.curves == {
         "net/b64": FAST.rate_by_num_gpus,
         "net/b64@K80": {**SLOW.rate_by_num_gpus, 4: 0.0},
@@ -69,7 +69,9 @@ def test_the_pool_knows_the_curve_on_each_type_and_where_a_model_does_not_run() 
 def test_a_job_trains_at_the_rate_of_its_type_and_never_where_it_does_not_run() -> None:
     only_fast = typed("b", submitted_at_s=1.0, min_gpus=4, curve=ScalingCurve((4,), (16.0,)))
     workload = Workload.of("typed", [typed("a"), only_fast])
-    result = Simulation(workload, ClusterShape.of_pool(typed_pool("4xV100,2xK80"), 4), resize_cost=FREE).run()
+    result = Simulation(
+        workload, ClusterShape.of_pool(typed_pool("4xV100,2xK80"), 4), TrainingModel(resize_cost=FREE)
+    ).run()
     assert {fate.job.job_id: fate.admitted_on for fate in result.fates} == {"a": "V100", "b": "V100"}
     by_type = numbers_by_type(result)
     assert by_type["K80"] == {
@@ -94,5 +96,7 @@ def test_gpus_of_a_type_on_which_a_job_does_not_run_do_not_make_it_faster() -> N
     least_four = {"K80": ScalingCurve((4,), (3.0,)), "V100": ScalingCurve((1, 2), (4.0, 8.0))}
     job = typed("a", min_gpus=4, curve=least_four["K80"], measured_by_type=least_four)
     for virtual_nodes in ((8, 8, 8, 8, 16, 16), (0, 0, 0, 0, 32, 32)):
-        training = ClusterState(cluster, FREE).occupy(job, 1, (*slow, *fast), 0.0, virtual_nodes)
+        training = ClusterState(cluster, TrainingModel(resize_cost=FREE)).occupy(
+            job, 1, (*slow, *fast), 0.0, virtual_nodes
+        )
         assert training.progress.iterations_per_s == 3.0
