@@ -26,6 +26,7 @@ from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve
 from elasticflow.shared.state.fold.profiles import with_profile
+from elasticflow.shared.state.nodes import PromisableGpus
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.generator import Recipe, generate
@@ -89,7 +90,8 @@ class _Pool:
 
     def plan(self, more_gpus: int = 0) -> AdmissionPlan:
         plan = planned_pool(self.state, self.now_s).plan
-        return AdmissionPlan(plan.table, plan.promised, plan.num_gpus + more_gpus, self.now_s)
+        plan.table.set_moves(())
+        return AdmissionPlan(plan.table, plan.promised, PromisableGpus(plan.num_gpus + more_gpus), self.now_s)
 
     def promises(self, candidate: SchedulableJob, more_gpus: int = 0) -> bool:
         plan = self.plan(more_gpus)

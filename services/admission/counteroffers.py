@@ -16,9 +16,9 @@ from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, promised_deadline_s
-from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
+from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_proof
 from elasticflow.shared.state.fold.profiles import with_profile
-from elasticflow.shared.state.nodes import drain_at_s, ending_nodes
+from elasticflow.shared.state.nodes import PromisableGpus, drain_at_s, ending_nodes
 from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
 
 MAX_PROGRAM_VARIABLES = 600  # of the linear program that may prove a rejection
@@ -41,16 +41,15 @@ def infeasibility_certificate(
 ) -> InfeasibilityCertificate:
     if not is_thorough and math.isfinite(least_gpu_seconds(job, session.now_s)):
         return Unproven(earliest_deadline_s=earliest_s)
-    return find_infeasibility_certificate(
+    proof = find_infeasibility_proof(
         job,
         _promised_jobs(session) if is_thorough else [],
-        session.plan.num_gpus,
+        PromisableGpus(session.plan.num_gpus, session.plan.drops),
         session.now_s,
         job.resize_cost,
-        drops=session.plan.drops,
-        earliest_deadline_s=earliest_s,
         max_variables=MAX_PROGRAM_VARIABLES,
     )
+    return proof or Unproven(earliest_deadline_s=earliest_s)
 
 
 def _promised_jobs(session: AdmissionSession) -> list[SchedulableJob]:

@@ -23,7 +23,7 @@ from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import AllocationDecided, NodeDrainStarted, PlanEvent, ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
-from elasticflow.shared.scheduling.allocation.allocation import allocate
+from elasticflow.shared.scheduling.allocation.allocation import RowsWithoutPromise, allocate
 from elasticflow.shared.scheduling.allocation.best_effort import best_effort_queue
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
@@ -121,11 +121,8 @@ def _decided(state: PoolState, pool: PlannedPool, now_s: float) -> AllocationDec
     queue = best_effort_queue(state, pool, now_s)
     allocation = allocate(
         pool.plan,
-        queue.rows,
-        soft=_soft_deadlines(state, pool),
+        RowsWithoutPromise(queue.rows, _soft_deadlines(state, pool), queue.padding, queue.shares_of),
         num_lent=pool.num_lent,
-        padding=queue.padding,
-        shares_of=queue.shares_of,
     )
     quotes_end_s = (quote.until_s for quote in pool.held)
     order_changes_s = queue.next_change_s(allocation.num_gpus_by_job, now_s)

@@ -20,7 +20,7 @@ from elasticflow.shared.scheduling.admission.earliest_completion import (
     most_iterations_by,
     schedule_from,
 )
-from elasticflow.shared.scheduling.allocation.allocation import allocate
+from elasticflow.shared.scheduling.allocation.allocation import RowsWithoutPromise, allocate
 from elasticflow.shared.scheduling.availability.availability_profile import (
     copy_into,
     empty_availability_profile,
@@ -68,7 +68,8 @@ def _call_each_function() -> None:
     copy_into(empty_availability_profile(len(plan.availability.start_B)), plan.availability)
     plan.changed_rows()
     plan = AdmissionPlan.build([job("growing", 50.0, 500.0)], 2, 0.0)
-    allocate(plan, [plan.append(job("opportunistic", 10.0, float("inf")))], num_lent=1)
+    waiting = RowsWithoutPromise([plan.append(job("opportunistic", 10.0, float("inf")))])
+    allocate(plan, waiting, num_lent=1)
     demand = Demand(since_s=0.0, newest=(0.0, 10.0, 10.0) * FEWEST_SUBMISSIONS)
     pricing = AdmissionPricing(demand, [(5.0, 5.0)], 1.0, plan)
     least_gpu_seconds(arriving := job("arriving", 90.0, 100.0), 0.0)

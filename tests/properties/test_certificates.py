@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.messages.rejection import TooSlowAlone, Unproven
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
-from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
+from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_proof
 from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import demands
+from elasticflow.shared.state.nodes import PromisableGpus
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
@@ -179,10 +180,7 @@ def test_no_certificate_refutes_a_feasible_deadline(
     cost, kept = world
     num_gpus = most_held([promise for _, promise in kept])
     arriving_job, *promised = (job for job, _ in kept)
-    infeasibility_certificate = find_infeasibility_certificate(
-        arriving_job, promised, num_gpus, NOW_S, cost, earliest_deadline_s=5000.0
-    )
-    assert infeasibility_certificate == Unproven(earliest_deadline_s=5000.0)
+    assert find_infeasibility_proof(arriving_job, promised, PromisableGpus(num_gpus), NOW_S, cost) is None
 
 
 @examples(100)
@@ -194,9 +192,8 @@ def test_the_checker_accepts_every_proof(
     cost, kept = world
     jobs = [replace(job, deadline_s=NOW_S + haste * (job.deadline_s - NOW_S)) for job, _ in kept]
     arriving_job, promised = certified(jobs[0], cost), [certified(job, cost) for job in jobs[1:]]
-    infeasibility_certificate = find_infeasibility_certificate(
-        jobs[0], jobs[1:], num_gpus, NOW_S, cost, earliest_deadline_s=1e6
-    )
+    proof = find_infeasibility_proof(jobs[0], jobs[1:], PromisableGpus(num_gpus), NOW_S, cost)
+    infeasibility_certificate = proof or Unproven(earliest_deadline_s=1e6)
     checker = Checker()
     known = tuple(CertifiedPromise(job=replace(job, remaining_iterations=0.0), schedule=()) for job in promised)
     checker.check_promises(PromiseCertificate(now_s=NOW_S, num_gpus=num_gpus, promises=known))

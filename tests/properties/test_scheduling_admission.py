@@ -11,8 +11,9 @@ from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_search import MANY_JOBS, AdmissionSearch
 from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
 from elasticflow.shared.scheduling.admission.planned_pool import unflat
-from elasticflow.shared.scheduling.allocation.allocation import allocate
+from elasticflow.shared.scheduling.allocation.allocation import RowsWithoutPromise, allocate
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, end_s
+from elasticflow.shared.state.nodes import PromisableGpus
 from tests.support.admission_plans import admit, fits_around, utilization
 from tests.support.exact_replay import advanced, exact_end_s, is_on_time, most_gpus_at_once, share_at
 from tests.support.example_specs import examples
@@ -50,7 +51,7 @@ def with_others(
     table = JobTable.of([*promised, *others])
     for row, job in enumerate(promised):
         table.write_schedule(row, [number for segment in kept.get(job.job_id, ()) for number in segment])
-    plan = AdmissionPlan(table, range(len(promised)), NUM_GPUS, now_s)
+    plan = AdmissionPlan(table, range(len(promised)), PromisableGpus(NUM_GPUS), now_s)
     return plan, list(range(len(promised), table.num_jobs))
 
 
@@ -244,7 +245,7 @@ def test_allocation_breaks_no_promise(
     others = without_deadline(others)
     planned = AdmissionPlan.build(promised, NUM_GPUS, 0.0)
     plan, rows = with_others(promised, others, {}, 0.0)
-    allocation = allocate(plan, rows, hysteresis_s)
+    allocation = allocate(plan, RowsWithoutPromise(rows), hysteresis_s)
     shares, schedules = allocation.num_gpus_by_job, schedules_of(plan, rows)
     assert sum(shares.values()) <= NUM_GPUS
     assert allocation.valid_until_s > 0.0
@@ -260,7 +261,7 @@ def test_allocation_breaks_no_promise(
     for job in promised:
         assert end_s(schedules[job.job_id]) <= end_s(planned.schedules[job.job_id])
     again, rows = with_others(promised, others, {}, 0.0)  # whatever the memory of loops was left with
-    assert allocate(again, rows, hysteresis_s) == allocation
+    assert allocate(again, RowsWithoutPromise(rows), hysteresis_s) == allocation
 
 
 @examples(60)
@@ -277,7 +278,7 @@ def test_promises_hold_over_any_number_of_replans(
     plan, rows = with_others(list(promised.values()), list(waiting.values()), plan.schedules, 0.0)
     now_s = 0.0
     for part in parts:
-        allocation = allocate(plan, rows)
+        allocation = allocate(plan, RowsWithoutPromise(rows))
         schedules = schedules_of(plan, rows)
         then_s = now_s + part * (min(allocation.valid_until_s, now_s + 1000.0) - now_s)
         promised = _advanced(promised, schedules, now_s, then_s)

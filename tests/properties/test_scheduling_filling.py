@@ -15,7 +15,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     Segments,
     empty_availability_profile,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, gpu_seconds, minimum_share
+from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, Limits, fill, gpu_seconds, minimum_share
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from tests.support.exact_replay import earliest_end_s, exact_end_s, is_on_time
@@ -58,7 +58,7 @@ def profile_of(pieces: Pieces) -> AvailabilityProfile:
 def filled(job: SchedulableJob, pieces: Pieces, cap: int, by_s: float = math.inf) -> Schedule | None:
     """What `fill` finds."""
     jobs = JobTable.of([job]).jobs
-    return _schedule(OUT, fill(profile_of(pieces), jobs, 0, cap, by_s, OUT, MEMORY))
+    return _schedule(OUT, fill(profile_of(pieces), jobs, 0, Limits(cap, by_s), OUT, MEMORY))
 
 
 def least_share(job: SchedulableJob, pieces: Pieces, by_s: float) -> Schedule | None:

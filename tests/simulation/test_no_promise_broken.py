@@ -9,9 +9,10 @@ import pytest
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.allocation.allocation import Allocation, allocate
+from elasticflow.shared.scheduling.allocation.allocation import Allocation, RowsWithoutPromise, allocate
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
+from elasticflow.shared.state.nodes import PromisableGpus
 from tests.support.admission_plans import admit
 from tests.support.rings import few_daily
 
@@ -104,7 +105,7 @@ class Cluster:
                 without = replace(arriving, deadline_s=math.inf)
                 self.opportunistic[arriving.job_id] = Running(without, Fraction(arriving.remaining_iterations))
                 others.append(plan.append(without))
-        allocation = allocate(plan, others)
+        allocation = allocate(plan, RowsWithoutPromise(others))
         assert sum(allocation.num_gpus_by_job.values()) <= self.num_gpus
         self.kept = plan.schedules
         for running in (*self.promised.values(), *self.opportunistic.values()):
@@ -117,7 +118,7 @@ class Cluster:
         for row, running in enumerate(promised):
             kept = self.kept[running.job.job_id]
             table.write_schedule(row, [number for segment in kept for number in segment])
-        plan = AdmissionPlan(table, range(len(promised)), self.num_gpus, float(self.now_s))
+        plan = AdmissionPlan(table, range(len(promised)), PromisableGpus(self.num_gpus), float(self.now_s))
         return plan, list(range(len(promised), table.num_jobs))
 
     def _resize(self, running: Running, num_gpus: int) -> None:

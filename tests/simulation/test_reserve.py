@@ -9,11 +9,12 @@ import pytest
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.allocation.allocation import allocate
+from elasticflow.shared.scheduling.allocation.allocation import RowsWithoutPromise, allocate
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, end_s
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus
+from elasticflow.shared.state.nodes import PromisableGpus
 from elasticflow.shared.state.pool import NodeState, PoolState
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
@@ -121,7 +122,7 @@ JOB = SchedulableJob(
 
 def plan_of(job: SchedulableJob, num_gpus: int = 4) -> AdmissionPlan:
     table = JobTable.of([job])
-    return AdmissionPlan(table, [0], num_gpus, 0.0)
+    return AdmissionPlan(table, [0], PromisableGpus(num_gpus), 0.0)
 
 
 def test_a_schedule_has_time_for_a_stop_at_once_and_in_every_ten_minutes() -> None:
@@ -146,7 +147,7 @@ def test_a_schedule_holds_after_each_failure_and_is_not_moved_by_it() -> None:
         held = replace(JOB, remaining_iterations=left, current_num_gpus=0, stalled_until_s=-np.inf)
         table = JobTable.of([held])
         table.write_schedule(0, [number for segment in schedule for number in segment])
-        after = AdmissionPlan(table, [0], 4, at_s + 5.0)
+        after = AdmissionPlan(table, [0], PromisableGpus(4), at_s + 5.0)
         assert after.late == ()
         assert after.schedules["a"][-1].end_s == schedule[-1].end_s
     assert num_failures == 9
@@ -157,8 +158,8 @@ def test_jobs_without_a_promise_may_use_the_reserve() -> None:
     plan = plan_of(JOB)
     best_effort = replace(JOB, job_id="b", deadline_s=np.inf, reserve_nodes=0)
     rows = [plan.append(best_effort)]
-    assert allocate(plan, rows).num_gpus_by_job == {"a": 2, "b": 2}
+    assert allocate(plan, RowsWithoutPromise(rows)).num_gpus_by_job == {"a": 2, "b": 2}
     plan = plan_of(JOB)
     rows = [plan.append(best_effort)]
-    lent = allocate(plan, rows, num_lent=4).num_gpus_by_job
+    lent = allocate(plan, RowsWithoutPromise(rows), num_lent=4).num_gpus_by_job
     assert lent == {"a": 2, "b": 4}

@@ -30,6 +30,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     sweep,
 )
 from elasticflow.shared.scheduling.availability.fill_many_jobs import (
+    PlanArrays,
     copy_schedules,
     fill_anew,
     fill_or_report_late,
@@ -41,7 +42,7 @@ from elasticflow.shared.scheduling.availability.plan_repair import extend_where_
 from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, flat_schedules, schedule_of
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.nodes import CapacityDrop
+from elasticflow.shared.state.nodes import CapacityDrop, PromisableGpus
 
 # --- The changes that one more promise would make to a plan --------------------------------------------
 
@@ -82,14 +83,14 @@ def row_without_job(table: JobTable, start_s: float, end_s: float, num_gpus: int
 
 
 class AdmissionPlan:
-    """A schedule for each promised job; all of them fit together on `num_gpus` GPUs from `now_s` on.
+    """A schedule for each promised job; all of them fit together on these GPUs from `now_s` on.
 
     promised: the rows of promised jobs; equal deadlines keep the order of the rows.
     late: rows whose promise can no longer be kept, for instance after node losses. They end as early as possible
     without making another job late; a job that needs more GPUs than are left has an empty schedule.
     reserved: rows of quote reservations and of profiling loans: their schedules are fixed, and all other jobs are
     planned around them.
-    drops: GPUs that leave later, so that fewer than `num_gpus` are there. moves_s: when each job may have to move once.
+    drops: GPUs that leave later, so that fewer than `num_gpus` are there.
     gone: the rows that hold the GPUs of the drops forever.
     order: the promised rows that are not late, by earliest deadline.
     changed: for each row, whether its schedule differs from the recorded one.
@@ -100,25 +101,22 @@ class AdmissionPlan:
         self,
         table: JobTable,
         promised: Sequence[int] | Integers,
-        num_gpus: int,
+        gpus: PromisableGpus,
         now_s: float,
         reserved: Sequence[int] = (),
         scratch: ScratchMemory | None = None,
-        *,
-        drops: Sequence[CapacityDrop] = (),
-        moves_s: Sequence[float] = (),
     ) -> None:
         """Keep the recorded schedules that still hold and fill the other jobs again, without lateness if possible.
 
         Greedy filling can miss a solution that the recorded schedules contain; schedules that hold are therefore not
         touched.
         """
-        self.table, self.num_gpus, self.now_s, self.drops = table, num_gpus, now_s, tuple(drops)
+        self.table, self.now_s = table, now_s
+        self.num_gpus, self.drops = gpus
         rows: Integers = np.asarray(promised, np.int64)
-        table.jobs = table.jobs._replace(moves_s=np.array(moves_s, np.float64))
         # what nodes take with them is held by rows that no job has
         self.gone: Integers = np.array(
-            [row_without_job(table, drop.at_s, math.inf, drop.num_gpus) for drop in drops], np.int64
+            [row_without_job(table, drop.at_s, math.inf, drop.num_gpus) for drop in self.drops], np.int64
         )
         self._reserved: Integers = np.concatenate((np.asarray(reserved, np.int64), self.gone))
         num_segments = int(table.schedules.count_J[: table.num_jobs].sum())
@@ -148,12 +146,24 @@ class AdmissionPlan:
         table = JobTable.of(sorted(jobs, key=lambda job: job.job_id))
         for row, job_id in enumerate(table.job_ids):
             table.write_schedule(row, [number for segment in kept.get(job_id, ()) for number in segment])
-        return AdmissionPlan(table, range(table.num_jobs), num_gpus, now_s, drops=drops, moves_s=moves_s)
+        table.set_moves(moves_s)
+        return AdmissionPlan(table, range(table.num_jobs), PromisableGpus(num_gpus, tuple(drops)), now_s)
 
     @property
     def scratch_arrays(self) -> ScratchArrays:
         """Scratch memory for loops over the availability profile of this plan."""
         return self._scratch.arrays(len(self.availability.start_B))
+
+    @property
+    def arrays(self) -> PlanArrays:
+        """This plan, for compiled loops; valid until the next row or the next promise is added."""
+        table, work = self.table, self.scratch_arrays
+        return PlanArrays(self.availability, table.schedules, self.changed, table.jobs, work, self.now_s, self.num_gpus)
+
+    def _trial(self, num_gpus: int) -> PlanArrays:
+        """The schedules in `filled`, on the GPUs that the scratch profile has."""
+        table, work = self.table, self.scratch_arrays
+        return PlanArrays(self.scratch_availability, self.filled, self.changed, table.jobs, work, self.now_s, num_gpus)
 
     @property
     def promised(self) -> Integers:
@@ -220,18 +230,8 @@ class AdmissionPlan:
         Returns whether all meet their deadlines. `filled` then holds the schedules, `scratch_availability` the GPUs
         that stay free.
         """
-        fits, num_fillings = fill_anew(
-            self.scratch_availability,
-            self.table.schedules,
-            self.filled,
-            self.table.jobs,
-            self.fixed,
-            order,
-            max_fillings,
-            self.now_s,
-            self.num_gpus if num_gpus is None else num_gpus,
-            self.scratch_arrays,
-        )
+        trial = self._trial(self.num_gpus if num_gpus is None else num_gpus)
+        fits, num_fillings = fill_anew(trial, self.table.schedules, self.fixed, order, max_fillings)
         self.num_fillings += num_fillings
         return fits
 
@@ -254,24 +254,13 @@ class AdmissionPlan:
             self.changed[:] = False
             broken, far_behind, fit = self._repaired(covers_moves=False)
             if fit:
-                extend_where_possible(self.availability, table.schedules, table.jobs, order, self.changed, self.now_s)
+                extend_where_possible(self.arrays, order)
                 return
         self._fill_behind(self._kept_beside(order, broken, far_behind), order)
 
     def _repaired(self, *, covers_moves: bool) -> tuple[Integers, Integers, bool]:
         """The positions of recorded schedules that do not hold, of jobs far behind theirs, and whether all fit."""
-        return repair_plan(
-            self.availability,
-            self.table.schedules,
-            self.table.jobs,
-            self.order,
-            self._reserved,
-            self.changed,
-            covers_moves,
-            self.now_s,
-            self.num_gpus,
-            self.scratch_arrays,
-        )
+        return repair_plan(self.arrays, self.order, self._reserved, covers_moves)
 
     def _filled_anew(self, order: Integers) -> bool:
         """Whether these jobs fit when they are filled again, without the others of the plan."""
@@ -291,10 +280,8 @@ class AdmissionPlan:
         be late otherwise.
         """
         kept, near = self._kept(np.delete(order, broken)), order[np.setdiff1d(broken, far_behind)]
-        table, others = self.table, np.delete(order, far_behind)
-        late = fill_or_report_late(
-            self.availability, table.schedules, table.jobs, near, self.changed, self.scratch_arrays
-        )
+        others = np.delete(order, far_behind)
+        late = fill_or_report_late(self.arrays, near)
         if len(late) and len(far_behind) and self._filled_anew(others):
             return others
         return np.concatenate((kept, near[~np.isin(near, late)]))
@@ -315,33 +302,22 @@ class AdmissionPlan:
 
     def _fill_behind(self, kept: Integers, order: Integers) -> None:
         """Keep these schedules; fill the other jobs around them, then those that are late."""
-        table, work = self.table, self.scratch_arrays
-        others, before = order[~np.isin(order, kept)], empty_schedules(len(table.schedules.count_J))
-        copy_schedules(before, table.schedules, order)
-        late = fill_or_report_late(self.availability, table.schedules, table.jobs, others, self.changed, work)
+        schedules = self.table.schedules
+        others, before = order[~np.isin(order, kept)], empty_schedules(len(schedules.count_J))
+        copy_schedules(before, schedules, order)
+        late = fill_or_report_late(self.arrays, others)
         self.order = order[~np.isin(order, late)]
         self.late = tuple(late.tolist())
-        fill_to_earliest_end(self.availability, table.schedules, table.jobs, late, work)
+        fill_to_earliest_end(self.arrays, late)
         self._schedule_late_jobs_first(late)
-        self.changed[rows_that_differ(table.schedules, before, order)] = True
+        self.changed[rows_that_differ(schedules, before, order)] = True
 
     def _schedule_late_jobs_first(self, late: Integers) -> None:
         """Schedule late jobs first if that gains enough and makes no other job late."""
         table = self.table
         copy_schedules(self.filled, table.schedules, self._reserved)
-        if late_jobs_first(
-            self.scratch_availability,
-            table.schedules,
-            self.filled,
-            table.jobs,
-            self._reserved,
-            late,
-            self.order.copy(),
-            REPAIR_FILLINGS,
-            self.now_s,
-            self.num_gpus,
-            self.scratch_arrays,
-        ):
+        trial = self._trial(self.num_gpus)
+        if late_jobs_first(trial, table.schedules, self._reserved, late, self.order.copy(), REPAIR_FILLINGS):
             copy_schedules(table.schedules, self.filled, self.promised)
             copy_into(self.availability, self.scratch_availability)
 

@@ -9,7 +9,13 @@ from dataclasses import replace
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.availability.availability_profile import AvailabilityProfile, sweep
 from elasticflow.shared.scheduling.availability.fill_many_jobs import write_segments
-from elasticflow.shared.scheduling.availability.fill_one_job import earliest_end_s, fill, minimum_share, most_iterations
+from elasticflow.shared.scheduling.availability.fill_one_job import (
+    Limits,
+    earliest_end_s,
+    fill,
+    minimum_share,
+    most_iterations,
+)
 from elasticflow.shared.scheduling.availability.plan_repair import trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, end_s, schedule_of
 
@@ -82,7 +88,7 @@ def _schedule_from(plan: AdmissionPlan, job: SchedulableJob, start_s: float, *, 
         sweep(later, plan.table.schedules, plan.scheduled, start_s, plan.num_gpus)
         if fastest:
             cap = int(jobs.num_levels_J[row]) - 1
-            count = fill(later, jobs, row, cap, job.deadline_s, work.found, work.memory)
+            count = fill(later, jobs, row, Limits(cap, job.deadline_s), work.found, work.memory)
         else:
             count = minimum_share(later, jobs, row, job.deadline_s, work)
         if count < 0:

@@ -136,10 +136,8 @@ def _planned(question: _Question, gpus: PromisableGpus, held: _Held) -> PlannedP
         pool.table.write_schedule(row, quote.schedule)
         reserved.append(row)
     reserved += [row_without_job(pool.table, now_s, loan.until_s, loan.num_gpus) for loan in loans]
-    moves_s = moves_of(state, cache.last(ending_nodes, state.nodes), now_s)
-    plan = AdmissionPlan(
-        pool.table, promised, gpus.num_gpus, now_s, reserved, cache.scratch, drops=gpus.drops, moves_s=moves_s
-    )
+    pool.table.set_moves(moves_of(state, cache.last(ending_nodes, state.nodes), now_s))
+    plan = AdmissionPlan(pool.table, promised, gpus, now_s, reserved, cache.scratch)
     others = tuple(map(int, pool.others))
     quotes = tuple(quote for quote, _ in held)
     return PlannedPool(plan=plan, listed=pool.listed, curves=pool.curves, others=others, held=quotes)

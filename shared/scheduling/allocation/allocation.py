@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,15 +21,14 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     AvailabilityProfile,
     Schedules,
     ScratchArrays,
-    Segments,
     change,
     copy_into,
     fewest_free,
     release,
     reserve,
 )
-from elasticflow.shared.scheduling.availability.fill_many_jobs import fill_or_report_late, write_segments
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, gpu_seconds
+from elasticflow.shared.scheduling.availability.fill_many_jobs import PlanArrays, fill_or_report_late, write_segments
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, Limits, fill, gpu_seconds
 from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, promisable_gpus
 from elasticflow.shared.state.job import Job, Phase
@@ -38,15 +38,14 @@ from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState, spec_of
 # Marginal return: GPUs that no promise holds now go to waiting jobs, then to the steps up that save the most GPU-
 # seconds.
 #
-# Compiled loops over arrays. changed_J: set for each row whose schedule changes. Axes: J = jobs; K = some jobs in
-# order. Source: ElasticFlow, Algorithm 2.
+# Compiled loops over arrays. Axes: J = jobs; K = some jobs in order. Source: ElasticFlow, Algorithm 2.
 
 
 @compiled
-def keep_unsaved_work(
-    availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, jobs_K: Integers, work: ScratchArrays
-) -> None:
+def keep_unsaved_work(plan: PlanArrays, jobs_K: Integers) -> None:
     """Leave jobs that would start over on their GPUs, where that ends them sooner than any change."""
+    availability, schedules, jobs = plan.availability, plan.schedules, plan.jobs
+    found, memory = plan.work.found, plan.work.memory
     now_s = availability.start_B[0]
     for job in jobs_K:
         held = jobs.held_J[job]
@@ -54,25 +53,20 @@ def keep_unsaved_work(
             continue
         for level in range(jobs.num_levels_J[job]):
             if jobs.levels_JL[job, level] == held:
-                count = fill(availability, jobs, job, level, np.inf, work.found, work.memory)
-                if count > 0 and work.found.start_M[0] <= now_s and work.found.num_gpus_M[0] == held:
-                    write_segments(schedules, job, work.found, count)
+                count = fill(availability, jobs, job, Limits(level, np.inf), found, memory)
+                if count > 0 and found.start_M[0] <= now_s and found.num_gpus_M[0] == held:
+                    write_segments(schedules, job, found, count)
                     reserve(availability, schedules, job)
 
 
 @compiled
-def start_waiting_jobs(
-    availability: AvailabilityProfile,
-    schedules: Schedules,
-    jobs: Jobs,
-    jobs_K: Integers,
-    most_K: Integers,
-    work: ScratchArrays,
-) -> None:
+def start_waiting_jobs(plan: PlanArrays, jobs_K: Integers, most_K: Integers) -> None:
     """Give each job in turn its smallest level, if that is free for long enough to be useful.
 
     most_K: more GPUs, up to so many, for jobs that shall have more than their smallest level.
     """
+    availability, schedules, jobs = plan.availability, plan.schedules, plan.jobs
+    found, memory = plan.work.found, plan.work.memory
     now_s = availability.start_B[0]
     for index in range(len(jobs_K)):
         job = jobs_K[index]
@@ -81,9 +75,9 @@ def start_waiting_jobs(
         cap = 0
         while cap + 1 < jobs.num_levels_J[job] and jobs.levels_JL[job, cap + 1] <= most_K[index]:
             cap += 1
-        count = fill(availability, jobs, job, cap, np.inf, work.found, work.memory)
-        if count > 0 and work.found.start_M[0] <= now_s:
-            write_segments(schedules, job, work.found, count)
+        count = fill(availability, jobs, job, Limits(cap, np.inf), found, memory)
+        if count > 0 and found.start_M[0] <= now_s:
+            write_segments(schedules, job, found, count)
             reserve(availability, schedules, job)
 
 
@@ -127,38 +121,32 @@ def bring_changes_forward(
 
 
 @compiled
-def allocate_by_marginal_return(
-    availability: AvailabilityProfile,
-    schedules: Schedules,
-    jobs: Jobs,
-    jobs_K: Integers,
-    changed_J: Flags,
-    hysteresis_s: float,
-    work: ScratchArrays,
-) -> None:
+def allocate_by_marginal_return(plan: PlanArrays, jobs_K: Integers, hysteresis_s: float) -> None:
     """Distribute the GPUs that are free now, one step at a time, to the job with the greatest marginal return.
 
     A step that another one made stale is valued again before it is taken. Source: ElasticFlow, Algorithm 2.
     """
+    availability, schedules, jobs, work = plan.availability, plan.schedules, plan.jobs, plan.work
+    changed_J, found = plan.changed_J, plan.work.found
     num_jobs = len(jobs_K)
     gains: Floats = np.empty(num_jobs, np.float64)
     if availability.free_B[0] <= 0:
         return
     for index in range(num_jobs):
-        gains[index], _ = next_paying_step(availability, schedules, jobs, jobs_K[index], hysteresis_s, work.best, work)
+        gains[index], _ = next_paying_step(availability, schedules, jobs, jobs_K[index], hysteresis_s, work)
     while availability.free_B[0] > 0 and num_jobs > 0:
         index = int(np.argmax(gains))
         if gains[index] == -np.inf:
             return
         job = int(jobs_K[index])
         promised_gain = float(gains[index])
-        gains[index], count = next_paying_step(availability, schedules, jobs, job, hysteresis_s, work.best, work)
+        gains[index], count = next_paying_step(availability, schedules, jobs, job, hysteresis_s, work)
         if count >= 0 and gains[index] >= promised_gain:
             release(availability, schedules, job)
-            write_segments(schedules, job, work.best, count)
+            write_segments(schedules, job, found, count)
             changed_J[job] = True
             reserve(availability, schedules, job)
-            gains[index], _ = next_paying_step(availability, schedules, jobs, job, hysteresis_s, work.best, work)
+            gains[index], _ = next_paying_step(availability, schedules, jobs, job, hysteresis_s, work)
 
 
 @compiled
@@ -168,11 +156,12 @@ def next_paying_step(
     jobs: Jobs,
     job: int,
     hysteresis_s: float,
-    out: Segments,
     work: ScratchArrays,
 ) -> tuple[float, int]:
-    """The next step up that pays: GPU-seconds saved for each added GPU, and its segments; (-inf, -1) if none."""
-    now_s = availability.start_B[0]
+    """The next step up that pays: GPU-seconds saved for each added GPU, and the number of its segments in `work.found`;
+    (-inf, -1) if none.
+    """
+    now_s, found = availability.start_B[0], work.found
     count = schedules.count_J[job]
     last = jobs.num_levels_J[job] - 1
     if count == 0:
@@ -210,10 +199,10 @@ def next_paying_step(
         while jobs.levels_JL[job, cap] < highest:
             cap += 1
         by_s = old_end_s if attempt < 0 else old_end_s - hysteresis_s
-        found = fill(without_it, jobs, job, cap, by_s, out, work.memory)
-        if found > 0 and out.start_M[0] <= now_s and out.num_gpus_M[0] > share:
-            gain = (old_gpu_seconds - gpu_seconds(out, found)) / (out.num_gpus_M[0] - share)
-            return gain, found
+        count = fill(without_it, jobs, job, Limits(cap, by_s), found, work.memory)
+        if count > 0 and found.start_M[0] <= now_s and found.num_gpus_M[0] > share:
+            gain = (old_gpu_seconds - gpu_seconds(found, count)) / (found.num_gpus_M[0] - share)
+            return gain, count
     return -np.inf, -1
 
 
@@ -239,56 +228,59 @@ class Allocation:
     valid_until_s: float
 
 
+class RowsWithoutPromise(NamedTuple):
+    """The rows beside the promised ones, in the order in which they get GPUs.
+
+    soft: planned end of opportunistic rows with a soft deadline. They are planned around all promises in this order; a
+    row that misses its end is treated as the others.
+    padding: rows that get what no other row can use.
+    shares_of: of the free GPUs, those that opportunistic rows begin with, before others begin with one level.
+    """
+
+    opportunistic: Sequence[int] = ()
+    soft: Mapping[int, float] = _NO_ROWS
+    padding: Sequence[int] = ()
+    shares_of: SharesOf = no_shares
+
+
+NO_ROWS = RowsWithoutPromise()
+
+
 def allocate(
-    plan: AdmissionPlan,
-    opportunistic: Sequence[int],
-    hysteresis_s: float = 1.0,
-    *,
-    soft: Mapping[int, float] = _NO_ROWS,
-    num_lent: int = 0,
-    padding: Sequence[int] = (),
-    shares_of: SharesOf = no_shares,
+    plan: AdmissionPlan, beside: RowsWithoutPromise = NO_ROWS, hysteresis_s: float = 1.0, *, num_lent: int = 0
 ) -> Allocation:
     """Return the shares for now: those of the plan, then one level for each opportunistic row in order, then by
     marginal return.
 
-    soft: planned end of rows with a soft deadline. They are planned around all promises in this order; a row that
-    misses its end is treated as opportunistic.
     hysteresis_s: a resize beyond the plan must end the job at least this much earlier.
     num_lent: GPUs beside those of the plan that are reserved for failures; only opportunistic jobs may use them.
-    padding: rows that get what no other row can use, in the same way.
-    shares_of: of the free GPUs, those that opportunistic rows begin with, before others begin with one level.
     Opportunistic jobs that would start over at a change keep their GPUs before others start (docs/adr/0090).
     No promise is touched: a schedule is only replaced by one that ends no later and fits around all others.
     Opportunistic jobs use GPUs that no promise holds, for as long as none does, and those of a node that leaves as if
     it stayed: they wait when it is drained, if they must.
     """
     assert len(plan.changed) >= plan.table.num_jobs, "rows are appended with AdmissionPlan.append"
-    table, rows, last = plan.table, np.array(opportunistic, np.int64), np.array(padding, np.int64)
-    planned, all_rows = np.array(list(soft), np.int64), np.concatenate((plan.promised, rows))
+    table, shares_of = plan.table, beside.shares_of
+    rows, last = np.array(beside.opportunistic, np.int64), np.array(beside.padding, np.int64)
+    planned, all_rows = np.array(list(beside.soft), np.int64), np.concatenate((plan.promised, rows))
     table.schedules.count_J[rows], table.schedules.count_J[last] = 0, 0
     plan.make_space(8 * MAX_SEGMENTS + PIECES_OF_A_JOB * (len(rows) + len(last)))
-    table.jobs.deadline_J[planned] = list(soft.values())
-    availability, schedules, jobs, work, changed = (
-        plan.availability,
-        table.schedules,
-        table.jobs,
-        plan.scratch_arrays,
-        plan.changed,
-    )
-    bring_changes_forward(availability, schedules, plan.promised, changed, IMMINENT_S)
-    fill_or_report_late(availability, schedules, jobs, planned, changed, work)
-    keep_unsaved_work(availability, schedules, jobs, _without_schedule(schedules, rows), work)
-    _start(plan, rows, shares_of)
-    allocate_by_marginal_return(availability, schedules, jobs, all_rows, changed, hysteresis_s, work)
+    table.jobs.deadline_J[planned] = list(beside.soft.values())
+    arrays = plan.arrays
+    availability, schedules = arrays.availability, arrays.schedules
+    bring_changes_forward(availability, schedules, plan.promised, arrays.changed_J, IMMINENT_S)
+    fill_or_report_late(arrays, planned)
+    keep_unsaved_work(arrays, _without_schedule(schedules, rows))
+    _start(arrays, rows, shares_of)
+    allocate_by_marginal_return(arrays, all_rows, hysteresis_s)
     if num_lent or plan.drops:
         for drop in plan.drops:
             change(availability, drop.at_s, math.inf, drop.num_gpus)
         change(availability, plan.now_s, math.inf, num_lent)
-        _start(plan, rows, shares_of)
-        allocate_by_marginal_return(availability, schedules, jobs, rows, changed, hysteresis_s, work)
-    _start(plan, last, no_shares)
-    allocate_by_marginal_return(availability, schedules, jobs, last, changed, hysteresis_s, work)
+        _start(arrays, rows, shares_of)
+        allocate_by_marginal_return(arrays, rows, hysteresis_s)
+    _start(arrays, last, no_shares)
+    allocate_by_marginal_return(arrays, last, hysteresis_s)
     all_rows = np.concatenate((all_rows, last))
     starts_s, ends_s = schedules.start_JM[all_rows, 0], schedules.end_JM[all_rows, 0]
     holds = schedules.count_J[all_rows] > 0
@@ -303,10 +295,10 @@ def allocate(
     )
 
 
-def _start(plan: AdmissionPlan, rows: Integers, shares_of: SharesOf) -> None:
+def _start(plan: PlanArrays, rows: Integers, shares_of: SharesOf) -> None:
     """Start the rows without a schedule: those with a share first, at most with that, then each with one level."""
-    schedules, availability = plan.table.schedules, plan.availability
-    waiting, num_free = _without_schedule(schedules, rows), int(availability.free_B[0])
+    schedules = plan.schedules
+    waiting, num_free = _without_schedule(schedules, rows), int(plan.availability.free_B[0])
     if not len(waiting) or num_free <= 0:
         return
     running = rows[(schedules.count_J[rows] > 0) & (schedules.start_JM[rows, 0] <= plan.now_s)]
@@ -314,7 +306,7 @@ def _start(plan: AdmissionPlan, rows: Integers, shares_of: SharesOf) -> None:
     shares = shares_of(num_free, taken)
     most_K = np.array([shares.get(row, 0) for row in waiting.tolist()], np.int64)
     order = np.argsort(most_K == 0, kind="stable")
-    start_waiting_jobs(availability, schedules, plan.table.jobs, waiting[order], most_K[order], plan.scratch_arrays)
+    start_waiting_jobs(plan, waiting[order], most_K[order])
 
 
 def _without_schedule(schedules: Schedules, rows: Integers) -> Integers:

@@ -256,12 +256,11 @@ def new_scratch() -> Scratch:
 
 
 class ScratchArrays(NamedTuple):
-    """availability: one more step function; found, other, best: one schedule each; memory: of `fill`."""
+    """availability: one more step function; found, other: one schedule each; memory: of `fill`."""
 
     availability: AvailabilityProfile
     found: Segments
     other: Segments
-    best: Segments
     memory: Scratch
 
 
@@ -274,7 +273,6 @@ class ScratchMemory:
     def __init__(self) -> None:
         self._arrays = ScratchArrays(
             empty_availability_profile(1024),
-            empty_segments(),
             empty_segments(),
             empty_segments(),
             new_scratch(),

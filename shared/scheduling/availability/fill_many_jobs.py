@@ -3,6 +3,8 @@
 Axes: J = jobs; K = some jobs in order.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from elasticflow.shared.scheduling.availability.availability_profile import (
@@ -15,12 +17,27 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     reserve,
     sweep,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, fill, minimum_share
+from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, Limits, fill, minimum_share
 from elasticflow.shared.scheduling.compiled_loops import Flags, Integers, compiled
 
 GOLDEN_RATIO = 0.6180339887498949  # its multiples are spread evenly between 0 and 1: variety without chance
 PATIENT_MISSES = 8  # of one job
 MEAN_DISTANCE = 0.2  # of the way to the front
+
+
+class PlanArrays(NamedTuple):
+    """A plan on `num_gpus` GPUs from `now_s` on: availability, schedules and flags change in place.
+
+    Loops take the arrays out of it before they begin: each access counts references.
+    """
+
+    availability: AvailabilityProfile  # beside the schedules that are reserved in it
+    schedules: Schedules
+    changed_J: Flags  # whether the schedule of a row differs from the recorded one
+    jobs: Jobs
+    work: ScratchArrays
+    now_s: float
+    num_gpus: int
 
 
 @compiled
@@ -33,15 +50,10 @@ def write_segments(schedules: Schedules, job: int, segments: Segments, count: in
 
 
 @compiled
-def fill_or_report_late(
-    availability: AvailabilityProfile,
-    schedules: Schedules,
-    jobs: Jobs,
-    rows: Integers,
-    changed_J: Flags,
-    work: ScratchArrays,
-) -> Integers:
+def fill_or_report_late(plan: PlanArrays, rows: Integers) -> Integers:
     """Fill these jobs one after another around all others; return those that miss their deadline."""
+    availability, schedules, jobs, work = plan.availability, plan.schedules, plan.jobs, plan.work
+    changed_J = plan.changed_J
     failed = np.empty(rows.shape[0], np.int64)
     num_failed = 0
     for job in rows:
@@ -58,14 +70,14 @@ def fill_or_report_late(
 
 
 @compiled
-def fill_to_earliest_end(
-    availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, rows: Integers, work: ScratchArrays
-) -> None:
+def fill_to_earliest_end(plan: PlanArrays, rows: Integers) -> None:
     """Fill these jobs one after another to end as early as possible; a job that never ends gets no schedule."""
+    availability, schedules, jobs = plan.availability, plan.schedules, plan.jobs
+    found, memory = plan.work.found, plan.work.memory
     for job in rows:
         cap = int(jobs.num_levels_J[job]) - 1
-        count = fill(availability, jobs, job, cap, np.inf, work.found, work.memory)
-        write_segments(schedules, job, work.found, max(count, 0))
+        count = fill(availability, jobs, job, Limits(cap, np.inf), found, memory)
+        write_segments(schedules, job, found, max(count, 0))
         reserve(availability, schedules, job)
 
 
@@ -91,33 +103,25 @@ def fill_one_more(
 
 @compiled
 def fill_anew(
-    availability: AvailabilityProfile,
-    kept: Schedules,
-    schedules: Schedules,
-    jobs: Jobs,
-    fixed: Integers,
-    order_K: Integers,
-    max_fillings: int,
-    now_s: float,
-    num_gpus: int,
-    work: ScratchArrays,
+    plan: PlanArrays, kept: Schedules, fixed: Integers, order_K: Integers, max_fillings: int
 ) -> tuple[bool, int]:
     """Fill jobs one after another in this order, then in others, until each of them meets its deadline.
 
     fixed: jobs that keep their schedules from `kept`. Returns whether an order was found within max_fillings, and how
-    many were made; without one, contents of `schedules` are invalid. `order_K` is left in the order that succeeded,
-    `availability` with the GPUs that stay free.
+    many were made; without one, the plan's schedules are invalid. `order_K` is left in the order that succeeded, the
+    plan's availability with the GPUs that stay free.
     A job that misses its deadline moves forward by a quarter of the way, and the jobs behind it are filled again.
     After many misses it moves by distances that vary, in turn with another job before it that gets more GPUs.
     Source: D. Joslin and D. Clements, "Squeaky wheel" optimization, JAIR 10, 1999.
     """
+    availability, schedules, jobs, work = plan.availability, plan.schedules, plan.jobs, plan.work
     for job in fixed:
         copy_schedule(schedules, job, kept, job)
     num_misses, misses_J = 0, np.zeros(jobs.remaining_J.shape[0], np.int64)
     least_level_J = np.zeros(jobs.remaining_J.shape[0], np.int64)
     first, num_fillings = 0, 0
     while num_fillings < max_fillings:
-        sweep(availability, schedules, np.concatenate((fixed, order_K[:first])), now_s, num_gpus)
+        sweep(availability, schedules, np.concatenate((fixed, order_K[:first])), plan.now_s, plan.num_gpus)
         position, misses = first, False
         while position < order_K.shape[0] and not misses:
             job = int(order_K[position])

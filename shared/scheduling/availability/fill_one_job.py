@@ -72,20 +72,22 @@ def migrated_iterations_per_s(jobs: Jobs, job: int, cap: int) -> float:
     return jobs.migration_budget_J[job] * jobs.rates_JL[job, cap]
 
 
+class Limits(NamedTuple):
+    """What a schedule may use: levels up to index `cap`, and time until `by_s`."""
+
+    cap: int
+    by_s: float
+
+
 @compiled
 def fill(
-    availability: AvailabilityProfile,
-    jobs: Jobs,
-    job: int,
-    cap: int,
-    by_s: float,
-    out: Segments,
-    memory: Scratch,
+    availability: AvailabilityProfile, jobs: Jobs, job: int, limits: Limits, out: Segments, memory: Scratch
 ) -> int:
-    """Find the schedule with the earliest end that uses levels up to index `cap`.
+    """Find the schedule within these limits that has the earliest end.
 
     Returns the number of segments; LATE if the job ends after by_s; TOO_MANY if the schedule exceeds MAX_SEGMENTS.
     """
+    cap, by_s = limits
     start_B, free_B, num_pieces = availability.start_B, availability.free_B, availability.size[0]
     levels, rates, costs = jobs.levels_JL[job], jobs.rates_JL[job], jobs.costs_JL[job]
     line, line_change = memory.line_L, memory.line_change_L
@@ -180,7 +182,7 @@ def earliest_end_s(
         loses_less = loses_less or (may_migrate and jobs.migrated_JL[job, cap] < jobs.migrated_JL[job, cap + 1])
         if not loses_less and count != TOO_MANY:
             continue  # the allowance for failures is too large; otherwise fewer GPUs never end sooner
-        count = fill(availability, jobs, job, cap, by_s, out, memory)
+        count = fill(availability, jobs, job, Limits(cap, by_s), out, memory)
         if count >= 0:
             earliest_s = min(earliest_s, out.end_M[count - 1] if count > 0 else availability.start_B[0])
     return earliest_s
@@ -198,7 +200,7 @@ def most_iterations(
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
         jobs.remaining_J[job] = middle
-        if fill(availability, jobs, job, cap, by_s, out, memory) >= 0:
+        if fill(availability, jobs, job, Limits(cap, by_s), out, memory) >= 0:
             low = middle
         else:
             high = middle
@@ -256,47 +258,29 @@ def minimum_share(
     out, other, memory = work.found, work.other, work.memory
     num_levels, cap, count = jobs.num_levels_J[job], least_level, LATE
     while count < 0 and cap < num_levels:
-        count = fill(availability, jobs, job, cap, by_s, out, memory)
+        count = fill(availability, jobs, job, Limits(cap, by_s), out, memory)
         cap += 1
     if count <= 0:
         return LATE if count < 0 else 0
     cap -= 1
     for level in range(cap + 1, num_levels):
         if jobs.levels_JL[job, level] == jobs.held_J[job]:
-            unmoved = fill(availability, jobs, job, level, by_s, other, memory)
+            unmoved = fill(availability, jobs, job, Limits(level, by_s), other, memory)
             if unmoved > 0 and gpu_seconds(other, unmoved) < gpu_seconds(out, count):
                 cap, count = level, _copied(out, other, unmoved)
+    used = gpu_seconds(out, count)
     for lower in range(least_level, cap):
-        count = _cheaper_with_fewer_later(availability, jobs, job, cap, lower, by_s, count, work)
-    return count
-
-
-@compiled
-def _cheaper_with_fewer_later(
-    availability: AvailabilityProfile,
-    jobs: Jobs,
-    job: int,
-    cap: int,
-    lower: int,
-    by_s: float,
-    count: int,
-    work: ScratchArrays,
-) -> int:
-    """Replace the `count` segments in `work.found` by cheaper ones that use at most the level `lower` from some
-    instant on. Returns the number of segments.
-    """
-    used, most = gpu_seconds(work.found, count), int(jobs.levels_JL[job, lower])
-    low_s, high_s = availability.start_B[0], work.found.end_M[count - 1]
-    for _ in range(_HALVINGS):
-        middle_s = (low_s + high_s) / 2.0
-        limit_from(work.availability, availability, middle_s, most, by_s)
-        found = fill(work.availability, jobs, job, cap, by_s, work.other, work.memory)
-        if found <= 0:
-            low_s = middle_s
-            continue
-        high_s = middle_s
-        if gpu_seconds(work.other, found) < used:
-            used, count = gpu_seconds(work.other, found), _copied(work.found, work.other, found)
+        most, low_s, high_s = int(jobs.levels_JL[job, lower]), availability.start_B[0], out.end_M[count - 1]
+        for _ in range(_HALVINGS):
+            middle_s = (low_s + high_s) / 2.0
+            limit_from(work.availability, availability, middle_s, most, by_s)  # fewer GPUs from this instant on
+            fewer = fill(work.availability, jobs, job, Limits(cap, by_s), other, memory)
+            if fewer <= 0:
+                low_s = middle_s
+                continue
+            high_s = middle_s
+            if gpu_seconds(other, fewer) < used:
+                used, count = gpu_seconds(other, fewer), _copied(out, other, fewer)
     return count
 
 

@@ -8,13 +8,13 @@ import numpy as np
 from elasticflow.shared.scheduling.availability.availability_profile import (
     AvailabilityProfile,
     Schedules,
-    ScratchArrays,
     fewest_free,
     release,
     reserve,
     sweep,
 )
 from elasticflow.shared.scheduling.availability.fill_many_jobs import (
+    PlanArrays,
     fill_anew,
     fill_or_report_late,
     fill_to_earliest_end,
@@ -32,26 +32,17 @@ WORTH_MOVING_S = 1.0  # gain of all late jobs together that justifies moving the
 
 @compiled
 def late_jobs_first(
-    availability: AvailabilityProfile,
-    kept: Schedules,
-    schedules: Schedules,
-    jobs: Jobs,
-    reserved: Integers,
-    late_K: Integers,
-    order_K: Integers,
-    max_fillings: int,
-    now_s: float,
-    num_gpus: int,
-    work: ScratchArrays,
+    plan: PlanArrays, kept: Schedules, reserved: Integers, late_K: Integers, order_K: Integers, max_fillings: int
 ) -> bool:
     """Fill the late jobs one after another, each to end as early as possible, and all other jobs behind them.
 
-    reserved: rows whose schedules are already in `schedules` and stay.
-    Returns whether all other jobs meet their deadlines and the late jobs end earlier than before. `availability` is
-    left with the GPUs that stay free.
+    kept: the schedules before. reserved: rows whose schedules are already in the plan and stay.
+    Returns whether all other jobs meet their deadlines and the late jobs end earlier than before. The plan's
+    availability is left with the GPUs that stay free.
     """
-    sweep(availability, schedules, reserved, now_s, num_gpus)
-    fill_to_earliest_end(availability, schedules, jobs, late_K, work)
+    schedules = plan.schedules
+    sweep(plan.availability, schedules, reserved, plan.now_s, plan.num_gpus)
+    fill_to_earliest_end(plan, late_K)
     sooner_s = 0.0
     for job in late_K:
         before, now = kept.count_J[job], schedules.count_J[job]
@@ -60,7 +51,7 @@ def late_jobs_first(
     if sooner_s <= WORTH_MOVING_S:
         return False
     settled = np.concatenate((late_K, reserved))
-    fits, _ = fill_anew(availability, schedules, schedules, jobs, settled, order_K, max_fillings, now_s, num_gpus, work)
+    fits, _ = fill_anew(plan, schedules, settled, order_K, max_fillings)
     return fits
 
 
@@ -70,27 +61,20 @@ FAR_BEHIND_S = 1.0  # reports of whole iterations and starts of workers explain 
 
 @compiled
 def repair_plan(
-    availability: AvailabilityProfile,
-    schedules: Schedules,
-    jobs: Jobs,
-    order_K: Integers,
-    reserved: Integers,
-    changed_J: Flags,
-    covers_moves: bool,
-    now_s: float,
-    num_gpus: int,
-    work: ScratchArrays,
+    plan: PlanArrays, order_K: Integers, reserved: Integers, covers_moves: bool
 ) -> tuple[Integers, Integers, bool]:
     """Keep schedules that still hold, extend those that hold if they run a little longer, and fill the other jobs in
     order.
 
-    reserved: rows that keep their schedules in any case. changed_J: set where a schedule differs from the recorded
-    one. covers_moves: a schedule holds only if it allows for all moves.
+    reserved: rows that keep their schedules in any case. covers_moves: a schedule holds only if it allows for all
+    moves.
     Returns the positions of the schedules that do not hold, those of the jobs that are far behind theirs, and whether
     all jobs fit. A schedule is extended beside all recorded ones: a job that is far behind takes nothing from others.
     """
+    availability, schedules, jobs = plan.availability, plan.schedules, plan.jobs
+    changed_J, now_s, num_gpus = plan.changed_J, plan.now_s, plan.num_gpus
     drop_past(schedules, order_K, now_s)
-    broken, far_behind = trim_all(schedules, jobs, order_K, changed_J, covers_moves, now_s)
+    broken, far_behind = trim_all(plan, order_K, covers_moves)
     all_fit = sweep(availability, schedules, np.concatenate((order_K, reserved)), now_s, num_gpus) >= 0
     if not all_fit:
         others = np.concatenate((np.delete(order_K, broken), reserved))
@@ -101,28 +85,23 @@ def repair_plan(
         job = int(order_K[position])
         if all_fit:
             release(availability, schedules, job)
-        if not extend_last_segment(availability, schedules, jobs, job, changed_J, covers_moves, now_s):
+        if not extend_last_segment(availability, schedules, jobs, job, changed_J, covers_moves):
             broken[num_short] = position
             num_short += 1
     short = broken[:num_short]
-    late = fill_or_report_late(availability, schedules, jobs, order_K[short], changed_J, work)
+    late = fill_or_report_late(plan, order_K[short])
     return short, far_behind, len(late) == 0
 
 
 @compiled
 def extend_last_segment(
-    availability: AvailabilityProfile,
-    schedules: Schedules,
-    jobs: Jobs,
-    job: int,
-    changed_J: Flags,
-    covers_moves: bool,
-    now_s: float,
+    availability: AvailabilityProfile, schedules: Schedules, jobs: Jobs, job: int, changed_J: Flags, covers_moves: bool
 ) -> bool:
     """Hold the last share for as long as needed if the job then meets its deadline and the GPUs are free.
 
     Progress is reported in whole iterations: nearly every job seems slightly behind its plan.
     """
+    now_s = availability.start_B[0]
     ends_s, count = trim_to_remaining_work(schedules, jobs, job, covers_moves, now_s), schedules.count_J[job]
     if count == 0 or ends_s == np.inf or ends_s > jobs.deadline_J[job]:
         return False
@@ -138,22 +117,17 @@ def extend_last_segment(
 
 
 @compiled
-def extend_where_possible(
-    availability: AvailabilityProfile,
-    schedules: Schedules,
-    jobs: Jobs,
-    jobs_K: Integers,
-    changed_J: Flags,
-    now_s: float,
-) -> None:
+def extend_where_possible(plan: PlanArrays, jobs_K: Integers) -> None:
     """Hold the last share of each job for as long as its allowance for moves needs, where the GPUs are free."""
+    availability, schedules, jobs = plan.availability, plan.schedules, plan.jobs
+    changed_J, now_s = plan.changed_J, plan.now_s
     for job in jobs_K:
         count = schedules.count_J[job]
         until_s = schedules.end_JM[job, count - 1] if count else now_s
         if trim_to_remaining_work(schedules, jobs, job, True, now_s) <= until_s:
             continue
         release(availability, schedules, job)
-        if not extend_last_segment(availability, schedules, jobs, job, changed_J, True, now_s):
+        if not extend_last_segment(availability, schedules, jobs, job, changed_J, True):
             reserve(availability, schedules, job)
 
 
@@ -243,13 +217,12 @@ def highest_level(schedules: Schedules, jobs: Jobs, job: int) -> int:
 
 
 @compiled
-def trim_all(
-    schedules: Schedules, jobs: Jobs, jobs_K: Integers, changed_J: Flags, covers_moves: bool, now_s: float
-) -> tuple[Integers, Integers]:
+def trim_all(plan: PlanArrays, jobs_K: Integers, covers_moves: bool) -> tuple[Integers, Integers]:
     """Trim each schedule; return the positions in jobs_K of those that no longer end on time, and of jobs far behind.
 
     These would end long after their deadlines if they held their last shares for as long as needed.
     """
+    schedules, jobs, changed_J, now_s = plan.schedules, plan.jobs, plan.changed_J, plan.now_s
     broken, far_behind = np.empty(jobs_K.shape[0], np.int64), np.empty(jobs_K.shape[0], np.int64)
     num_broken, num_far_behind = 0, 0
     for position in range(jobs_K.shape[0]):

@@ -111,6 +111,10 @@ class JobTable:
         self.job_ids.pop()
         self.num_jobs -= 1
 
+    def set_moves(self, moves_s: Sequence[float]) -> None:
+        """Let each job have to move once at each of these instants, which ascend."""
+        self.jobs = self.jobs._replace(moves_s=np.array(moves_s, np.float64))
+
     def schedule(self, row: int) -> Schedule:
         """The schedule of a row."""
         return schedule_of(self.schedules, row)

@@ -2,7 +2,7 @@
 it.
 
 Nothing here decides; the scheduler has already rejected the job. The proofs are sound but not complete: where stops
-stand between the bound and the truth there is no proof, and the certificate says so (`Unproven`).
+stand between the bound and the truth there is none, and the certificate says so (`Unproven`).
 """
 
 import math
@@ -11,52 +11,46 @@ from collections.abc import Sequence
 import numpy as np
 
 from elasticflow.shared.messages.rejection import (
-    InfeasibilityCertificate,
     InfeasibleProgram,
     OverloadedInterval,
     PricedInterval,
     TooSlowAlone,
-    Unproven,
 )
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import Demands, Floats, Request, demands
-from elasticflow.shared.state.nodes import CapacityDrop
+from elasticflow.shared.state.nodes import PromisableGpus
 
 MARGIN = 1e-8  # relative: ten times the tolerance of a floating-point checker
 MAX_VARIABLES = 2_000  # of the linear program
 NUM_LOOKS, NUM_CLOSE_LOOKS = 32, 3  # deadlines that are tested
 
 
-def find_infeasibility_certificate(
+InfeasibilityProof = TooSlowAlone | OverloadedInterval | InfeasibleProgram
+
+
+def find_infeasibility_proof(
     arriving_job: Request,
     promised: Sequence[Request],
-    num_gpus: int,
+    gpus: PromisableGpus,
     now_s: float,
     resize_cost: ResizeCost,
     *,
-    drops: tuple[CapacityDrop, ...] = (),
-    earliest_deadline_s: float | None = None,
     max_variables: int = MAX_VARIABLES,
-) -> InfeasibilityCertificate:
-    """Return the proof that `arriving_job` cannot be promised beside `promised`, or Unproven; all jobs have deadlines.
+) -> InfeasibilityProof | None:
+    """Return the proof that `arriving_job` cannot be promised beside `promised`, if one is found; all jobs have
+    deadlines.
 
-    drops: GPUs of `num_gpus` that are there until an instant only.
-    earliest_deadline_s: the earliest that the scheduler found, for Unproven. max_variables: of the linear program; 0:
-    none.
+    max_variables: of the linear program; 0: none.
     """
-    asked = demands((arriving_job, *promised), num_gpus, now_s, resize_cost, drops)
+    asked = demands((arriving_job, *promised), gpus.num_gpus, now_s, resize_cost, gpus.drops)
     takes_s = float(asked.takes_J[0])
     if takes_s > (arriving_job.deadline_s - now_s) * (1 + MARGIN):
         return TooSlowAlone(earliest_end_s=now_s + takes_s if math.isfinite(takes_s) else None)
     asked = asked.hopeful()  # a promise that is already broken proves nothing about this job
     if not len(asked.job_U) or asked.job_U[0] != 0:
-        return Unproven(earliest_deadline_s=earliest_deadline_s)
-    return (
-        _overloaded_interval(asked)
-        or _infeasible_program(asked, max_variables)
-        or Unproven(earliest_deadline_s=earliest_deadline_s)
-    )
+        return None
+    return _overloaded_interval(asked) or _infeasible_program(asked, max_variables)
 
 
 def _overloaded_interval(asked: Demands) -> OverloadedInterval | None:

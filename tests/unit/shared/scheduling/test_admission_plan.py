@@ -17,10 +17,8 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     ScratchMemory,
     Segments,
     empty_availability_profile,
-    empty_segments,
-    new_scratch,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, fill, minimum_share
+from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, Limits, fill, minimum_share
 from elasticflow.shared.scheduling.availability.plan_repair import drop_past, trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import (
     JobTable,
@@ -59,9 +57,10 @@ def share(job: SchedulableJob, *pieces: tuple[float, int]) -> Schedule | None:
 
 def fastest(job: SchedulableJob, *pieces: tuple[float, int]) -> Schedule | None:
     """The schedule that ends first."""
-    jobs, out, memory = JobTable.of([job]).jobs, empty_segments(), new_scratch()
+    jobs, work = JobTable.of([job]).jobs, ScratchMemory().arrays(1024)
     cap = len(job.curve.levels) - 1
-    return _schedule(out, fill(profile_of(pieces), jobs, 0, cap, math.inf, out, memory))
+    count = fill(profile_of(pieces), jobs, 0, Limits(cap, math.inf), work.found, work.memory)
+    return _schedule(work.found, count)
 
 
 def _schedule(out: Segments, count: int) -> Schedule | None:

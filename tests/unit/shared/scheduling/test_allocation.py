@@ -8,10 +8,17 @@ import pytest
 
 from elasticflow.shared.messages.share_schedule import ShareSegment
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.allocation.allocation import IMMINENT_S, Allocation, allocate, bring_changes_forward
+from elasticflow.shared.scheduling.allocation.allocation import (
+    IMMINENT_S,
+    Allocation,
+    RowsWithoutPromise,
+    allocate,
+    bring_changes_forward,
+)
 from elasticflow.shared.scheduling.availability.availability_profile import empty_availability_profile, sweep
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, end_s
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
+from elasticflow.shared.state.nodes import PromisableGpus
 
 LINEAR = ScalingCurve((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))
 CONCAVE = ScalingCurve((1, 2, 4, 8), (1.0, 1.5, 2.0, 2.2))
@@ -40,7 +47,7 @@ def planned(
 ) -> tuple[AdmissionPlan, list[int]]:
     """A plan, and the rows without a promise."""
     table = JobTable.of([*promised, *others])
-    plan = AdmissionPlan(table, range(len(promised)), num_gpus, 0.0)
+    plan = AdmissionPlan(table, range(len(promised)), PromisableGpus(num_gpus), 0.0)
     return plan, list(range(len(promised), table.num_jobs))
 
 
@@ -48,7 +55,7 @@ def allocated(
     promised: Sequence[SchedulableJob], others: Sequence[SchedulableJob] = (), num_gpus: int = 8
 ) -> tuple[Mapping[str, int], Allocation, dict[str, Schedule]]:
     plan, rows = planned(promised, others, num_gpus)
-    allocation = allocate(plan, rows)
+    allocation = allocate(plan, RowsWithoutPromise(rows))
     return allocation.num_gpus_by_job, allocation, plan.schedules
 
 
@@ -106,8 +113,8 @@ def test_who_holds_a_share_keeps_it_against_an_equal() -> None:
 
 def test_a_gain_below_the_hysteresis_is_let_pass() -> None:
     promised = [job("a", iterations=80.0, deadline_s=1000.0, share=4, cost_s=9.5)]  # 20 s or 19.5 s
-    assert allocate(planned(promised)[0], [], hysteresis_s=1.0).num_gpus_by_job == {"a": 4}
-    assert allocate(planned(promised)[0], [], hysteresis_s=0.4).num_gpus_by_job == {"a": 8}
+    assert allocate(planned(promised)[0], hysteresis_s=1.0).num_gpus_by_job == {"a": 4}
+    assert allocate(planned(promised)[0], hysteresis_s=0.4).num_gpus_by_job == {"a": 8}
 
 
 def test_a_level_that_does_not_pay_is_passed_over() -> None:
@@ -179,8 +186,8 @@ def test_no_change_is_brought_forward_onto_held_gpus() -> None:
 def test_who_was_to_follow_a_job_that_ended_a_moment_early_starts_at_once() -> None:
     table = JobTable.of([job("next", iterations=8.0, deadline_s=100.0)])
     table.write_schedule(0, (0.9 * IMMINENT_S, 10.0, 1))  # after one that has just ended
-    plan = AdmissionPlan(table, [0], 1, 0.0)
-    allocation = allocate(plan, [])
+    plan = AdmissionPlan(table, [0], PromisableGpus(1), 0.0)
+    allocation = allocate(plan)
     assert allocation.num_gpus_by_job == {"next": 1}
     assert plan.schedules["next"][0].start_s == 0.0
 
@@ -189,11 +196,11 @@ def test_a_soft_deadline_is_planned_around_the_promises_and_a_hopeless_one_waits
     promised = [job("promised", iterations=32.0, deadline_s=8.1)]
     soft, free = job("soft", iterations=16.0), job("free", iterations=1.0)
     plan, rows = planned(promised, [soft, free], num_gpus=8)
-    allocate(plan, rows[::-1], soft={rows[0]: 4.1})
+    allocate(plan, RowsWithoutPromise(rows[::-1], {rows[0]: 4.1}))
     assert end_s(plan.table.schedule(rows[0])) <= 4.1, "although the other is shorter"
     assert end_s(plan.schedules["promised"]) <= 8.1
     plan, rows = planned(promised, [soft, free], num_gpus=5)
-    shares = allocate(plan, rows[::-1], soft={rows[0]: 1.0}).num_gpus_by_job
+    shares = allocate(plan, RowsWithoutPromise(rows[::-1], {rows[0]: 1.0})).num_gpus_by_job
     assert shares == {"promised": 4, "soft": 0, "free": 1}
 
 
@@ -201,17 +208,17 @@ def test_padding_gets_what_nobody_else_would_use_and_nothing_else() -> None:
     promised, free = job("promised", deadline_s=1000.0), job("free")
     waiting = job("padding", iterations=1.0)  # the shortest of all: its class counts, not its length
     plan, rows = planned([promised], [free, waiting])
-    shares = allocate(plan, rows[:1], padding=rows[1:]).num_gpus_by_job
+    shares = allocate(plan, RowsWithoutPromise(rows[:1], padding=rows[1:])).num_gpus_by_job
     assert (shares["promised"] + shares["free"], shares["padding"]) == (8, 0)
     slow = job("free", ScalingCurve((1,), (1.0,)))
     plan, rows = planned([], [slow, job("padding")])
-    assert allocate(plan, rows[:1], padding=rows[1:]).num_gpus_by_job == {"free": 1, "padding": 4}
+    assert allocate(plan, RowsWithoutPromise(rows[:1], padding=rows[1:])).num_gpus_by_job == {"free": 1, "padding": 4}
 
 
 def test_rows_appended_beside_a_plan_have_their_flags() -> None:
     plan = AdmissionPlan.build([job("promised", iterations=8.0, deadline_s=100.0)], 8, 0.0)
     rows = [plan.append(job(f"free-{number}", iterations=8.0)) for number in range(20)]
-    allocate(plan, rows)
+    allocate(plan, RowsWithoutPromise(rows))
     assert len(plan.changed) == len(plan.table.schedules.count_J)
     assert sum(plan.table.schedules.count_J[rows] > 0) == 7, "one GPU for each, until none is free"
 
@@ -220,7 +227,7 @@ def test_rows_that_a_plan_does_not_know_are_not_allocated() -> None:
     """Compiled loops check no bounds: they would write flags beyond the end of the array."""
     plan = AdmissionPlan.build([job("promised", iterations=8.0, deadline_s=100.0)], 8, 0.0)
     with pytest.raises(AssertionError):
-        allocate(plan, [plan.table.append(job("free", iterations=8.0))])
+        allocate(plan, RowsWithoutPromise([plan.table.append(job("free", iterations=8.0))]))
 
 
 def test_a_thousand_jobs_without_a_promise_all_start_and_grow_on_two_thousand_gpus() -> None:

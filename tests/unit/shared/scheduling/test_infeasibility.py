@@ -1,4 +1,4 @@
-"""Which infeasibility_certificate a refusal gets: the simplest that proves it."""
+"""Which proof of infeasibility a refusal gets: the simplest."""
 
 from dataclasses import dataclass, replace
 
@@ -8,12 +8,12 @@ from elasticflow.shared.messages.rejection import (
     InfeasibleProgram,
     OverloadedInterval,
     TooSlowAlone,
-    Unproven,
 )
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
-from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_certificate
+from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_proof
 from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import demands
+from elasticflow.shared.state.nodes import PromisableGpus
 
 LINEAR = ScalingCurve((1, 2, 4), (1.0, 2.0, 4.0))
 FREE = ResizeCost.flat(0.0)
@@ -21,7 +21,7 @@ FREE = ResizeCost.flat(0.0)
 
 @dataclass(frozen=True)
 class Asked:
-    """A job as `find_infeasibility_certificate` wants to know it."""
+    """A job as `find_infeasibility_proof` wants to know it."""
 
     remaining_iterations: float
     deadline_s: float
@@ -33,29 +33,27 @@ class Asked:
 def test_a_job_that_is_too_slow_alone() -> None:
     stop = ResizeCost((1, 4), (1.0, 3.0))
     slow = Asked(40.0, 112.0)
-    assert find_infeasibility_certificate(slow, [], 4, 100.0, stop) == TooSlowAlone(earliest_end_s=113.0)
-    assert find_infeasibility_certificate(slow, [], 2, 100.0, stop) == TooSlowAlone(earliest_end_s=121.0)
+    assert find_infeasibility_proof(slow, [], PromisableGpus(4), 100.0, stop) == TooSlowAlone(earliest_end_s=113.0)
+    assert find_infeasibility_proof(slow, [], PromisableGpus(2), 100.0, stop) == TooSlowAlone(earliest_end_s=121.0)
     wide = replace(slow, curve=ScalingCurve((4,), (4.0,)))
-    assert find_infeasibility_certificate(wide, [], 2, 100.0, stop) == TooSlowAlone(earliest_end_s=None)
-    held = find_infeasibility_certificate(replace(slow, current_num_gpus=4), [], 4, 100.0, stop)
-    assert held == Unproven(earliest_deadline_s=None)
+    assert find_infeasibility_proof(wide, [], PromisableGpus(2), 100.0, stop) == TooSlowAlone(earliest_end_s=None)
+    held = find_infeasibility_proof(replace(slow, current_num_gpus=4), [], PromisableGpus(4), 100.0, stop)
+    assert held is None
 
 
 def test_an_interval_that_cannot_hold_them_all() -> None:
     promised = [Asked(20.0, 110.0), Asked(10.0, 1000.0)]
-    infeasibility_certificate = find_infeasibility_certificate(Asked(21.0, 110.0), promised, 4, 100.0, FREE)
-    assert infeasibility_certificate == OverloadedInterval(
-        start_s=100.0, end_s=110.0, needed_gpu_seconds=41.0, available_gpu_seconds=40.0
-    )
-    fits = find_infeasibility_certificate(Asked(20.0, 110.0), promised, 4, 100.0, FREE, earliest_deadline_s=111.0)
-    assert fits == Unproven(earliest_deadline_s=111.0)
+    proof = find_infeasibility_proof(Asked(21.0, 110.0), promised, PromisableGpus(4), 100.0, FREE)
+    assert proof == OverloadedInterval(start_s=100.0, end_s=110.0, needed_gpu_seconds=41.0, available_gpu_seconds=40.0)
+    fits = find_infeasibility_proof(Asked(20.0, 110.0), promised, PromisableGpus(4), 100.0, FREE)
+    assert fits is None
 
 
 def test_the_stops_that_none_can_do_without_count() -> None:
     stop = ResizeCost((1, 2), (1.0, 2.0))
     new, other = Asked(14.0, 110.0), Asked(20.0, 110.0)  # 2 x 2 and 4 x 2 GPU-seconds for stops
     needed = 14.0 + 4.0 + 20.0 + 8.0
-    assert find_infeasibility_certificate(new, [other], 4, 100.0, stop) == OverloadedInterval(
+    assert find_infeasibility_proof(new, [other], PromisableGpus(4), 100.0, stop) == OverloadedInterval(
         start_s=100.0, end_s=110.0, needed_gpu_seconds=needed, available_gpu_seconds=40.0
     )
 
@@ -64,33 +62,28 @@ def test_prices_where_no_interval_shows_it() -> None:
     urgent = Asked(40.0, 110.0, ScalingCurve((4,), (4.0,)))
     patient = Asked(20.0, 120.0, ScalingCurve((1, 4), (1.0, 2.0)))
     small = Asked(1.0, 120.0, ScalingCurve((1,), (1.0,)))
-    infeasibility_certificate = find_infeasibility_certificate(small, [urgent, patient], 4, 100.0, FREE)
-    assert isinstance(infeasibility_certificate, InfeasibleProgram)
-    first, second = infeasibility_certificate.prices
+    proof = find_infeasibility_proof(small, [urgent, patient], PromisableGpus(4), 100.0, FREE)
+    assert isinstance(proof, InfeasibleProgram)
+    first, second = proof.prices
     assert (first.start_s, first.end_s, first.price) == (100.0, 110.0, 1.0)
     assert (second.start_s, second.end_s) == (110.0, 120.0)
     assert second.price == pytest.approx(1 / 3)
-    without = find_infeasibility_certificate(small, [urgent, patient], 4, 100.0, FREE, max_variables=0)
-    assert without == Unproven(earliest_deadline_s=None)
-    assert isinstance(find_infeasibility_certificate(small, [urgent], 4, 100.0, FREE), Unproven)
+    without = find_infeasibility_proof(small, [urgent, patient], PromisableGpus(4), 100.0, FREE, max_variables=0)
+    assert without is None
+    assert find_infeasibility_proof(small, [urgent], PromisableGpus(4), 100.0, FREE) is None
 
 
 def test_equal_prices_are_told_once() -> None:
     rigid = [Asked(4.0, 101.0 + i, ScalingCurve((4,), (4.0,))) for i in range(6)]
     chain = replace(rigid[0], remaining_iterations=0.5, deadline_s=103.5)
-    infeasibility_certificate = find_infeasibility_certificate(chain, rigid, 4, 100.0, FREE)
-    assert isinstance(infeasibility_certificate, OverloadedInterval)
-    assert (
-        infeasibility_certificate.needed_gpu_seconds - infeasibility_certificate.available_gpu_seconds
-        == pytest.approx(0.5)
-    )
+    proof = find_infeasibility_proof(chain, rigid, PromisableGpus(4), 100.0, FREE)
+    assert isinstance(proof, OverloadedInterval)
+    assert proof.needed_gpu_seconds - proof.available_gpu_seconds == pytest.approx(0.5)
 
 
 def test_a_promise_that_is_lost_already_proves_nothing() -> None:
     lost = Asked(1000.0, 101.0)
-    assert find_infeasibility_certificate(Asked(4.0, 110.0), [lost], 4, 100.0, FREE) == Unproven(
-        earliest_deadline_s=None
-    )
+    assert find_infeasibility_proof(Asked(4.0, 110.0), [lost], PromisableGpus(4), 100.0, FREE) is None
 
 
 def test_fewer_intervals_bound_from_below() -> None:
