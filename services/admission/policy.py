@@ -45,7 +45,7 @@ from elasticflow.shared.state.idempotent_replies import (
     outcome,
     recipient,
 )
-from elasticflow.shared.state.policy import Policy, Reply, finished, planner
+from elasticflow.shared.state.policy import Policy, Reply, UserReplies, finished, planner
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
 
 # --- Which function answers which command, and in the session of which GPU type ------------------------
@@ -176,9 +176,7 @@ POLICY = planner(
     wake_at_s,
     decide_in_steps=decide_in_steps,
     shorten=shorten,
-    is_answer=is_answer,
-    replies=replies,
-    replies_again=replies_again,
+    user_replies=UserReplies(is_answer=is_answer, replies=replies, replies_again=replies_again),
 )
 
 

@@ -46,6 +46,25 @@ def job_failures(state: PoolState, commands: tuple[Command, ...], events: tuple[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserReplies:
+    """What users who wait for the answer to a command receive.
+
+    is_answer(event, command) -> whether the user of a command may wait for this event.
+    replies(pool, commands, events) -> what users receive once these events are in the ledger. commands: those that the
+        events decide on.
+    replies_again(pool, command, events) -> what the user of a command receives when it is delivered after its
+        decision. events: of that decision.
+    """
+
+    is_answer: IsAnswer = _may_be_answer
+    replies: Replies = job_failures
+    replies_again: RepliesAgain = _no_replies
+
+
+ONLY_FAILURES = UserReplies()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy(Generic[State]):
     """The functions that define a service's decisions.
 
@@ -59,12 +78,7 @@ class Policy(Generic[State]):
     wake_at_s(state) -> when to decide again without a new message; None: never.
     shorten(events) -> fewer or shorter events that are a decision too, for events that one message cannot hold;
         None: there are none. No answer to a command may be among the events that are left out.
-    is_answer(event, command) -> whether the user of a command may wait for this event.
     plans: it decides by compare-and-set on the plan.
-    replies(pool, commands, events) -> what users who wait for a reply receive once these events are in the ledger.
-        commands: those that the events decide on.
-    replies_again(pool, command, events) -> what the user of a command receives when it is delivered after its
-        decision. events: of that decision.
     """
 
     service: str
@@ -77,9 +91,7 @@ class Policy(Generic[State]):
     plans: bool = False
     decide_in_steps: Steps[State] | None = None
     shorten: Shorten = _all_or_nothing
-    is_answer: IsAnswer = _may_be_answer
-    replies: Replies = job_failures
-    replies_again: RepliesAgain = _no_replies
+    user_replies: UserReplies = ONLY_FAILURES
 
     @property
     def takes_commands(self) -> bool:
@@ -116,9 +128,7 @@ def planner(
     *,
     decide_in_steps: Steps[PoolState] | None = None,
     shorten: Shorten = _all_or_nothing,
-    is_answer: IsAnswer = _may_be_answer,
-    replies: Replies = job_failures,
-    replies_again: RepliesAgain = _no_replies,
+    user_replies: UserReplies = ONLY_FAILURES,
 ) -> Policy[PoolState]:
     """The policy of a service whose state is the ledger alone: all its decisions can be replayed."""
     return Policy(
@@ -132,7 +142,5 @@ def planner(
         plans=True,
         decide_in_steps=decide_in_steps,
         shorten=shorten,
-        is_answer=is_answer,
-        replies=replies,
-        replies_again=replies_again,
+        user_replies=user_replies,
     )

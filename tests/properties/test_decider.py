@@ -15,7 +15,7 @@ from elasticflow.shared.messages.events import CancelRejected, PlanDecided, Plan
 from elasticflow.shared.runtime.service import ledger_encoding
 from elasticflow.shared.runtime.service.command_queue import Pending
 from elasticflow.shared.runtime.service.decider import Decider, DecideResult
-from elasticflow.shared.state.policy import Policy, finished
+from elasticflow.shared.state.policy import Policy, UserReplies, finished
 from elasticflow.shared.state.pool import PoolState
 
 LIMIT = 3_000  # bytes of a decision
@@ -88,7 +88,9 @@ def policy_of(case: Case) -> Policy[State]:
         observe=lambda state, local_event, now_s: state,
         wake_at_s=lambda state: None,
         shorten=shorten,
-        is_answer=lambda event, command: not case.knows_answers or getattr(event, "job_id", "") == command.job_id,
+        user_replies=UserReplies(
+            is_answer=lambda event, command: not case.knows_answers or getattr(event, "job_id", "") == command.job_id
+        ),
     )
 
 

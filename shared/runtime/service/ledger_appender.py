@@ -37,7 +37,7 @@ class ReplyPublisher:
         """
         commands = tuple(pending.command for pending in taken)
         cause_ids = {(pending.command.tenant, id_of(pending.command)): pending.envelope_id for pending in taken}
-        for reply in self._policy.replies(self._projection.folded, commands, events):
+        for reply in self._policy.user_replies.replies(self._projection.folded, commands, events):
             to = (recipient(self._projection.folded, reply), id_of(reply))
             await self._publish((reply,), cause_ids.get(to, ""))
 
@@ -49,7 +49,7 @@ class ReplyPublisher:
         decision = await self._projection.decision_at(decided_sequence)
         events = () if decision is None else decision.events
         for pending in repeats:
-            replies = self._policy.replies_again(self._projection.folded, pending.command, events)
+            replies = self._policy.user_replies.replies_again(self._projection.folded, pending.command, events)
             await self._publish(replies, pending.envelope_id)
 
     async def _publish(self, replies: tuple[Reply, ...], cause_id: str = "") -> None:

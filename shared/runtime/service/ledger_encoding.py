@@ -115,7 +115,7 @@ def fitted(decision: PlanDecided, instance: str, policy: Policy[Any]) -> tuple[P
 def _loses_an_answer(decision: PlanDecided, less: tuple[PlanEvent, ...], policy: Policy[Any]) -> bool:
     kept = {id(event) for event in less}
     lost = [event for event in decision.events if id(event) not in kept]
-    return any(policy.is_answer(event, command) for command in decision.commands for event in lost)
+    return any(policy.user_replies.is_answer(event, command) for command in decision.commands for event in lost)
 
 
 def split(outputs: tuple[Any, ...]) -> tuple[tuple[PlanEvent, ...], tuple[Event, ...], tuple[Any, ...]]:

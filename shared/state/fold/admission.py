@@ -10,7 +10,7 @@ from elasticflow.shared.state.fold.job_changes import (
     with_usage,
     without_share,
 )
-from elasticflow.shared.state.fold.jobs import all_stopping, ended, scheduling_event, with_job
+from elasticflow.shared.state.fold.jobs import JobEnd, all_stopping, ended, scheduling_event, with_job
 from elasticflow.shared.state.fold.profiles import configured_curves, num_virtual_nodes, with_profile
 from elasticflow.shared.state.fold.profiling_runs import with_another_attempt
 from elasticflow.shared.state.gpu_types import spec_on
@@ -152,7 +152,7 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         rejection=event.reason,
     )
     state = with_rejected_demand(with_demand(state, event), event)
-    after = ended(state, job, Phase.REJECTED, event.at_s, sequence, explanation=event.explanation)
+    after = ended(state, job, JobEnd(Phase.REJECTED, event.at_s, event.explanation), sequence)
     if known is not None and known.live:
         return after
     # A job that was never live frees no GPUs: the allocator need not decide again.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
@@ -93,26 +94,25 @@ def is_outdated_failure(state: PoolState, job: Job, failed: JobFailed | Profilin
     return node is None or not node.alive or node.incarnation != failed.incarnation
 
 
-def ended(
-    state: PoolState,
-    job: Job,
-    phase: Phase,
-    at_s: float,
-    sequence: int,
-    *,
-    explanation: str = "",
-    node_id: str | None = None,
-) -> PoolState:
+class JobEnd(NamedTuple):
     """node_id: of rank 0, if it reports the end."""
+
+    phase: Phase
+    at_s: float
+    explanation: str = ""
+    node_id: str | None = None
+
+
+def ended(state: PoolState, job: Job, end: JobEnd, sequence: int) -> PoolState:
     if job.phase is Phase.ADMITTED:
-        job = with_artifacts_due(job, node_id or job.rank_0_node, sequence)
+        job = with_artifacts_due(job, end.node_id or job.rank_0_node, sequence)
     ended = fast_replace(
         job,
-        phase=phase,
-        explanation=explanation[:MAX_EXPLANATION],
+        phase=end.phase,
+        explanation=end.explanation[:MAX_EXPLANATION],
         traceback=job.traceback[-MAX_TRACEBACK:],
         last_lines=job.last_lines[-MAX_TRACEBACK:],
-        ended_at_s=at_s,
+        ended_at_s=end.at_s,
         num_gpus=0,
         gpus=(),
         reserved_gpus=(),

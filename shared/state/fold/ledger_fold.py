@@ -22,6 +22,7 @@ from elasticflow.shared.state.fold.job_changes import (
     gpu_type_kept,
 )
 from elasticflow.shared.state.fold.jobs import (
+    JobEnd,
     artifacts_stored,
     ended,
     is_intact,
@@ -268,9 +269,9 @@ def _of_a_job(
         return state
     match event:
         case events.JobCancelled():
-            return ended(state, job, Phase.CANCELLED, event.at_s, sequence, explanation=event.reason)
+            return ended(state, job, JobEnd(Phase.CANCELLED, event.at_s, event.reason), sequence)
         case events.JobProfiled():
-            return ended(state, job, Phase.PROFILED, event.at_s, sequence) if job.profile_only else state
+            return ended(state, job, JobEnd(Phase.PROFILED, event.at_s), sequence) if job.profile_only else state
         case events.JobAmended():
             return amended(state, job, event, sequence)
         case events.GpuLimitsSet():
@@ -288,7 +289,7 @@ def _of_a_job(
             job = fast_replace(job, iteration=iteration, traceback=event.traceback, last_lines=event.last_lines)
             if job.phase is Phase.PROFILING:
                 state = with_failures_forgotten(state, submitted_spec(job))
-            return ended(state, job, Phase.FAILED, event.at_s, sequence, explanation=event.error)
+            return ended(state, job, JobEnd(Phase.FAILED, event.at_s, event.error), sequence)
         case events.ProfilingFailed():
             if not may_report_end(job, event.generation) or is_outdated_failure(state, job, event):
                 return state
@@ -299,7 +300,7 @@ def _of_a_job(
             if job.submitted_spec is not None and is_outdated_finish(job, event):
                 return state
             job = fast_replace(job, iteration=event.iteration, metrics=event.metrics)
-            return ended(state, job, Phase.FINISHED, event.at_s, sequence, node_id=event.node_id)
+            return ended(state, job, JobEnd(Phase.FINISHED, event.at_s, node_id=event.node_id), sequence)
         case events.CheckpointRequested():
             stores = event.store or job.stores_checkpoint  # it replaces a request that has no answer so far
             return with_job(state, fast_replace(job, checkpoint_request=sequence, stores_checkpoint=stores))

@@ -11,7 +11,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.service.command_queue import ACK_WAIT_S, MAX_ATTEMPTS, Attempts
-from elasticflow.shared.state.policy import planner
+from elasticflow.shared.state.policy import UserReplies, planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.replay.recorded_ledger import read_entries
@@ -43,7 +43,7 @@ def admit(state: PoolState, commands: tuple[Command, ...], now_s: float) -> tupl
     )
 
 
-ADMISSION = planner("admission", admit, replies=replies, replies_again=replies_again)
+ADMISSION = planner("admission", admit, user_replies=UserReplies(replies=replies, replies_again=replies_again))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
 from elasticflow.shared.state.job import Phase
-from elasticflow.shared.state.policy import Policy, planner
+from elasticflow.shared.state.policy import Policy, UserReplies, planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import read_entries
 from elasticflow.simulator.replay.retaken_decisions import verify
@@ -96,7 +96,10 @@ async def test_fewer_commands_are_decided_at_once_where_each_changes_all_schedul
     names = [f"new-{number}" for number in range(8)]
     for name in names:
         await send_submission(bus, name)
-    host = hosted(bus, planner("admission", moves_all, shorten=admission.shorten, replies=admission.replies))
+    host = hosted(
+        bus,
+        planner("admission", moves_all, shorten=admission.shorten, user_replies=UserReplies(replies=admission.replies)),
+    )
     answers = await bus.subscribe("ef.answer.>")
     async with running(host):
         answered = {codec.decode((await anext(answers)).data).message.job_id for _ in names}
@@ -114,7 +117,12 @@ async def test_a_command_with_too_large_a_decision_is_dead_lettered_and_the_next
     for name in ("greedy", "modest"):
         await send_submission(bus, name)
     async with running(
-        hosted(bus, planner("admission", moves_all, shorten=admission.shorten, replies=admission.replies))
+        hosted(
+            bus,
+            planner(
+                "admission", moves_all, shorten=admission.shorten, user_replies=UserReplies(replies=admission.replies)
+            ),
+        )
     ):
         refusal = codec.decode((await anext(answers)).data).message
         assert isinstance(refusal, MessageRejected)
@@ -170,7 +178,15 @@ async def test_events_without_a_command_take_as_many_decisions_as_they_need() ->
     )
     decision = PlanDecided(service="operator", based_on=1, now_s=NOW_S, events=waiting)
     await bus.append(subjects.plan(POOL), codec.encode(decision, id="w", recorded_at_s=NOW_S), message_id="w")
-    host = hosted(bus, planner("admission", admits_when_profiled, shorten=admission.shorten, replies=admission.replies))
+    host = hosted(
+        bus,
+        planner(
+            "admission",
+            admits_when_profiled,
+            shorten=admission.shorten,
+            user_replies=UserReplies(replies=admission.replies),
+        ),
+    )
     async with running(host):
         found = await stored_after(bus, 2, 2)
     said = [[e.job_id for e in ledger_message(s.subject, s.data).events] for s in found]
@@ -193,8 +209,7 @@ async def test_commands_are_decided_beside_a_decision_that_no_message_can_hold()
         "admission",
         admits_one_too_much,
         shorten=admission.shorten,
-        is_answer=admission.is_answer,
-        replies=admission.replies,
+        user_replies=UserReplies(is_answer=admission.is_answer, replies=admission.replies),
     )
     async with running(hosted(bus, policy)):
         replies = [codec.decode((await anext(answers)).data).message for _ in names]

@@ -26,7 +26,7 @@ from elasticflow.shared.runtime.service.ledger_encoding import MAX_HEADER_BYTES
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import Phase
-from elasticflow.shared.state.policy import planner
+from elasticflow.shared.state.policy import UserReplies, planner
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
@@ -69,7 +69,7 @@ def admit_waiting(state: PoolState, commands: tuple[Command, ...], now_s: float)
     return tuple(admitted(job_id) for job_id in waiting)
 
 
-ADMISSION = planner("admission", admit_one, replies=replies, replies_again=replies_again)
+ADMISSION = planner("admission", admit_one, user_replies=UserReplies(replies=replies, replies_again=replies_again))
 ALLOCATOR = planner("allocator", admit_waiting)
 
 
