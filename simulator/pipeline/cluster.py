@@ -25,7 +25,13 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.invariants import Acknowledged, ClockSetting
 from elasticflow.simulator.pipeline.nodes import Environment, Machine, MonitorTasks, VirtualNode
-from elasticflow.simulator.pipeline.simulated_process import PLANNERS, PoolSetting, SimulatedProcess, SteppedClock
+from elasticflow.simulator.pipeline.simulated_process import (
+    PLANNERS,
+    PoolSetting,
+    ReplicaSpecification,
+    SimulatedProcess,
+    SteppedClock,
+)
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, Entry, folded, read_entries
 
@@ -170,7 +176,6 @@ class VirtualCluster:
                 self.environment,
                 node_id,
                 num_gpus,
-                self._gpu_type_by_node,
                 self.metrics["executor"],
                 machine=machine,
             )
@@ -262,16 +267,15 @@ class VirtualCluster:
     def _replica(self, service: str, make_policy: Callable[[], Policy[Any]], number: int) -> SimulatedProcess:
         clock = SteppedClock(self.loop)
         tasks = MonitorTasks(POOL, clock, self.scenario.timing_model.snapshot_every) if service == "monitor" else None
-        replica = SimulatedProcess(
-            self._setting,
-            make_policy,
-            f"{service}-{number}",
-            self.metrics[service],
-            clock,
+        specification = ReplicaSpecification(
+            name=f"{service}-{number}",
+            make_policy=make_policy,
+            metrics=self.metrics[service],
             leads_by_lease=service in LED_BY_LEASE,
             act=tasks.act if tasks is not None else None,
             beside=tasks.beside if tasks is not None else None,
         )
+        replica = SimulatedProcess(self._setting, specification, clock)
         if self._faults.upgrade_within_s is not None and service in PLANNERS:
             replica.version = "previous"
             self.loop.after(float(self._rng.uniform(0.0, self._faults.upgrade_within_s)), replica.upgrade)

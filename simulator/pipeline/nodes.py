@@ -40,7 +40,13 @@ from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
-from elasticflow.simulator.pipeline.simulated_process import PoolSetting, SilentLog, SimulatedProcess, SteppedClock
+from elasticflow.simulator.pipeline.simulated_process import (
+    PoolSetting,
+    ReplicaSpecification,
+    SilentLog,
+    SimulatedProcess,
+    SteppedClock,
+)
 from elasticflow.simulator.pipeline.virtual_runs import Runs
 from elasticflow.simulator.pipeline.virtual_workers import Processes, RunKey, TimingModel, TrueSpeeds, VirtualProcess
 
@@ -62,6 +68,10 @@ class Environment:
     @property
     def num_processes(self) -> int:
         return len(self._processes)
+
+    def gpu_type_of(self, node_id: str) -> str:
+        """The present type: a node may come back with other GPUs."""
+        return self._speeds.type_of(node_id)
 
     def any_process(self, node_id: str) -> VirtualProcess | None:
         """The first of the node's workers, by id."""
@@ -178,8 +188,7 @@ class Machine:
 class VirtualNode:
     """An executor and its workers, which go down and come back together.
 
-    machine: on which it runs, alone unless given. gpu_type_by_node: read at each start, because a node may come back
-    with other GPUs.
+    machine: on which it runs, alone unless given.
     """
 
     def __init__(
@@ -188,7 +197,6 @@ class VirtualNode:
         environment: Environment,
         node_id: str,
         num_gpus: int,
-        gpu_type_by_node: Mapping[str, str],
         metrics: Metrics,
         *,
         machine: Machine | None = None,
@@ -196,17 +204,11 @@ class VirtualNode:
         self.machine = Machine(node_id) if machine is None else machine
         self._setting, self._loop, self._environment = setting, setting.loop, environment
         self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
-        self._gpu_type_by_node = gpu_type_by_node
         self._previous_run_id, self._leased_until_s = "", 0.0
-        self.executor = SimulatedProcess(
-            setting,
-            self._booted,
-            node_id,
-            metrics,
-            SteppedClock(setting.loop),
-            act=self._act,
-            beside=self._heartbeat,
+        replica = ReplicaSpecification(
+            name=node_id, make_policy=self._booted, metrics=metrics, act=self._act, beside=self._heartbeat
         )
+        self.executor = SimulatedProcess(setting, replica, SteppedClock(setting.loop))
         self.executor.start()
 
     # -- faults ------------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ class VirtualNode:
                 run_id=self._run_id,
                 num_gpus=self._num_gpus,
                 device="cpu",
-                gpu_type=self._gpu_type_by_node.get(self.node_id, ""),
+                gpu_type=self._environment.gpu_type_of(self.node_id),
                 advertise_host=self.node_id,
                 started_by=self.machine.started_by,
             )

@@ -12,7 +12,7 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink
+from elasticflow.shared.runtime.bus.memory.link import DelayedLink, FaultSource
 from elasticflow.shared.runtime.bus.memory.link import LinkFaults as BusFaults
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
@@ -138,9 +138,7 @@ class PoolSetting:
         return MemoryBus(
             self.broker,
             clock=VirtualClock(self.loop),
-            rng=self.rng,
-            faults=self.faults,
-            num_struck=self.num_struck,
+            faults=FaultSource(self.faults, self.rng, self.num_struck),
             delayed=True,
         )
 
@@ -148,29 +146,28 @@ class PoolSetting:
 Beside = Callable[[MemoryBus, Host[Any]], Coroutine[Any, Any, None]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpecification:
+    """What each new process of a replica runs. act: the action handler; beside: what the service does next to its
+    host."""
+
+    name: str
+    make_policy: Callable[[], Policy[Any]]
+    metrics: Metrics
+    leads_by_lease: bool = False
+    act: Callable[[Any], None] | None = None
+    beside: Beside | None = None
+
+
 class SimulatedProcess:
     """One replica of a service, through all its restarts. A restart keeps nothing but its place in the pool.
 
-    make_policy: the policy of each new process; clock: of its machine; act: the action handler; beside: what the
-    service does next to its host.
+    clock: of its machine.
     """
 
-    def __init__(
-        self,
-        setting: PoolSetting,
-        make_policy: Callable[[], Policy[Any]],
-        name: str,
-        metrics: Metrics,
-        clock: SteppedClock,
-        *,
-        leads_by_lease: bool = False,
-        act: Callable[[Any], None] | None = None,
-        beside: Beside | None = None,
-    ) -> None:
-        self._setting, self._make_policy, self.name, self._metrics = setting, make_policy, name, metrics
-        self._leads_by_lease = leads_by_lease
+    def __init__(self, setting: PoolSetting, replica: ReplicaSpecification, clock: SteppedClock) -> None:
+        self._setting, self._replica, self.name = setting, replica, replica.name
         self.clock = clock
-        self._act, self._beside = act, beside
         self.version: Literal["only", "previous", "upgraded"] = "only"  # of the next start
         self._instance, self._num_starts = "", 0
         self._bus: MemoryBus | None = None
@@ -249,10 +246,12 @@ class SimulatedProcess:
                 raise
 
     async def _serve(self, bus: MemoryBus, instance: str) -> None:
+        specification = self._replica
+
         def act(action: Any) -> None:
-            assert self._act is not None
+            assert specification.act is not None
             if bus is self._bus:  # a killed process acts no more
-                self._act(action)
+                specification.act(action)
 
         make_host = self._setting.make_host
         context = ServiceContext(
@@ -261,17 +260,17 @@ class SimulatedProcess:
             clock=self.clock,
             instance=instance,
             log=SilentLog(),
-            metrics=self._metrics,
+            metrics=specification.metrics,
         )
         replica = await open_replica(
             context,
-            _never_spinning(self._make_policy(), self.clock),
-            leads_by_lease=self._leads_by_lease,
-            act=act if self._act is not None else None,
+            _never_spinning(specification.make_policy(), self.clock),
+            leads_by_lease=specification.leads_by_lease,
+            act=act if specification.act is not None else None,
             make_host=host_before(make_host) if self.version == "previous" else make_host,
         )
         self.host = replica.host
-        beside = self._beside
+        beside = specification.beside
         await replica.run(None if beside is None else lambda host: beside(bus, host))
 
 

@@ -10,7 +10,7 @@ import pytest
 from elasticflow.shared.errors import MaybeStored, NotFound, StorageFull, Unavailable
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink, LinkFaults
+from elasticflow.shared.runtime.bus.memory.link import DelayedLink, FaultSource, LinkFaults
 from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.pipeline.simulated_process import SteppedClock
 from tests.support.shared_pool import PLAN, POOL
@@ -70,7 +70,7 @@ def test_a_client_that_only_sends_stores_and_has_no_answer() -> None:
 def test_a_failing_storage_says_so() -> None:
     async def fails(loop: VirtualTimeLoop) -> None:
         faults = LinkFaults(storage_full=1.0, failed_read=1.0, failed_object=1.0)
-        bus = MemoryBus(clock=VirtualClock(loop), rng=np.random.default_rng(1), faults=faults, delayed=True)
+        bus = MemoryBus(clock=VirtualClock(loop), faults=FaultSource(faults, np.random.default_rng(1)), delayed=True)
         await bus.ensure_pool(POOL)
         with pytest.raises(StorageFull):
             await bus.append(PLAN, b"", message_id="1")

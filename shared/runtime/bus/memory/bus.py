@@ -5,15 +5,12 @@ Many `MemoryBus` may share one broker, as processes share a server: closing one 
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import ClassVar, TypeVar
-
-import numpy as np
 
 from elasticflow.shared.errors import (
     BadSettings,
@@ -57,38 +54,6 @@ from elasticflow.shared.runtime.bus.stream_configs import (
 )
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 
-# --- Reading a stream of the bus in memory -------------------------------------------------------------
-
-
-async def follow_stream(
-    broker: MemoryBroker,
-    stream_name: str,
-    selection: str,
-    after_sequence: int,
-    clock: Clock,
-    link: Link,
-    check_open: Callable[[], None],
-) -> Batches:
-    """See `Bus.follow`, which reads all subjects of a ledger, and `Bus.results`, which reads a selection."""
-    stream = broker.stream(stream_name)
-    if stream_name.startswith(streams.LEDGER_PREFIX):
-        if after_sequence > stream.last_sequence:
-            raise LedgerTruncated(streams.pool_of(selection), after_sequence, stream.last_sequence)
-        if after_sequence + 1 < stream.first_sequence:
-            raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.first_sequence)
-    last = after_sequence
-    while True:
-        await asyncio.sleep(0)  # as over a network, other tasks run meanwhile
-        check_open()
-        batch = tuple(islice(stream.matching(selection, last), MAX_BATCH))
-        last = batch[-1].sequence if len(batch) == MAX_BATCH else max(last, stream.last_sequence)
-        if batch:
-            await link.delivery()
-            yield batch
-        else:
-            await stream.bell.wait(clock)
-
-
 # --- A subscription of the bus in memory ---------------------------------------------------------------
 
 
@@ -122,10 +87,7 @@ _URL = "memory://"
 
 
 class MemoryBus(Bus):
-    """See `Bus`. rng: where faults come from; no faults without it. num_struck: counts them, by kind.
-
-    delayed: the client reaches the broker over a `DelayedLink`, on the time of the event loop.
-    """
+    """See `Bus`. delayed: the client reaches the broker over a `DelayedLink`, on the time of the event loop."""
 
     FIRST_RETRY_S: ClassVar[float] = 0.0
     LAST_RETRY_S: ClassVar[float] = 0.0
@@ -135,16 +97,14 @@ class MemoryBus(Bus):
         broker: MemoryBroker | None = None,
         *,
         clock: Clock | None = None,
-        rng: np.random.Generator | None = None,
-        faults: LinkFaults | None = None,
-        num_struck: Counter[str] | None = None,
+        faults: FaultSource | None = None,
         delayed: bool = False,
         limits: StreamLimits | None = None,
     ) -> None:
         self.broker = broker or MemoryBroker()
         self._limits = limits or StreamLimits()
         self._clock = clock or SystemClock()
-        self._faults = FaultSource(faults or LinkFaults(), rng, num_struck)
+        self._faults = faults or FaultSource(LinkFaults(), None)
         self.link: Link = DelayedLink(self._faults) if delayed else DirectLink(self._faults)
         self._listeners: list[Listener] = []
         self._inboxes = itertools.count()
@@ -366,8 +326,25 @@ class MemoryBus(Bus):
         consumer = self.broker.consumer(stream, consumer_name, selection, ack_wait_s)
         return MemoryWorkQueue(consumer, self._clock, self._check_open, self._faults, self.link)
 
-    def _follow(self, stream: str, selection: str, after_sequence: int) -> Batches:
-        return follow_stream(self.broker, stream, selection, after_sequence, self._clock, self.link, self._check_open)
+    async def _follow(self, stream_name: str, selection: str, after_sequence: int) -> Batches:
+        """See `Bus.follow`, which reads all subjects of a ledger, and `Bus.results`, which reads a selection."""
+        stream = self.broker.stream(stream_name)
+        if stream_name.startswith(streams.LEDGER_PREFIX):
+            if after_sequence > stream.last_sequence:
+                raise LedgerTruncated(streams.pool_of(selection), after_sequence, stream.last_sequence)
+            if after_sequence + 1 < stream.first_sequence:
+                raise LedgerBroken(streams.pool_of(selection), after_sequence + 1, stream.first_sequence)
+        last = after_sequence
+        while True:
+            await asyncio.sleep(0)  # as over a network, other tasks run meanwhile
+            self._check_open()
+            batch = tuple(islice(stream.matching(selection, last), MAX_BATCH))
+            last = batch[-1].sequence if len(batch) == MAX_BATCH else max(last, stream.last_sequence)
+            if batch:
+                await self.link.delivery()
+                yield batch
+            else:
+                await stream.bell.wait(self._clock)
 
     async def _ask(self, operation: Callable[[], T]) -> T:
         def asked() -> T:

@@ -8,7 +8,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -59,6 +59,16 @@ _DRAIN_TIMEOUT_S = 5
 Told = Callable[[], Awaitable[None]]
 Refused = Callable[[str], None]  # with what the server does not permit, in its words
 
+
+class ConnectionListener(NamedTuple):
+    """Is told what happens to a connection."""
+
+    refused: Refused
+    disconnected: Told
+    reconnected: Told
+    closed: Told
+
+
 log = structlog.get_logger()
 
 
@@ -68,16 +78,7 @@ def _is_no_report_of_nats_py(record: logging.LogRecord) -> bool:
 
 
 async def connect_client(
-    client: Client,
-    url: str,
-    *,
-    name: str,
-    wait_s: float,
-    access: NatsAccess,
-    on_refused: Refused,
-    disconnected_cb: Told,
-    reconnected_cb: Told,
-    closed_cb: Told,
+    client: Client, url: str, *, name: str, wait_s: float, access: NatsAccess, listener: ConnectionListener
 ) -> None:
     """Connect within wait_s; from then on nats-py reconnects without end, and reports it.
 
@@ -87,7 +88,7 @@ async def connect_client(
     logging.getLogger("asyncio").addFilter(_is_no_report_of_nats_py)
     servers = url.split(",")
     user, password, token = login(servers[0])
-    attempt = _Trying(url, num_servers=len(servers), wait_s=wait_s, on_refused=on_refused)
+    attempt = _Trying(url, num_servers=len(servers), wait_s=wait_s, on_refused=listener.refused)
     connecting = asyncio.ensure_future(
         client.connect(
             servers,
@@ -99,9 +100,9 @@ async def connect_client(
             user=user,
             password=password,
             error_cb=attempt.on_error,
-            disconnected_cb=disconnected_cb,
-            reconnected_cb=reconnected_cb,
-            closed_cb=closed_cb,
+            disconnected_cb=listener.disconnected,
+            reconnected_cb=listener.reconnected,
+            closed_cb=listener.closed,
             max_reconnect_attempts=-1,
             reconnect_time_wait=cast(int, _RECONNECT_WAIT_S),
             connect_timeout=_CONNECT_TIMEOUT_S,

@@ -26,7 +26,7 @@ from elasticflow.shared.errors import (
     TooLarge,
     Unavailable,
 )
-from elasticflow.shared.runtime.bus.nats.client import check_url, connect_client, masked
+from elasticflow.shared.runtime.bus.nats.client import ConnectionListener, check_url, connect_client, masked
 from elasticflow.shared.runtime.bus.nats.replies import Answers, ConnectionBroke, ReplyInbox, status_of
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 
@@ -107,10 +107,9 @@ class Connection:
                 name=name,
                 wait_s=wait_s,
                 access=access,
-                on_refused=self.refusals.note,
-                disconnected_cb=self._on_disconnected,
-                reconnected_cb=self._on_reconnected,
-                closed_cb=self._on_closed,
+                listener=ConnectionListener(
+                    self.refusals.note, self._on_disconnected, self._on_reconnected, self._on_closed
+                ),
             )
             self._answers.prefix = self.client.new_inbox() + "."
             await _heard(self.client.subscribe(self._answers.prefix + "*", cb=self._answers.on_message))

@@ -11,7 +11,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.subjects import tasks
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker, matches
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.link import LinkFaults
+from elasticflow.shared.runtime.bus.memory.link import FaultSource, LinkFaults
 from elasticflow.shared.runtime.service.leader_lease import Lease
 from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
@@ -169,7 +169,7 @@ async def history(seed: int) -> list[tuple[str, str]]:
     rngs = np.random.default_rng(seed).spawn(3)
 
     async def write(name: int) -> None:
-        bus = MemoryBus(broker, clock=clock, rng=rngs[name], faults=faults)
+        bus = MemoryBus(broker, clock=clock, faults=FaultSource(faults, rngs[name]))
         for i in range(20):
             await bus.append_event(f"{FACT}{name}", b"", message_id=f"{name}-{i}")
 
@@ -186,7 +186,7 @@ async def test_facts_survive_faults_and_a_seed_tells_the_same_story() -> None:
 
 
 async def test_maybe_stored_means_maybe() -> None:
-    bus = MemoryBus(rng=np.random.default_rng(0), faults=LinkFaults(maybe_stored=1.0))
+    bus = MemoryBus(faults=FaultSource(LinkFaults(maybe_stored=1.0), np.random.default_rng(0)))
     await bus.ensure_pool("p")
     for i in range(50):
         with pytest.raises(MaybeStored):
@@ -195,7 +195,7 @@ async def test_maybe_stored_means_maybe() -> None:
 
 
 async def test_a_bundle_is_stored_twice_by_a_fault_and_each_copy_is_settled() -> None:
-    bus = MemoryBus(rng=np.random.default_rng(0), faults=LinkFaults(duplicate=1.0))
+    bus = MemoryBus(faults=FaultSource(LinkFaults(duplicate=1.0), np.random.default_rng(0)))
     await bus.ensure_pool("p")
     queue = await bus.tasks("p", "load")
     await bus.append(tasks("p", "load"), b"bundle", message_id="1")
@@ -223,7 +223,7 @@ async def test_a_deleted_load_wakes_no_queue() -> None:
 
 
 async def test_plain_messages_are_repeated_and_reordered() -> None:
-    bus = MemoryBus(rng=np.random.default_rng(0), faults=LinkFaults(duplicate=0.3, reorder=0.3))
+    bus = MemoryBus(faults=FaultSource(LinkFaults(duplicate=0.3, reorder=0.3), np.random.default_rng(0)))
     listener = await bus.subscribe("t")
     for i in range(50):
         await bus.publish("t", b"%d" % i)
@@ -236,7 +236,7 @@ async def test_plain_messages_are_repeated_and_reordered() -> None:
 
 
 async def test_work_items_come_twice() -> None:
-    bus = MemoryBus(rng=np.random.default_rng(0), faults=LinkFaults(duplicate=1.0))
+    bus = MemoryBus(faults=FaultSource(LinkFaults(duplicate=1.0), np.random.default_rng(0)))
     await bus.ensure_pool("p")
     queue = await bus.work("p", "w")
     await bus.append(SUBMIT, b"job", message_id="1", expected_last_subject_sequence=0)
