@@ -13,7 +13,7 @@ from random import Random  # noqa: TID251 - the published program's own random n
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.workload.throughput_tables import Throughputs
-from elasticflow.simulator.workload.trace import Setting, completed_job, settings_at
+from elasticflow.simulator.workload.trace import Setting, settings_at
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 
@@ -67,12 +67,11 @@ def _jobs(
         duration_s = 60.0 * 10.0**exponent
         at_s -= math.log(1.0 - gaps.random()) * mean_gap_s if number else 0.0
         deadline_s = at_s + int(deadlines.uniform(*settings.tightness) * duration_s)
-        yield completed_job(
+        yield setting.completed_job(
             job_id=f"job-{number + 1:06d}",
             submitted_at_s=float(int(at_s)),
             duration_s=float(int(duration_s)),
             num_gpus=num_gpus,
-            setting=setting,
             deadline_s=float(int(deadline_s)),
         )
 

@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,30 +22,30 @@ from elasticflow.simulator.baselines.baseline import BaselineJob, Shares, by_arr
 # Axes: T = slots from now on; L = levels of one job, ascending, level 0 without GPUs first.
 
 
+class _Levels(NamedTuple):
+    """The levels of a job, and iterations/s at each."""
+
+    num_gpus_L: Integers
+    rates_L: Floats
+
+
 @compiled
-def fill(
-    plan_T: Integers,
-    free_T: Integers,
-    seconds_T: Floats,
-    levels_L: Integers,
-    rates_L: Floats,
-    first: int,
-    iterations: float,
-) -> bool:
+def fill(plan_T: Integers, free_T: Integers, seconds_T: Floats, levels: _Levels, first: int, iterations: float) -> bool:
     """Write into plan_T the positions of the levels from slot `first` on; whether the iterations are done by its end.
 
     The cap rises level by level; for each one the slots are filled from the last to the first until it is enough.
     """
+    num_gpus_L, rates_L = levels
     done = 0.0
     for slot in range(first):
         done += rates_L[plan_T[slot]] * seconds_T[slot]
     plan_T[first:] = 0
     if done >= iterations:
         return True
-    for cap in range(1, len(levels_L)):
+    for cap in range(1, len(num_gpus_L)):
         for slot in range(len(plan_T) - 1, first - 1, -1):
             level = cap
-            while levels_L[level] > free_T[slot]:
+            while num_gpus_L[level] > free_T[slot]:
                 level -= 1
             done += (rates_L[level] - rates_L[plan_T[slot]]) * seconds_T[slot]
             plan_T[slot] = level
@@ -54,32 +55,30 @@ def fill(
 
 
 @compiled
-def fill_forward(
-    plan_T: Integers, free_T: Integers, seconds_T: Floats, levels_L: Integers, rates_L: Floats, iterations: float
-) -> None:
+def fill_forward(plan_T: Integers, free_T: Integers, seconds_T: Floats, levels: _Levels, iterations: float) -> None:
     """Write into plan_T the largest free level of each slot, from the first one until the iterations are done."""
     plan_T[:] = 0
     for slot in range(len(plan_T)):
         if iterations <= 0:
             return
-        level = len(levels_L) - 1
-        while levels_L[level] > free_T[slot]:
+        level = len(levels.num_gpus_L) - 1
+        while levels.num_gpus_L[level] > free_T[slot]:
             level -= 1
         plan_T[slot] = level
-        iterations -= rates_L[level] * seconds_T[slot]
+        iterations -= levels.rates_L[level] * seconds_T[slot]
 
 
 @compiled
-def gpu_seconds(plan_T: Integers, seconds_T: Floats, levels_L: Integers, rates_L: Floats, iterations: float) -> float:
+def gpu_seconds(plan_T: Integers, seconds_T: Floats, levels: _Levels, iterations: float) -> float:
     """The GPU-seconds of the plan until the iterations are done."""
     used = 0.0
     for slot in range(len(plan_T)):
-        rate = rates_L[plan_T[slot]]
+        rate = levels.rates_L[plan_T[slot]]
         seconds = seconds_T[slot]
         if rate > 0.0:
             seconds = min(seconds, iterations / rate)
             iterations -= rate * seconds
-            used += levels_L[plan_T[slot]] * seconds
+            used += levels.num_gpus_L[plan_T[slot]] * seconds
         if iterations <= 0.0:
             break
     return used
@@ -123,14 +122,13 @@ class _Plan:
     """The position of a job's level in each slot until its deadline; free_T: what jobs before it leave."""
 
     job: BaselineJob
-    levels_L: Integers
-    rates_L: Floats
+    levels: _Levels
     free_T: Integers
     seconds_T: Floats
     plan_T: Integers
 
     def gpu_seconds(self, plan_T: Integers) -> float:
-        return gpu_seconds(plan_T, self.seconds_T, self.levels_L, self.rates_L, self.job.remaining_iterations)
+        return gpu_seconds(plan_T, self.seconds_T, self.levels, self.job.remaining_iterations)
 
     def first_change(self, *, downwards: bool) -> int:
         """The first slot with a higher level than now, or with any other one; 0 if there is none."""
@@ -139,12 +137,11 @@ class _Plan:
 
     def one_level_more(self) -> Integers | None:
         """Line 6 to 8 of Algorithm 2: one level more in the first slot, and later slots filled anew."""
-        if self.plan_T[0] + 1 == len(self.levels_L):
+        if self.plan_T[0] + 1 == len(self.levels.num_gpus_L):
             return None
         raised_T = self.plan_T.copy()
         raised_T[0] += 1
-        iterations = self.job.remaining_iterations
-        fill(raised_T, self.free_T, self.seconds_T, self.levels_L, self.rates_L, 1, iterations)
+        fill(raised_T, self.free_T, self.seconds_T, self.levels, 1, self.job.remaining_iterations)
         return raised_T
 
 
@@ -171,25 +168,25 @@ class _Plans:
                 break
             self._plans[job.job_id] = plan = self._plan(job, free_T)
             free_T = free_T.copy()
-            free_T[: len(plan.plan_T)] -= plan.levels_L[plan.plan_T]
+            free_T[: len(plan.plan_T)] -= plan.levels.num_gpus_L[plan.plan_T]
 
     def _plan(self, job: BaselineJob, free_T: Integers) -> _Plan:
-        levels_L, rates_L = job.curve.derived(_levels_and_rates)
+        levels = job.curve.derived(_levels)
         left_s, iterations = job.due_s - self._now_s, job.remaining_iterations
         num_slots = int(np.searchsorted(self._edges_s, left_s, side="left"))
         if num_slots:
             seconds_T = np.diff(np.minimum(self._edges_s[: num_slots + 1], left_s))
             plan_T = np.zeros(num_slots, dtype=np.int64)
-            if fill(plan_T, free_T, seconds_T, levels_L, rates_L, 0, iterations):
-                return _Plan(job, levels_L, rates_L, free_T, seconds_T, plan_T)
+            if fill(plan_T, free_T, seconds_T, levels, 0, iterations):
+                return _Plan(job, levels, free_T, seconds_T, plan_T)
         self.unsatisfied.add(job.job_id)
         seconds_T, plan_T = np.diff(self._edges_s), np.zeros(len(free_T), dtype=np.int64)
-        fill_forward(plan_T, free_T, seconds_T, levels_L, rates_L, iterations)
-        return _Plan(job, levels_L, rates_L, free_T, seconds_T, plan_T)
+        fill_forward(plan_T, free_T, seconds_T, levels, iterations)
+        return _Plan(job, levels, free_T, seconds_T, plan_T)
 
     def now(self) -> dict[str, int]:
         """GPUs of each job that has any."""
-        planned = {job_id: int(plan.levels_L[plan.plan_T[0]]) for job_id, plan in self._plans.items()}
+        planned = {job_id: int(plan.levels.num_gpus_L[plan.plan_T[0]]) for job_id, plan in self._plans.items()}
         return {job_id: share for job_id, share in (planned | self._shares).items() if share}
 
     def next_change_s(self) -> float:
@@ -230,7 +227,7 @@ class _Plans:
         raised_T = plan.one_level_more()
         if raised_T is None:
             return None
-        added = int(plan.levels_L[raised_T[0]] - plan.levels_L[plan.plan_T[0]])
+        added = int(plan.levels.num_gpus_L[raised_T[0]] - plan.levels.num_gpus_L[plan.plan_T[0]])
         saved = plan.gpu_seconds(plan.plan_T) - plan.gpu_seconds(raised_T)
         return -saved / added, position, added, raised_T
 
@@ -246,10 +243,10 @@ def _step_of_undated(position: int, job: BaselineJob, share: int) -> tuple[float
     return (more - used) / (level - share), position, level - share, None
 
 
-def _levels_and_rates(curve: ScalingCurve) -> tuple[Integers, Floats]:
+def _levels(curve: ScalingCurve) -> _Levels:
     """Levels that make the job faster, and 0."""
     levels = (0, *curve.levels)
-    return np.array(levels, dtype=np.int64), np.array([curve.throughput(level) for level in levels])
+    return _Levels(np.array(levels, dtype=np.int64), np.array([curve.throughput(level) for level in levels]))
 
 
 def _edges_s(horizon_s: float) -> Floats:

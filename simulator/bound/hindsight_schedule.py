@@ -33,58 +33,62 @@ _DOUBLINGS, _HALVINGS = 60, 14
 _SPARE = 1e-9  # more work than needed, relative: a schedule keeps its deadline in exact arithmetic too
 
 
+class PricedPieces(NamedTuple):
+    """Free GPUs and their price between P + 1 instants."""
+
+    instants_s: FloatArray
+    free_P: FloatArray
+    price_P: FloatArray
+
+
+class JobLevels(NamedTuple):
+    """Numbers of GPUs, iterations per second, and stops in seconds, of a job's levels on one type."""
+
+    num_gpus_L: FloatArray
+    rate_L: FloatArray
+    stop_s_L: FloatArray
+
+
 @compiled
 def cheapest_schedule(
-    instants_s: FloatArray,
-    free_P: FloatArray,
-    price_P: FloatArray,
-    iterations: float,
-    num_gpus_L: FloatArray,
-    rate_L: FloatArray,
-    stop_s_L: FloatArray,
-    held: FloatArray,
+    pieces: PricedPieces, levels: JobLevels, iterations: float, held: FloatArray
 ) -> tuple[int, float]:  # pragma: no cover (compiled)
     """Segments and cost of a schedule of `iterations`; no segments and inf if none was found.
 
     held, shape (M, 3): filled with start, end and GPUs of each segment. Lagrangian: the value of one iteration is
     raised until the most profitable schedule does enough; its surplus is then cut off where it costs most.
     """
-    level_P = np.zeros(len(free_P), np.int64)
+    level_P = np.zeros(len(pieces.free_P), np.int64)
     needed = iterations * (1.0 + _SPARE)
     low, high = 0.0, 1e-6
     for _ in range(_DOUBLINGS):
-        if _most_profitable(instants_s, free_P, price_P, high, num_gpus_L, rate_L, stop_s_L, level_P) >= needed:
+        if _most_profitable(pieces, levels, high, level_P) >= needed:
             break
         low, high = high, high * 4.0
     else:
         return 0, np.inf
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _most_profitable(instants_s, free_P, price_P, middle, num_gpus_L, rate_L, stop_s_L, level_P) >= needed:
+        if _most_profitable(pieces, levels, middle, level_P) >= needed:
             high = middle
         else:
             low = middle
-    done = _most_profitable(instants_s, free_P, price_P, high, num_gpus_L, rate_L, stop_s_L, level_P)
-    starts_s, ends_s = instants_s[:-1].copy(), instants_s[1:].copy()
-    _cut(starts_s, ends_s, price_P, num_gpus_L, rate_L, stop_s_L, level_P, done - needed)
-    return _gather(starts_s, ends_s, price_P, num_gpus_L, level_P, held)
+    done = _most_profitable(pieces, levels, high, level_P)
+    starts_s, ends_s = pieces.instants_s[:-1].copy(), pieces.instants_s[1:].copy()
+    _cut(starts_s, ends_s, pieces.price_P, levels, level_P, done - needed)
+    return _gather(starts_s, ends_s, pieces.price_P, levels.num_gpus_L, level_P, held)
 
 
 @compiled
 def _most_profitable(
-    instants_s: FloatArray,
-    free_P: FloatArray,
-    price_P: FloatArray,
-    value: float,
-    num_gpus_L: FloatArray,
-    rate_L: FloatArray,
-    stop_s_L: FloatArray,
-    level_P: IntArray,
+    pieces: PricedPieces, levels: JobLevels, value: float, level_P: IntArray
 ) -> float:  # pragma: no cover (compiled)
     """Iterations of the schedule that gains most at this value of one; level_P: its levels, 0 = none, from 1.
 
     Dynamic program over pieces; gain[level] is the greatest gain so far of a schedule that ends with this level.
     """
+    instants_s, free_P, price_P = pieces
+    num_gpus_L, rate_L, stop_s_L = levels
     num_pieces, num_levels = len(free_P), len(num_gpus_L)
     gain = np.full(num_levels + 1, -np.inf)
     gain[0] = 0.0
@@ -120,13 +124,12 @@ def _cut(
     starts_s: FloatArray,
     ends_s: FloatArray,
     price_P: FloatArray,
-    num_gpus_L: FloatArray,
-    rate_L: FloatArray,
-    stop_s_L: FloatArray,
+    levels: JobLevels,
     level_P: IntArray,
     surplus: float,
 ) -> None:  # pragma: no cover (compiled)
     """Cuts `surplus` iterations off the ends of segments, the costliest first; ties: a later end first."""
+    num_gpus_L, rate_L, stop_s_L = levels
     while surplus > 0.0:
         highest, cut_piece, at_end = 0.0, -1, False
         for piece in range(len(level_P)):
@@ -224,19 +227,22 @@ class TimetableEntry(NamedTuple):
     cost: float
 
 
-class _Levels(NamedTuple):
-    """Numbers of GPUs, iterations per second, and stops in seconds, of a job's levels on one type."""
+class _Segments(NamedTuple):
+    """Start, end and GPUs of each job's segments; num_J: how many segments it has."""
 
-    num_gpus_L: FloatArray
-    rate_L: FloatArray
-    stop_s_L: FloatArray
+    held_JM3: FloatArray
+    num_J: IntArray
+
+
+class _PriceSteps(NamedTuple):
+    """The price of a GPU-second of one type from each start on."""
+
+    starts_s_B: FloatArray
+    price_B: FloatArray
 
 
 class Timetable:
-    """Changes in place.
-
-    held_JM3: start, end and GPUs of each job's segments; num_held_J: how many segments it has.
-    """
+    """Changes in place."""
 
     def __init__(
         self,
@@ -251,8 +257,7 @@ class Timetable:
         self._levels = [_levels_by_type(job, num_gpus_by_type, cost) for job in jobs]
         self._price_steps_G = _with_base([prices[name] for name in num_gpus_by_type])
         self._type_J = np.zeros(len(jobs), np.int64)
-        self._held_JM3 = np.zeros((len(jobs), MAX_SEGMENTS, 3))
-        self._num_held_J = np.zeros(len(jobs), np.int64)
+        self._segments = _Segments(np.zeros((len(jobs), MAX_SEGMENTS, 3)), np.zeros(len(jobs), np.int64))
         self._cost_J = np.zeros(len(jobs))
         opens_s, closes_s = self._windows_s[:, 0], self._windows_s[:, 1]
         self.neighbours = [
@@ -262,11 +267,11 @@ class Timetable:
 
     @property
     def is_met_J(self) -> np.ndarray:
-        return self._num_held_J > 0
+        return self._segments.num_J > 0
 
     @property
     def num_met(self) -> int:
-        return int(np.count_nonzero(self._num_held_J))
+        return int(np.count_nonzero(self._segments.num_J))
 
     @property
     def total_cost(self) -> float:
@@ -279,8 +284,7 @@ class Timetable:
         return np.flatnonzero(~self.is_met_J)
 
     def schedule(self, job: int) -> tuple[Held, ...]:
-        segments = self._held_JM3[job, : self._num_held_J[job]].tolist()
-        return tuple(Held(start_s, end_s, int(num_gpus)) for start_s, end_s, num_gpus in segments)
+        return tuple(Held(start_s, end_s, int(num_gpus)) for start_s, end_s, num_gpus in self._held(job).tolist())
 
     def gpu_type(self, job: int) -> str:
         """Its name; of a job that is met."""
@@ -293,52 +297,53 @@ class Timetable:
         return cheapest.cost
 
     def remove(self, job: int) -> None:
-        self._num_held_J[job] = 0
+        self._segments.num_J[job] = 0
         self._cost_J[job] = 0.0
 
     def take(self, job: int) -> TimetableEntry:
         """Removes the job. Returns what `restore` needs."""
-        held = self._held_JM3[job, : self._num_held_J[job]].copy()
-        taken = TimetableEntry(int(self._type_J[job]), held, float(self._cost_J[job]))
+        taken = TimetableEntry(int(self._type_J[job]), self._held(job).copy(), float(self._cost_J[job]))
         self.remove(job)
         return taken
 
     def restore(self, job: int, entry: TimetableEntry) -> None:
         self._type_J[job] = entry.gpu_type
-        self._held_JM3[job, : len(entry.held)] = entry.held
-        self._num_held_J[job] = len(entry.held)
+        self._segments.held_JM3[job, : len(entry.held)] = entry.held
+        self._segments.num_J[job] = len(entry.held)
         self._cost_J[job] = entry.cost if len(entry.held) else 0.0
+
+    def _held(self, job: int) -> FloatArray:
+        """Its segments, not copied."""
+        return self._segments.held_JM3[job, : self._segments.num_J[job]]
 
     def _fitted(self, job: int, gpu_type: int) -> TimetableEntry:
         """The cheapest schedule on GPUs of this type; its cost is inf if there is none."""
         opens_s, closes_s = self._windows_s[job]
         neighbours = self.neighbours[job]
-        instants_s, free_P, price_P = _pieces(
-            opens_s, closes_s, self._num_gpus_G[gpu_type], neighbours[self._type_J[neighbours] == gpu_type],
-            self._held_JM3, self._num_held_J, *self._price_steps_G[gpu_type],
-        )  # fmt: skip
+        beside, prices = neighbours[self._type_J[neighbours] == gpu_type], self._price_steps_G[gpu_type]
+        pieces = _pieces(opens_s, closes_s, self._num_gpus_G[gpu_type], beside, self._segments, prices)
         held = np.empty((MAX_SEGMENTS, 3))
         iterations = float(self._jobs[job].num_iterations)
-        segments, cost = cheapest_schedule(instants_s, free_P, price_P, iterations, *self._levels[job][gpu_type], held)
+        segments, cost = cheapest_schedule(pieces, self._levels[job][gpu_type], iterations, held)
         return TimetableEntry(gpu_type, held[:segments], cost)
 
 
-def _levels_by_type(job: TraceJob, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> dict[int, _Levels]:
+def _levels_by_type(job: TraceJob, num_gpus_by_type: Mapping[str, int], cost: ResizeCost) -> dict[int, JobLevels]:
     """The levels of each type on which the job runs, by the position of the type."""
-    by_type = dict[int, _Levels]()
+    by_type = dict[int, JobLevels]()
     for gpu_type, (name, num_gpus) in enumerate(num_gpus_by_type.items()):
         curve = job.curve_on(name)
         table = [(n, curve.throughput(n), cost.seconds(n)) for n in curve.levels if n <= num_gpus] if curve else []
         if table:
-            by_type[gpu_type] = _Levels(*np.array(table, np.float64).T.copy())
+            by_type[gpu_type] = JobLevels(*np.array(table, np.float64).T.copy())
     return by_type
 
 
-def _with_base(prices_G: Sequence[PriceProfile]) -> list[tuple[FloatArray, FloatArray]]:
-    """The price profiles, with a small price everywhere, equal on all types: starts_s_B and price_B of each type."""
+def _with_base(prices_G: Sequence[PriceProfile]) -> list[_PriceSteps]:
+    """The price profiles of each type, with a small price everywhere, equal on all types."""
     base = _BASE_PRICE * sum(map(_mean, prices_G)) / len(prices_G) or 1.0
     return [
-        (np.array([-np.inf, *prices.starts_s_B]), np.array([0.0, *prices.price_per_gpu_s_B]) + base)
+        _PriceSteps(np.array([-np.inf, *prices.starts_s_B]), np.array([0.0, *prices.price_per_gpu_s_B]) + base)
         for prices in prices_G
     ]
 
@@ -355,12 +360,12 @@ def _pieces(
     closes_s: float,
     num_gpus: int,
     neighbours: IntArray,
-    held_JM3: FloatArray,
-    num_held_J: IntArray,
-    price_starts_s: FloatArray,
-    prices: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray]:  # pragma: no cover (compiled)
-    """Instants, free GPUs and prices between them, over one window."""
+    segments: _Segments,
+    prices: _PriceSteps,
+) -> PricedPieces:  # pragma: no cover (compiled)
+    """Free GPUs beside these neighbours, and prices, over one window."""
+    held_JM3, num_held_J = segments
+    price_starts_s, price_B = prices
     first = np.searchsorted(price_starts_s, opens_s, side="right") - 1
     last = np.searchsorted(price_starts_s, closes_s, side="left")
     most = 2 * num_held_J[neighbours].sum() + last - first + 1
@@ -368,7 +373,7 @@ def _pieces(
     count = 0
     for segment in range(first, last):
         at_s[count] = max(price_starts_s[segment], opens_s)
-        price[count] = prices[segment]
+        price[count] = price_B[segment]
         count += 1
     for job in neighbours:
         for segment in range(num_held_J[job]):
@@ -381,7 +386,7 @@ def _pieces(
                     count += 1
     order = np.argsort(at_s[:count])
     instants_s, free_P, price_P = np.empty(count + 1), np.empty(count), np.empty(count)
-    pieces, free, current = 0, float(num_gpus), prices[first]
+    pieces, free, current = 0, float(num_gpus), price_B[first]
     for event in order:
         free += change[event]
         current = price[event] if price[event] >= 0.0 else current
@@ -390,7 +395,7 @@ def _pieces(
         instants_s[pieces], free_P[pieces], price_P[pieces] = at_s[event], free, current
         pieces += 1
     instants_s[pieces] = closes_s
-    return instants_s[: pieces + 1], free_P[:pieces], price_P[:pieces]
+    return PricedPieces(instants_s[: pieces + 1], free_P[:pieces], price_P[:pieces])
 
 
 # --- hindsight schedule --------------------------------------------------------------------------------

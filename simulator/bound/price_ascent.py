@@ -10,6 +10,7 @@ Axes as in `feasible_demand`: G GPU types, J jobs, S steps, I intervals.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,10 +44,9 @@ class Answer:
 def answer(demand: FeasibleDemand, grid: Grid, num_gpus_G: IntArray, price_GI: FloatArray) -> Answer:
     """The purchases of the jobs at these prices (each >= 0), and the bound that follows."""
     met_J, gpu_seconds_GI = np.zeros(demand.num_jobs), np.zeros(price_GI.shape)
-    surplus = _buy(
-        price_GI, grid.instants_s_B, grid.first_J, grid.last_J, demand.opens_s_J, demand.closes_s_J,
-        demand.first_step_J, demand.type_S, demand.num_gpus_S, demand.gain_S, met_J, gpu_seconds_GI,
-    )  # fmt: skip
+    windows = _Windows(demand.opens_s_J, demand.closes_s_J, grid.first_J, grid.last_J)
+    steps = _Steps(demand.first_step_J, demand.type_S, demand.num_gpus_S, demand.gain_S)
+    surplus = _buy(price_GI, grid.instants_s_B, windows, steps, met_J, gpu_seconds_GI)
     income = sum(
         _over_time(price_I, grid.lengths_s_I) * num_gpus
         for price_I, num_gpus in zip(price_GI, num_gpus_G.tolist(), strict=True)
@@ -100,18 +100,30 @@ def _over_time(value_I: FloatArray, weight_I: FloatArray) -> float:
     return float(value_I @ weight_I)
 
 
+class _Windows(NamedTuple):
+    """When jobs can use GPUs: in seconds, and by the intervals that overlap with it (see `Grid`)."""
+
+    opens_s_J: FloatArray
+    closes_s_J: FloatArray
+    first_J: IntArray
+    last_J: IntArray
+
+
+class _Steps(NamedTuple):
+    """The steps of all curves (see `FeasibleDemand`)."""
+
+    first_step_J: IntArray
+    type_S: IntArray
+    num_gpus_S: FloatArray
+    gain_S: FloatArray
+
+
 @compiled
 def _buy(
     price_GI: FloatArray,
     instants_s_B: FloatArray,
-    first_J: IntArray,
-    last_J: IntArray,
-    opens_s_J: FloatArray,
-    closes_s_J: FloatArray,
-    first_step_J: IntArray,
-    type_S: IntArray,
-    num_gpus_S: FloatArray,
-    gain_S: FloatArray,
+    windows: _Windows,
+    steps: _Steps,
     met_J: FloatArray,
     gpu_seconds_GI: FloatArray,
 ) -> float:  # pragma: no cover (compiled)
@@ -121,6 +133,8 @@ def _buy(
     whose next interval costs least for each part of the job. Gains fall from step to step of a type: no step precedes
     the one below it.
     """
+    opens_s_J, closes_s_J, first_J, last_J = windows
+    first_step_J, type_S, num_gpus_S, gain_S = steps
     num_types = price_GI.shape[0]
     widest, most_steps = 0, 0
     for job in range(len(first_J)):

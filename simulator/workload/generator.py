@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.workload.throughput_tables import Throughputs
-from elasticflow.simulator.workload.trace import MAX_DURATION_S, TIGHTNESS, Setting, completed_job, settings_at
+from elasticflow.simulator.workload.trace import MAX_DURATION_S, TIGHTNESS, Setting, settings_at
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 FloatArray = NDArray[np.float64]
@@ -100,13 +100,13 @@ def generate(recipe: Recipe, throughputs: Throughputs, seed: int, name: str = "g
         submitted_at_s, num_gpus = float(submitted_s_J[job]), int(num_gpus_J[job])
         has_deadline = job_class is not JobClass.BEST_EFFORT
         choices, shares = settings[num_gpus]
+        setting = choices[chance.choice(len(choices), p=shares)]
         jobs.append(
-            completed_job(
+            setting.completed_job(
                 job_id=f"job-{job + 1:06d}",
                 submitted_at_s=submitted_at_s,
                 duration_s=float(duration_s_J[job]),
                 num_gpus=num_gpus,
-                setting=choices[chance.choice(len(choices), p=shares)],
                 deadline_s=submitted_at_s + float(allowed_s_J[job]) if has_deadline else None,
                 job_class=job_class,
             )

@@ -56,6 +56,32 @@ class Setting:
     curve: ScalingCurve
     curve_by_type: Mapping[str, ScalingCurve]  # empty for a pool of one type
 
+    def completed_job(
+        self,
+        *,
+        job_id: str,
+        submitted_at_s: float,
+        duration_s: float,
+        num_gpus: int,
+        deadline_s: float | None,
+        job_class: JobClass = JobClass.SLO,
+    ) -> TraceJob:
+        """A job of duration_s seconds on num_gpus GPUs, of one iteration at least."""
+        iterations = int(duration_s * self.curve.throughput(num_gpus))
+        return TraceJob(
+            job_id=job_id,
+            submitted_at_s=submitted_at_s,
+            num_iterations=max(iterations, 1),
+            model_name=self.model_name,
+            global_batch_size=self.global_batch_size,
+            deadline_s=deadline_s,
+            job_class=job_class,
+            num_gpus=num_gpus,
+            duration_s=duration_s,
+            curve=self.curve,
+            measured_by_type=self.curve_by_type,
+        )
+
 
 def settings_at(throughputs: Throughputs, num_gpus: int) -> tuple[Setting, ...]:
     """All settings that run on num_gpus GPUs, by model name and batch size."""
@@ -64,33 +90,6 @@ def settings_at(throughputs: Throughputs, num_gpus: int) -> tuple[Setting, ...]:
         for model in throughputs.models
         for batch_size in throughputs.batch_sizes(model)
         if (curve := throughputs.curve(model, batch_size)).throughput(num_gpus) > 0
-    )
-
-
-def completed_job(
-    *,
-    job_id: str,
-    submitted_at_s: float,
-    duration_s: float,
-    num_gpus: int,
-    setting: Setting,
-    deadline_s: float | None,
-    job_class: JobClass = JobClass.SLO,
-) -> TraceJob:
-    """A job of duration_s seconds on num_gpus GPUs, of one iteration at least."""
-    iterations = int(duration_s * setting.curve.throughput(num_gpus))
-    return TraceJob(
-        job_id=job_id,
-        submitted_at_s=submitted_at_s,
-        num_iterations=max(iterations, 1),
-        model_name=setting.model_name,
-        global_batch_size=setting.global_batch_size,
-        deadline_s=deadline_s,
-        job_class=job_class,
-        num_gpus=num_gpus,
-        duration_s=duration_s,
-        curve=setting.curve,
-        measured_by_type=setting.curve_by_type,
     )
 
 
@@ -115,12 +114,11 @@ class RawReader:
             raise row.bad_input("num_gpu", f"no model of {self._throughputs.source} runs on {num_gpus} GPUs")
         setting, job_class = settings[self._chance.integers(len(settings))], job_class_of(row)
         deadline_s = submitted_at_s + duration_s * self._chance.uniform(*TIGHTNESS)
-        return completed_job(
+        return setting.completed_job(
             job_id=job_id,
             submitted_at_s=submitted_at_s,
             duration_s=duration_s,
             num_gpus=num_gpus,
-            setting=setting,
             deadline_s=deadline_s if job_class.has_deadline else None,
             job_class=job_class,
         )

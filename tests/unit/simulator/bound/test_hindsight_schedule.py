@@ -7,7 +7,7 @@ import pytest
 
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.bound import hindsight_schedule
-from elasticflow.simulator.bound.hindsight_schedule import MAX_SEGMENTS, cheapest_schedule
+from elasticflow.simulator.bound.hindsight_schedule import MAX_SEGMENTS, JobLevels, PricedPieces, cheapest_schedule
 from elasticflow.simulator.verification.certificates import Held
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import Workload
@@ -27,16 +27,10 @@ def fitted(
     stop_s: float,
 ) -> tuple[list[Held], float]:
     held = np.zeros((MAX_SEGMENTS, 3))
-    segments, cost = cheapest_schedule(
-        np.array(instants_s),
-        np.array(free),
-        np.array(price),
-        iterations,
-        np.array(curve.num_gpus_L, np.float64),
-        np.array(curve.iterations_per_s_L),
-        np.full(len(curve.num_gpus_L), stop_s),
-        held,
-    )
+    pieces = PricedPieces(np.array(instants_s), np.array(free), np.array(price))
+    stops_s = np.full(len(curve.num_gpus_L), stop_s)
+    levels = JobLevels(np.array(curve.num_gpus_L, np.float64), np.array(curve.iterations_per_s_L), stops_s)
+    segments, cost = cheapest_schedule(pieces, levels, iterations, held)
     return [Held(*segment) for segment in held[:segments].tolist()], cost
 
 
