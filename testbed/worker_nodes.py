@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -75,6 +75,18 @@ class Generation:
             worker.send(StopAtBoundary(keeps_state=keeps_state))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineup:
+    """The ranks to start (by default all), and what differs by rank. devices: the first GPU is the node's first."""
+
+    ranks: Sequence[int] | None = None
+    spec_by_rank: Mapping[int, JobSpec] = field(default_factory=dict[int, JobSpec])
+    devices: Sequence[Device] = ()
+
+
+ALL_ALIKE = Lineup()
+
+
 class Node:
     """A launcher, and jobs whose code is in `testbed/user_code`. launching: further settings of the launcher."""
 
@@ -100,15 +112,11 @@ class Node:
         job_id: str,
         num_workers: int = 1,
         generation: int = 1,
-        ranks: Sequence[int] | None = None,
-        spec_by_rank: Mapping[int, JobSpec] | None = None,
-        devices: Sequence[Device] = (),
+        lineup: Lineup = ALL_ALIKE,
         **more: Any,
     ) -> Generation:
-        """ranks: those to start; by default all. spec_by_rank: specifications that differ on some ranks. devices: by
-        rank, if they differ; the first GPU is the node's first. more: of the assignment, or of its generation plan.
-        """
-        ranks = range(num_workers) if ranks is None else ranks
+        """more: of the assignment, or of its generation plan."""
+        ranks, devices = range(num_workers) if lineup.ranks is None else lineup.ranks, lineup.devices
         workers = self._generations[job_id, generation] = Generation(ranks)
         planned = {name: more.pop(name) for name in PLANNED & more.keys()}
         assignment = Assignment(
@@ -126,7 +134,7 @@ class Node:
                 rank=rank,
                 gpu_index=devices[:rank].count("cuda") if devices else assignment.gpu_index + rank,
                 device=devices[rank] if devices else assignment.device,
-                spec=(spec_by_rank or {}).get(rank, spec),
+                spec=lineup.spec_by_rank.get(rank, spec),
             )
             workers.workers[rank] = await self.launcher.launch(own)
         workers.pass_on_rendezvous()

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +30,7 @@ from benchmarks.engine.sensitive import (
     Sensitive,
 )
 from benchmarks.engine.smooth import Smooth
-from benchmarks.engine.stage import Outcome, Played, play_all
+from benchmarks.engine.stage import Outcome, Played, PlayedJob, play_all
 from benchmarks.engine.transports import TransportName
 from benchmarks.report import today
 from elasticflow import ElasticJob
@@ -40,16 +41,26 @@ JOBS: dict[int, type[Sensitive]] = {4: OfFour, 8: OfEight, 16: OfSixteen}  # by 
 _TOLERANCE = 1e-4  # of weights of about one, after some hundred steps
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """All schedules run so, at_once of them concurrently."""
+
+    at_once: int = 1
+    transport: TransportName = TransportName.GLOO
+    device: Device = Device.CPU
+
+
+ONE_AT_A_TIME = Conditions()
+
+
 async def prove(
     virtual_nodes: int,
     seeds: Sequence[int],
+    conditions: Conditions = ONE_AT_A_TIME,
     *,
-    at_once: int = 1,
     is_uneven: bool = False,
     cpu_shares: Sequence[float] = (1.0,),
     is_sharded: bool = False,
-    transport: TransportName = TransportName.GLOO,
-    device: Device = Device.CPU,
 ) -> dict[str, Any]:
     """The row of one V. is_uneven: workers have unequal numbers of virtual nodes, others in each generation.
     cpu_shares: as in `Crew`. is_sharded: each worker holds a part of the optimizer's state."""
@@ -57,36 +68,32 @@ async def prove(
     def settings_of(seed: int) -> dict[str, Any]:
         return {"cpu_shares": cpu_shares, **({"counts_of": uneven_counts(virtual_nodes, seed)} if is_uneven else {})}
 
-    spec = partial(spec_of, JOBS[virtual_nodes](), is_sharded=is_sharded, transport=transport)
-    outcome = await play_all(spec, f"v{virtual_nodes}", seeds, at_once=at_once, settings_of=settings_of, device=device)
+    spec = partial(spec_of, JOBS[virtual_nodes](), is_sharded=is_sharded, transport=conditions.transport)
+    job = PlayedJob(name=f"v{virtual_nodes}", spec_of=spec, settings_of=settings_of)
+    outcome = await play_all(job, seeds, at_once=conditions.at_once, device=conditions.device)
     return {
         "virtual_nodes": virtual_nodes,
         "uneven": is_uneven,
         "cpu_shares": list(cpu_shares),
         "sharded": is_sharded,
-        "transport": transport.value,
-        "device": device.value,
+        "transport": conditions.transport.value,
+        "device": conditions.device.value,
         **_numbers(outcome),
         "differences": [text for each in outcome.played for text in differences(each, outcome.expected)],
         "iterations_read_wrongly": reading_errors(outcome.expected),
     }
 
 
-async def prove_fast(
-    seeds: Sequence[int],
-    *,
-    at_once: int = 1,
-    transport: TransportName = TransportName.GLOO,
-    device: Device = Device.CPU,
-) -> dict[str, Any]:
+async def prove_fast(seeds: Sequence[int], conditions: Conditions = ONE_AT_A_TIME) -> dict[str, Any]:
     """The row of the fast mode. The oldest worker is spared, because a restart from a checkpoint repeats steps with
     other rounding."""
-    spec = partial(spec_of, Smooth(), transport=transport)
-    outcome = await play_all(spec, "fast", seeds, at_once=at_once, spares_oldest=True, device=device)
+    spec = partial(spec_of, Smooth(), transport=conditions.transport)
+    job = PlayedJob(name="fast", spec_of=spec, spares_oldest=True)
+    outcome = await play_all(job, seeds, at_once=conditions.at_once, device=conditions.device)
     return {
         "virtual_nodes": "fast",
-        "transport": transport.value,
-        "device": device.value,
+        "transport": conditions.transport.value,
+        "device": conditions.device.value,
         **_numbers(outcome),
         "differences": [text for each in outcome.played for text in fast_differences(each, outcome.expected)],
         "iterations_read_wrongly": reading_errors(outcome.expected),
@@ -206,11 +213,13 @@ def main(
     """Run random schedules. Exit code 1 if any state differs, or a schedule does not finish."""
     configure_logs(level="error")
     tried = range(first, first + seeds)
-    where = {"at_once": at_once, "transport": transport, "device": device}
-    slots = {"is_uneven": uneven, "cpu_shares": cpu_share}
-    rows = [asyncio.run(prove(v, tried, is_sharded=sharded, **slots, **where)) for v in virtual_nodes]
+    where = Conditions(at_once=at_once, transport=transport, device=device)
+    rows = [
+        asyncio.run(prove(v, tried, where, is_uneven=uneven, cpu_shares=cpu_share, is_sharded=sharded))
+        for v in virtual_nodes
+    ]
     if fast:
-        rows.append(asyncio.run(prove_fast(range(first, first + fast), **where)))
+        rows.append(asyncio.run(prove_fast(range(first, first + fast), where)))
     result = {
         "date": today(),
         "torch": torch.__version__,

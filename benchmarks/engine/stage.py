@@ -74,20 +74,21 @@ SettingsOf = Callable[[int], Mapping[str, Any]]
 """Of the crew of a schedule, by its seed."""
 
 
-async def play(
-    stage: Stage,
-    spec_of: SpecOf,
-    name: str,
-    seed: int,
-    folder: Path,
-    *,
-    spares_oldest: bool = False,
-    settings_of: SettingsOf = lambda _: {},
-) -> Played:
-    """folder: for the workers' records, empty. spares_oldest: as in `Player`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedJob:
+    """The job of all schedules. name: without their seeds. spares_oldest: as in `Player`."""
+
+    name: str
+    spec_of: SpecOf
+    settings_of: SettingsOf = lambda _: {}
+    spares_oldest: bool = False
+
+
+async def play(stage: Stage, job: PlayedJob, seed: int, folder: Path) -> Played:
+    """folder: for the workers' records, empty."""
     events = schedule(seed)
-    crew = stage.crew(name, spec_of(folder, step_s=STEP_S), **settings_of(seed))
-    player = Player(crew, seed, spares_oldest=spares_oldest)
+    crew = stage.crew(f"{job.name}-seed{seed}", job.spec_of(folder, step_s=STEP_S), **job.settings_of(seed))
+    player = Player(crew, seed, spares_oldest=job.spares_oldest)
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await player.play(events)
@@ -108,9 +109,10 @@ async def play(
     )
 
 
-async def undisturbed(stage: Stage, spec_of: SpecOf, name: str, num_iterations: int, folder: Path) -> dict[int, str]:
+async def undisturbed(stage: Stage, job: PlayedJob, num_iterations: int, folder: Path) -> dict[int, str]:
     """States of one undisturbed worker, at the beginning of each iteration."""
-    crew = stage.crew(name, spec_of(folder, max_iterations=num_iterations), checkpoint_every_s=1e6)
+    spec = job.spec_of(folder, max_iterations=num_iterations)
+    crew = stage.crew(f"{job.name}-undisturbed", spec, checkpoint_every_s=1e6)
     await crew.start(1)
     await crew.until(lambda: not crew.processes, "it has finished")
     return dict(_held(folder))
@@ -133,17 +135,8 @@ class Outcome:
     expected: dict[int, str]
 
 
-async def play_all(
-    spec_of: SpecOf,
-    name: str,
-    seeds: Sequence[int],
-    *,
-    at_once: int,
-    spares_oldest: bool = False,
-    settings_of: SettingsOf = lambda _: {},
-    device: Device = Device.CPU,
-) -> Outcome:
-    """Including the undisturbed run. name: of the jobs, without their seed. spares_oldest: as in `Player`."""
+async def play_all(job: PlayedJob, seeds: Sequence[int], *, at_once: int, device: Device = Device.CPU) -> Outcome:
+    """Including the undisturbed run."""
     with tempfile.TemporaryDirectory() as record:
         folders = {key: Path(record) / key for key in ("undisturbed", *map(str, seeds))}
         for folder in folders.values():
@@ -153,15 +146,7 @@ async def play_all(
         async def one(seed: int) -> Played | str:
             async with turn:
                 try:
-                    return await play(
-                        there,
-                        spec_of,
-                        f"{name}-seed{seed}",
-                        seed,
-                        folders[str(seed)],
-                        spares_oldest=spares_oldest,
-                        settings_of=settings_of,
-                    )
+                    return await play(there, job, seed, folders[str(seed)])
                 except Unfinished as error:
                     return str(error)
 
@@ -169,6 +154,6 @@ async def play_all(
             outcomes = await asyncio.gather(*map(one, seeds))
             played = tuple(outcome for outcome in outcomes if isinstance(outcome, Played))
             longest = max((iteration for each in played for iteration, _ in (*each.held, each.final)), default=0) + 1
-            expected = await undisturbed(there, spec_of, f"{name}-undisturbed", longest, folders["undisturbed"])
+            expected = await undisturbed(there, job, longest, folders["undisturbed"])
     unfinished = tuple(outcome for outcome in outcomes if isinstance(outcome, str))
     return Outcome(played=played, unfinished=unfinished, expected=expected)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -118,18 +118,11 @@ def measure_steady(
     device: Device = Device.CPU,
 ) -> Row:
     """A row: seconds and ratios of each mode."""
-    every = (*modes, PLAIN_MODE)
-    together = [every] if device == Device.CPU else [(mode,) for mode in every]
+    case = SteadyCase(model, million_parameters, num_workers, rounds, (*modes, PLAIN_MODE), device)
+    together = [case] if device == Device.CPU else [case._replace(modes=(mode,)) for mode in case.modes]
     of_ranks: list[dict[str, Any]] = [{} for _ in range(num_workers)]
     for present in together:
-        taken = steps_of_ranks(
-            model,
-            present,
-            million_parameters=million_parameters,
-            num_workers=num_workers,
-            rounds=rounds,
-            device=device,
-        )
+        taken = steps_of_ranks(present)
         for all_modes, these in zip(of_ranks, taken, strict=True):
             all_modes |= these
     row: Row = {
@@ -147,18 +140,26 @@ def measure_steady(
     return row
 
 
-def steps_of_ranks(
-    model: str, modes: tuple[str, ...], *, million_parameters: int, num_workers: int, rounds: int, device: Device
-) -> list[dict[str, Any]]:
-    """The wall_s and cpu_s of each round, by rank and mode. All modes, also "plain", share the workers' processes.
+class SteadyCase(NamedTuple):
+    """modes: those that share the workers' processes, also "plain"."""
+
+    model: str
+    million_parameters: int
+    num_workers: int
+    rounds: int
+    modes: tuple[str, ...]
+    device: Device
+
+
+def steps_of_ranks(case: SteadyCase) -> list[dict[str, Any]]:
+    """The wall_s and cpu_s of each round, by rank and mode.
 
     Plain DDP also has flops: floating-point operations of a step's matrix products and convolutions.
     """
     multiprocessing.set_forkserver_preload([__name__])  # torch is loaded once for all processes
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (num_workers, model, million_parameters, rounds, modes, device, folder)
-        multiprocessing.start_processes(_work, arguments, nprocs=num_workers, start_method="forkserver")
-        return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_workers)]
+        multiprocessing.start_processes(_work, (case, folder), nprocs=case.num_workers, start_method="forkserver")
+        return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(case.num_workers)]
 
 
 def _sum_of_ranks(of_ranks: list[Any], mode: str) -> list[float]:
@@ -169,16 +170,8 @@ def _median_ratio(these: list[float], those: list[float]) -> float:
     return statistics.median(this / that for this, that in zip(these, those, strict=True))
 
 
-def _work(
-    rank: int,
-    num_workers: int,
-    model: str,
-    million_parameters: int,
-    rounds: int,
-    modes: tuple[str, ...],
-    device: Device,
-    folder: str,
-) -> None:
+def _work(rank: int, case: SteadyCase, folder: str) -> None:
+    num_workers, modes, device = case.num_workers, case.modes, case.device
     use_one_heap()  # as a worker does
     os.setpgid(0, 0)  # a worker whose executor is gone kills its process group
     torch.set_num_threads(1)
@@ -186,15 +179,15 @@ def _work(
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_workers)
     store = dist.FileStore(f"{folder}/addresses", num_workers)
     steps: dict[str, Step] = {
-        mode: _engine_step(_ALL_MODELS[model][mode], million_parameters, rank, num_workers, device, store, folder)
+        mode: _engine_step(_ALL_MODELS[case.model][mode], case, rank, store, folder)
         for mode in modes
         if mode != PLAIN_MODE
     }
     if PLAIN_MODE in modes:
-        steps[PLAIN_MODE] = _plain_step(_ALL_PLAIN[model], million_parameters, rank, num_workers, device)
+        steps[PLAIN_MODE] = _plain_step(_ALL_PLAIN[case.model], case, rank)
     together = torch.zeros(1)
     taken: dict[str, dict[str, Any]] = {mode: {"wall_s": [], "cpu_s": []} for mode in steps}
-    for round_ in range(_WARM_UP_ROUNDS[device] + rounds):
+    for round_ in range(_WARM_UP_ROUNDS[device] + case.rounds):
         for mode, step in steps.items():
             dist.all_reduce(together)  # on the host, as a barrier
             wall_s, cpu_s = time.monotonic(), time.process_time()
@@ -213,10 +206,11 @@ def _work(
     os._exit(0)  # with all groups and threads of all modes, at once
 
 
-def _plain_step(job_class: type[Trained], million_parameters: int, rank: int, num_workers: int, device: Device) -> Step:
+def _plain_step(job_class: type[Trained], case: SteadyCase, rank: int) -> Step:
     """The same training function in a plain loop. On a GPU, DDP wraps also a single worker's model, and an epoch's
     batches are ready in pinned memory."""
-    job = job_class().set_hyperparameter(million_parameters=million_parameters)
+    num_workers, device = case.num_workers, case.device
+    job = job_class().set_hyperparameter(million_parameters=case.million_parameters)
     model, data = job.init_model().to(device), job.init_dataset()
     optimizer = job.init_optimizer(model)
     parallel = DistributedDataParallel(model) if num_workers > 1 or device == Device.CUDA else model
@@ -236,30 +230,22 @@ def _plain_step(job_class: type[Trained], million_parameters: int, rank: int, nu
     return step
 
 
-def _engine_step(
-    job_class: type[Trained],
-    million_parameters: int,
-    rank: int,
-    num_workers: int,
-    device: Device,
-    store: dist.Store,
-    folder: str,
-) -> Step:
+def _engine_step(job_class: type[Trained], case: SteadyCase, rank: int, store: dist.Store, folder: str) -> Step:
     """A worker's trainer, as set up in a process of its own."""
     spec = (
         job_class()
-        .set_hyperparameter(global_batch_size=job_class.BATCH_SIZE, million_parameters=million_parameters)
+        .set_hyperparameter(global_batch_size=job_class.BATCH_SIZE, million_parameters=case.million_parameters)
         .term_condition(max_iterations=1_000_000)
         .set_job_class("best_effort")
         .spec()
     )
     assignment = Assignment(
         job_id=job_class.__name__,
-        plan=GenerationPlan(generation=_GENERATION, world_size=num_workers),
+        plan=GenerationPlan(generation=_GENERATION, world_size=case.num_workers),
         rank=rank,
         spec=spec,
         checkpoint_dir=folder,
-        **device_fields(device, rank),
+        **device_fields(case.device, rank),
     )
     ours, theirs = socket.socketpair()
     threading.Thread(target=_executor, args=(ours, store, job_class.__name__, rank), daemon=True).start()

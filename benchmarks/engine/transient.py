@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from benchmarks.engine.timed import Step, Timed, median_s, steps, timed_spec
 
 PERIOD_S, PERIOD_OF_LARGE_S = 20.0, 120.0
 LARGE = 50  # million parameters
-_OWN, _LENT = 2, 2
 _STEP_S = 0.4  # on one worker
 _ROUNDS = 2
 _FEW_STEPS = 5
@@ -36,22 +36,29 @@ def measure(options: Options) -> list[Row]:
 
 async def _of_size(million_parameters: int, rounds: int, device: Device) -> list[Row]:
     period_s = PERIOD_OF_LARGE_S if million_parameters > LARGE else PERIOD_S
-    return await measure_transient(million_parameters, period_s=period_s, rounds=rounds, device=device)
+    return await measure_transient(million_parameters, Lending(period_s=period_s), rounds=rounds, device=device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lending:
+    """Numbers of GPUs. period_s: for how long a job has the lent ones, and then has not."""
+
+    period_s: float
+    own: int = 2
+    lent: int = 2
 
 
 async def measure_transient(
     million_parameters: int,
+    lending: Lending,
     *,
-    period_s: float,
     rounds: int,
     device: Device = Device.CPU,
-    own: int = _OWN,
-    lent: int = _LENT,
     job_class: type[Timed] = Timed,
 ) -> list[Row]:
     """A row for workers that switch, and one for a stop and a restart at each resize, for comparison.
 
-    own, lent: numbers of GPUs. job_class: its virtual nodes must divide over both numbers of workers.
+    job_class: its virtual nodes must divide over both numbers of workers.
     """
     async with stage(device) as there:
 
@@ -61,23 +68,25 @@ async def measure_transient(
                     Path(notes), million_parameters=million_parameters, step_s=_STEP_S, job_class=job_class
                 )
                 crew = there.crew(way, spec, checkpoint_every_s=1e6)
-                measured = await _measured(crew, Path(notes), own, lent, period_s=period_s, rounds=rounds)
-            about = {"way": way, "million_parameters": million_parameters, "period_s": period_s, "rounds": rounds}
-            return {**about, "own": own, "lent": lent, **measured}
+                measured = await _measured(crew, Path(notes), lending, rounds)
+            about = {"way": way, "million_parameters": million_parameters}
+            about |= {"period_s": lending.period_s, "rounds": rounds, "own": lending.own, "lent": lending.lent}
+            return {**about, **measured}
 
         return [await row("gone-over", rounds), await row("stopped-and-resumed", 1)]
 
 
-async def _measured(crew: Crew, notes: Path, own: int, lent: int, *, period_s: float, rounds: int) -> Row:
+async def _measured(crew: Crew, notes: Path, lending: Lending, rounds: int) -> Row:
+    own = lending.own
     await crew.start(own)
     await asyncio.sleep(_FEW_STEPS * _STEP_S / own)
     owned: list[tuple[float, int]] = []  # start time, number
     for _ in range(rounds):
-        for num_workers in (own + lent, own):
+        for num_workers in (own + lending.lent, own):
             began_s = time.monotonic()
             owned.append((began_s, num_workers))
             await _change(crew, num_workers)
-            await asyncio.sleep(began_s + period_s - time.monotonic())
+            await asyncio.sleep(began_s + lending.period_s - time.monotonic())
             while not _has_stepped(notes, num_workers, began_s):
                 await asyncio.sleep(_STEP_S)
     until_s = time.monotonic()

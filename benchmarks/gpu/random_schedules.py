@@ -13,7 +13,7 @@ _VIRTUAL_NODES = 8
 
 def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     seeds = range(1 if quick else _NUM_SCHEDULES)
-    note(**asyncio.run(schedules.prove(_VIRTUAL_NODES, seeds, device=device)))
+    note(**asyncio.run(schedules.prove(_VIRTUAL_NODES, seeds, schedules.Conditions(device=device))))
 
 
 def rows(measured: Measured) -> Iterable[Row]:

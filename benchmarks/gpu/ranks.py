@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -101,12 +102,8 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([act.__module__])  # torch is loaded once
-        self._processes = [
-            context.Process(
-                target=_run, args=(act, number, size, device, self.store.port, dict(settings), self._folder.name)
-            )
-            for number in range(size)
-        ]
+        start = _Start(act, size, device, self.store.port, dict(settings), self._folder.name)
+        self._processes = [context.Process(target=_run, args=(start, number)) for number in range(size)]
         for process in self._processes:
             process.start()
 
@@ -151,20 +148,32 @@ class Ranks:
             process.join()
 
 
-def _run(act: Act, number: int, size: int, device: Device, port: int, settings: dict[str, float], folder: str) -> None:
+class _Start(NamedTuple):
+    """What all ranks are started with. folder: for their results."""
+
+    act: Act
+    size: int
+    device: Device
+    port: int
+    settings: dict[str, float]
+    folder: str
+
+
+def _run(start: _Start, number: int) -> None:
     configure_logs(level="error")
     over_nccl()
-    store = dist.TCPStore(_HOST, port, is_master=False, timeout=timedelta(seconds=_STORE_S))
+    store = dist.TCPStore(_HOST, start.port, is_master=False, timeout=timedelta(seconds=_STORE_S))
+    device = start.device
     on = torch.device(device.value, 0) if device == Device.CUDA else torch.device(device.value)
     code = 0
     try:
-        measured = act(Rank(number, size, on, store, settings))
+        measured = start.act(Rank(number, start.size, on, store, start.settings))
     except Exception as error:
         traceback.print_exc()
         measured, code = {"error": f"{type(error).__name__}: {error}"}, 1
-    written = Path(folder) / f"{number}.new"
+    written = Path(start.folder) / f"{number}.new"
     written.write_text(json.dumps(measured))
-    os.replace(written, Path(folder) / str(number))
+    os.replace(written, Path(start.folder) / str(number))
     sys.stderr.flush()
     os._exit(code)  # with all threads of all groups, at once
 

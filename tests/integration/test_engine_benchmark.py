@@ -9,7 +9,7 @@ from benchmarks.engine.parts import Options
 from benchmarks.engine.stalls import measure_stalls
 from benchmarks.engine.steady import measure_steady
 from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
-from benchmarks.engine.transient import measure_transient
+from benchmarks.engine.transient import Lending, measure_transient
 
 SMALL = Options(million_parameters=(1,), rounds=1, losses=2)
 
@@ -59,7 +59,7 @@ def test_torchft_is_measured_or_reported_missing() -> None:
 
 @pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 async def test_transient_gpus_are_measured_next_to_a_restart() -> None:
-    rows = await measure_transient(1, period_s=1.0, rounds=1)
+    rows = await measure_transient(1, Lending(period_s=1.0), rounds=1)
     assert [row["way"] for row in rows] == ["gone-over", "stopped-and-resumed"]
     assert all(row["steps"] > 0 and row["of_ideal"] > 0 for row in rows)
     assert transient.table(rows).row_count == 2

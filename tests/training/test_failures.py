@@ -17,6 +17,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
     Warned,
 )
+from testbed.worker_nodes import Lineup
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -189,7 +190,9 @@ OTHER = {"hyperparameters": {"learning_rate": 0.3}, "seed": 7}
 async def test_an_incompatible_worker_is_named_before_any_tensor_travels(node, spec_of):
     """As on a node with another copy of the code: here with another model, and another number of samples."""
     other = spec_of("WiderWithFewerSamples", **OTHER)
-    workers = await node.launch(spec_of("Points"), job_id=node.new_job_id(), num_workers=2, spec_by_rank={1: other})
+    workers = await node.launch(
+        spec_of("Points"), job_id=node.new_job_id(), num_workers=2, lineup=Lineup(spec_by_rank={1: other})
+    )
     failed = await workers.first(Failed, 1)
     assert failed.error.startswith("this worker differs from rank 0 of its rendezvous: training function: ")
     for difference in (

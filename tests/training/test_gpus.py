@@ -16,6 +16,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Progressed,
     Started,
 )
+from testbed.worker_nodes import Lineup
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.gpu]
 
@@ -64,7 +65,7 @@ async def test_a_job_continues_from_its_checkpoint_on_a_gpu(node, spec_of):
 async def test_a_cpu_slot_and_a_gpu_train_one_job(node, spec_of, function, devices):
     """The first of them continues alone in between."""
     spec = spec_of(function, max_iterations=400, hyperparameters={"step_s": 0.008})
-    mixed = await trained_weights(node, spec, ((1, 2), (2, 1), (3, 2)), devices=devices)
+    mixed = await trained_weights(node, spec, ((1, 2), (2, 1), (3, 2)), lineup=Lineup(devices=devices))
     assert_same_end(mixed, await trained_weights(node, spec_of("Points", max_iterations=400)))
 
 

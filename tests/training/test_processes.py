@@ -23,6 +23,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, LeaseExtended
 from elasticflow.shared.runtime.process.clock import boot_s
+from testbed.worker_nodes import Lineup
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -70,7 +71,7 @@ async def test_worker_without_peers_times_out_in_its_rendezvous(node, spec_of):
         spec_of("Points"),
         job_id=node.new_job_id(),
         num_workers=2,
-        ranks=[0],
+        lineup=Lineup(ranks=[0]),
         timeouts=FailureTimeouts(stall_timeout_s=0.6),
     )
     assert (await workers.ended())[0].code == ExitCode.PEER_LOST

@@ -19,6 +19,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import WriteCheckpoint
+from testbed.worker_nodes import Lineup
 from tests.support.rings import few_daily
 from tests.support.trained_jobs import checkpoint_of, weights_of
 
@@ -130,7 +131,7 @@ async def test_sigterm_stops_at_a_boundary(node, spec_of):
 
 
 async def test_worker_in_its_rendezvous_stops_at_once(node, spec_of):
-    workers = await node.launch(spec_of("Points"), job_id=node.new_job_id(), num_workers=2, ranks=[1])
+    workers = await node.launch(spec_of("Points"), job_id=node.new_job_id(), num_workers=2, lineup=Lineup(ranks=[1]))
     await workers.first(Alive)
     workers.stop()
     assert (await workers.ended())[1].code == ExitCode.DONE

@@ -7,7 +7,7 @@ runs fifty for each number of virtual nodes.
 import pytest
 
 from benchmarks.engine.playing import CHANCES, schedule
-from benchmarks.engine.schedules import fast_differences, prove, prove_fast
+from benchmarks.engine.schedules import Conditions, fast_differences, prove, prove_fast
 from benchmarks.engine.sensitive import NUM_SAMPLES
 from benchmarks.engine.stage import Played
 from benchmarks.engine.transports import TransportName
@@ -16,7 +16,7 @@ from tests.support.rings import few_daily
 
 @pytest.mark.parametrize(("virtual_nodes", "seeds"), few_daily([(4, (3,)), (8, (0,)), (16, (2,))], 1))
 async def test_no_schedule_changes_the_bits(virtual_nodes, seeds):
-    row = await prove(virtual_nodes, seeds, at_once=2)
+    row = await prove(virtual_nodes, seeds, Conditions(at_once=2))
     assert row["unfinished"] == []
     assert row["differences"] == []
     assert row["iterations_read_wrongly"] == []
@@ -34,10 +34,10 @@ async def test_no_schedule_of_unequal_workers_on_fast_and_slow_slots_changes_the
 @pytest.mark.parametrize("transport", few_daily([TransportName.ASYNCHRONOUS, TransportName.STAGED], 1))
 async def test_no_schedule_changes_the_bits_over_the_transports_of_gpus(transport):
     """One ends all calls of a closed group without an error, and leaves garbage, as NCCL does."""
-    row = await prove(4, (1, 2), at_once=2, transport=transport)
+    row = await prove(4, (1, 2), Conditions(at_once=2, transport=transport))
     assert row["unfinished"] == []
     assert row["differences"] == []
-    fast = await prove_fast((1,), transport=transport)
+    fast = await prove_fast((1,), Conditions(transport=transport))
     assert fast["unfinished"] == []
     assert fast["differences"] == []
 

@@ -3,7 +3,7 @@
 import pytest
 import pytest_asyncio
 
-from benchmarks.engine.schedules import prove
+from benchmarks.engine.schedules import Conditions, prove
 from benchmarks.engine.transports import TransportName
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
@@ -135,7 +135,7 @@ async def test_an_optimizer_that_cannot_be_divided_fails_the_job(node, spec_of):
 @pytest.mark.parametrize("transport", few_daily([TransportName.ASYNCHRONOUS, TransportName.GLOO], 1))
 async def test_no_schedule_of_resizes_and_kills_changes_the_bits(transport):
     """Ten events each: workers join, leave and are killed, also during a switch."""
-    row = await prove(8, (1, 4), at_once=2, is_sharded=True, transport=transport)
+    row = await prove(8, (1, 4), Conditions(at_once=2, transport=transport), is_sharded=True)
     assert row["unfinished"] == []
     assert row["differences"] == []
     assert row["killed"] > 0

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Interrupted, Progressed
+from testbed.worker_nodes import Lineup
 from tests.support.trained_jobs import all_switched, weights_of
 from tests.training.test_resize import assert_each_sample_once_an_epoch, run_to_the_end
 
@@ -84,7 +85,7 @@ async def test_a_job_moves_from_a_cpu_slot_to_a_gpu_and_back(node, spec_of, tmp_
     """By way of generations with both."""
     spec = two_kinds(spec_of, function, record := tmp_path / "record", slow_down)
     record.mkdir()
-    workers = await node.launch(spec, job_id=node.new_job_id(), devices=("cpu",))
+    workers = await node.launch(spec, job_id=node.new_job_id(), lineup=Lineup(devices=("cpu",)))
     await workers.first(Progressed)
     for members, joining in (([0, None], "cuda"), ([1], None), ([None, 0], "cpu")):
         workers = await switched_and_compared(node, workers, members, device=joining)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from benchmarks.engine.timed import Timed
-from benchmarks.engine.transient import measure_transient
+from benchmarks.engine.transient import Lending, measure_transient
 
 _WAYS = {"gone-over": "switch", "stopped-and-resumed": "stop-resume"}
 
@@ -23,7 +23,10 @@ def lent_gpus(*, own: int, lent: int, period_s: float, rounds: int, million_para
     """
     rows = asyncio.run(
         measure_transient(
-            million_parameters, period_s=period_s, rounds=rounds, own=own, lent=lent, job_class=TimedOfTwelve
+            million_parameters,
+            Lending(period_s=period_s, own=own, lent=lent),
+            rounds=rounds,
+            job_class=TimedOfTwelve,
         )
     )
     numbers = dict[str, float]()
