@@ -125,8 +125,7 @@ class Node:
             rank=0,
             spec=spec,
             checkpoint_dir=str(self.checkpoints_of(job_id)),
-            code_path=str(Path(__file__).parent / "user_code"),
-            **more,
+            **{"code_path": str(Path(__file__).parent / "user_code"), **more},
         )
         for rank in ranks:
             own = replace(

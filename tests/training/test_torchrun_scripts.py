@@ -95,10 +95,10 @@ WRONG_ARGUMENT = "train: error: unrecognized arguments: --widht 8"  # from argpa
     ("word", "purpose", "error"),
     [
         ("raises_at_once", "train", "ValueError: nothing to train"),
-        ("exits", "train", "SystemExit: 3 (in the script)"),
-        ("takes_arguments", "train", f"SystemExit: 2 ({WRONG_ARGUMENT}) (in the script)"),
+        ("exits", "train", "sys.exit(3) at scripts.py:"),
+        ("takes_arguments", "train", "sys.exit(2) at scripts.py:"),
         ("spawns", "profile", "the script starts its own processes with torch.multiprocessing.spawn"),
-        ("never_trains", "profile", "the script ended after 0 optimizer steps, too few to measure"),
+        ("never_trains", "profile", "the script ended after 0 optimizer steps, by sys.exit(0) at scripts.py:"),
     ],
 )
 async def test_errors_of_a_script_are_reported(node, spec_of, word, purpose, error):
@@ -107,6 +107,7 @@ async def test_errors_of_a_script_are_reported(node, spec_of, word, purpose, err
     failed = await workers.first(Failed)
     await workers.ended()
     assert failed.error.startswith(error)
+    assert word != "takes_arguments" or f" ({WRONG_ARGUMENT}) ends the process in the script" in failed.error
     assert error.startswith("the script") or word in failed.traceback
 
 

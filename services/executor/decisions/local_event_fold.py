@@ -222,6 +222,8 @@ def _reported(state: State, worker: WorkerRecord, message: from_worker.FromWorke
             )
         case from_worker.CheckpointFailed():
             worker = replace(worker, checkpoint_result=message)
+        case from_worker.Ending(reason=reason):
+            worker = replace(worker, explanation=reason)
         case from_worker.Profiled() | from_worker.Finished() | from_worker.Failed():
             worker = replace(worker, outcome=worker.outcome or message)
         case _:

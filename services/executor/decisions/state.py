@@ -83,7 +83,7 @@ class WorkerRecord:
     outcome: from_worker.Finished | from_worker.Failed | from_worker.Profiled | None = None
     stop_requested_at_s: float | None = None
     kill_requested: bool = False
-    explanation: str = ""  # why the executor killed it
+    explanation: str = ""  # why the executor killed it, or how the job's code ended it
     last_lines: str = ""  # of its log, if it has failed or crashed
     ended: WorkerEnded | None = None
     ended_at_s: float = 0.0

@@ -15,6 +15,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         channel.py              messages from and to the executor; the lease
         exit_handlers.py        what Python does at the end of a process, before the worker's own end
         users_code.py           which modules are the user's, and their import; the variables and folders of a job
+        users_process.py        what users' code does to its process: ends, forks, timers, standard input
         working_folder.py       the folder in which a job's processes work
         log_file.py             where output goes
         device.py               the CPU slot or GPU: memory, errors, advice, timing, the cores next to it

@@ -186,6 +186,13 @@ class Failed:
     whole_traceback: Text = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The process ends now, since the job's code demands it, e.g. by os._exit(). It counts as crashed."""
+
+    reason: Text
+
+
 FromWorker = (
     RendezvousListening
     | Started
@@ -200,6 +207,7 @@ FromWorker = (
     | Profiled
     | Finished
     | Failed
+    | Ending
 )
 
 

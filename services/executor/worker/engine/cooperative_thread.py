@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from elasticflow.services.executor.worker.process.users_process import PROCESS
+
 
 class _Abandoned(BaseException):
     """Ends a suspended call that will not be resumed; the engine rolls its effects back."""
@@ -64,7 +66,9 @@ class CooperativeThread(threading.Thread):
             try:
                 outcome = Returned(self._context.run(call))
             except BaseException as error:  # `resume` raises it
+                PROCESS.end_if_forked(error)
                 outcome = _Raised(error)
+            PROCESS.end_if_forked()
             self._outcomes.put(outcome)
             del call, outcome  # and what they refer to
 
@@ -80,6 +84,7 @@ class CooperativeThread(threading.Thread):
 
     def pause(self, point: str) -> None:
         """Suspend the call, from within it, until the next `resume`."""
+        PROCESS.end_if_forked()
         self._is_paused = True
         self._outcomes.put(Paused(point))
         self._resumptions.get()

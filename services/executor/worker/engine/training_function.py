@@ -17,6 +17,7 @@ from elasticflow.services.executor.worker.process.compiled_models import (
 )
 from elasticflow.services.executor.worker.process.device import DeviceLost, has_no_repeatable_kernel, is_device_lost
 from elasticflow.services.executor.worker.process.users_code import NotImportable, import_users_module
+from elasticflow.services.executor.worker.process.users_process import PROCESS, meaning_of
 from elasticflow.shared.messages.job_spec import JobSpec
 
 _METHODS = (
@@ -38,7 +39,9 @@ def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
     try:
         module = import_users_module(module_name, code_path)
     except NotImportable as error:
-        raise TrainingFailed(str(error)) from error.__cause__
+        cause = error.__cause__
+        meaning = "" if cause is None else meaning_of(cause, f"while {module_name} is imported")
+        raise TrainingFailed(meaning or str(error)) from cause
     job_class = getattr(module, class_name, None)
     if job_class is None:
         raise TrainingFailed(f"module {module_name} has no class {class_name}: correct the training function's name")
@@ -139,9 +142,13 @@ def in_users_code(where: str, *, has_peers: bool = False) -> Iterator[None]:
 
     has_peers: the code's own process groups connect the workers; else each of them has one process.
     """
+    PROCESS.where = where
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        PROCESS.end_if_forked(error)
+        if (PROCESS.is_worker or isinstance(error, SystemExit)) and (meaning := meaning_of(error, where)):
+            raise TrainingFailed(meaning) from error
         if _PORT_IN_USE in str(error):
             error.add_note(
                 "another process of this machine uses the port, for example another worker: leave the port out, or let "
@@ -183,3 +190,6 @@ def in_users_code(where: str, *, has_peers: bool = False) -> Iterator[None]:
             ) from error
         error.add_note(where)
         raise
+    PROCESS.end_if_forked()
+    if report := PROCESS.child_report():
+        raise TrainingFailed(report)

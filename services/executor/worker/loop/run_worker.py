@@ -33,6 +33,7 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.users_code import enter_environment, without_own_secrets
+from elasticflow.services.executor.worker.process.users_process import PROCESS, meaning_of
 from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_VARIABLE, ExitCode, Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
@@ -157,7 +158,7 @@ def _assigned(channel: Channel) -> Assignment:
         warm_up(order.device, order.gpu_index)
         order = channel.receive_command()
     set_process_title(f"eflow worker of {order.job_id}, rank {order.rank}", f"eflow {order.job_id}")
-    return order
+    return PROCESS.begin(order, channel.send)
 
 
 def _limited(assignment: Assignment) -> Assignment:
@@ -203,6 +204,10 @@ def _exit_code_of(work: Callable[[], None], channel: Channel) -> ExitCode:
         text = _printed(traceback.format_exc())
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", None) or ())
         message = ": ".join(filter(None, (type(error).__name__, _words_of(error))))
+        if isinstance(error, KeyboardInterrupt):
+            message += ": this worker got SIGINT, or its code raised it"
+        elif meaning := meaning_of(error, PROCESS.where):
+            message, notes = meaning, ""
         if is_out_of_memory(error) and (advice := job_memory_advice()):
             notes += f"; {advice}"
         notes += _missing_file_advice(error)

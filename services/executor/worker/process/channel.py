@@ -20,6 +20,7 @@ import structlog
 
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.log_file import write_output_to
+from elasticflow.services.executor.worker.process.users_process import PROCESS
 from elasticflow.shared.messages.job_environment import local_path
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
@@ -73,7 +74,10 @@ class Channel:
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
     def send(self, message: FromWorker | FromManager) -> None:
-        """Callable from any thread. Ends this process if the executor is gone."""
+        """Callable from any thread. Ends this process if the executor is gone. A process that users' code has forked
+        sends nothing: it does not speak for the worker."""
+        if PROCESS.is_forked:
+            return
         try:
             with self._writing:
                 self._socket.sendall(encode_frame(message))

@@ -17,6 +17,7 @@ from types import TracebackType
 import structlog
 
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
+from elasticflow.services.executor.worker.process.users_process import PROCESS
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed, Warned
 
 log = structlog.get_logger()
@@ -41,11 +42,16 @@ class Telemetry:
 
     def __enter__(self) -> "Telemetry":
         self._thread.start()
+        PROCESS.report_progress = self.close
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Report the last steps, and end."""
         self._closed.set()
         self._thread.join()
 

@@ -3,8 +3,10 @@ functions, and their objects.
 """
 
 import importlib
+import linecache
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -85,6 +87,15 @@ def enter_code(assignment: Assignment) -> Assignment:
 def without_own_secrets(text: str) -> str:
     """The text of an error, which the ledger keeps, without values of the job's secrets."""
     return without_secrets(text, _secret_values)
+
+
+def keep_source_lines(error: BaseException, folder: Path) -> None:
+    """Let the error's traceback show its lines of code from this folder even once the folder is deleted."""
+    traceback.TracebackException.from_exception(error)  # reads them, also those of its causes
+    for file, lines in list(linecache.cache.items()):
+        if len(lines) == 4 and Path(file).is_relative_to(folder):
+            size, _, text, name = lines
+            linecache.cache[file] = (size, None, text, name)  # without a time of change it is not compared with the file
 
 
 # --- users module --------------------------------------------------------------------------------------

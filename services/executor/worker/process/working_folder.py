@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from elasticflow.services.executor.worker.process.users_code import enter_code
+from elasticflow.services.executor.worker.process.users_code import enter_code, keep_source_lines
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     ARTIFACT_FOLDER,
@@ -74,7 +74,11 @@ def _home_of(assignment: Assignment) -> Iterator[Path]:
         return
     try:
         with _until_last(profiling_runs / str(assignment.plan.generation)) as folder:
-            yield folder
+            try:
+                yield folder
+            except BaseException as error:
+                keep_source_lines(error, folder)
+                raise
     finally:
         with suppress(OSError):  # other workers still use it
             profiling_runs.rmdir()

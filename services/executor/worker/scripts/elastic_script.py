@@ -156,6 +156,7 @@ class Parts:
 _HOOK = "__elastic_worker__"  # where elasticflow.elastic looks for the worker, in the script's main module
 _READY, _NEXT = "elastic()", "the next batch"
 _MOST_EMPTY_LOOPS = 1000  # in a row, after the end: such a script waits forever
+_HOW_TO_END = "Leave the loop at the end of an epoch, or let a metric condition or --iterations end the job"
 
 
 class ElasticScript:
@@ -200,6 +201,7 @@ class ElasticScript:
         self._has_stepped = False  # the optimizer, in this pass through the loop
         self._has_failed = False  # e.g. for lack of memory: its loop cannot be resumed
         self._num_empty_loops = 0
+        self._exited = ""  # the call that ended the script, with status 0
         self.is_looped_by_library = False  # one pass through its loop is a step, not a part of one
         self.is_last_part = False  # of the present step, in this process
         self.on_pass_end: Callable[[], None] = lambda: None  # in the script's thread, before it waits for a batch
@@ -209,17 +211,17 @@ class ElasticScript:
 
     def init_model(self) -> nn.Module:
         """Run the script up to elastic(...)."""
-        if isinstance(self._thread.resume(self._run), Returned):
+        if isinstance(outcome := self._thread.resume(self._run), Returned):
             raise TrainingFailed(
-                f"{self._module} ended without training: call elasticflow.elastic(loader, model, optimizer) in it, "
-                "and loop over the result"
+                f"{self._module} ended without training{_by(outcome.value)}: call elasticflow.elastic(loader, model, "
+                "optimizer) in it, and loop over the result"
             )
         return self._objects[1]
 
     def enter_loop(self, iteration: int, dataset: DataSet) -> None:
         """Run the script, with the job's state in its objects, up to its first batch, or to its end."""
         self.iteration, self._dataset = iteration, dataset
-        self.is_over = isinstance(self._thread.resume(None), Returned)
+        self._resume_loop()
 
     def init_dataset(self) -> LoaderSettings:
         assert self._settings is not None, "the script has not called elastic() yet"
@@ -248,22 +250,30 @@ class ElasticScript:
         """One pass through the script's loop, or through a library's training step within it."""
         del model, optimizer
         if self.is_over:
-            raise TrainingFailed(
-                f"{self._module} left its loop within a global batch: not all parts of it were trained. Leave the loop "
-                "at the end of an epoch, or let a metric condition or --iterations end the job"
-            )
+            raise TrainingFailed(f"{self._left_loop}: not all parts of it were trained. {_HOW_TO_END}")
         if self._has_failed:
             raise PeerLost("the script ended with an error in the step that would be repeated")
         self._due, self._loss, self._has_stepped = [batch], None, False
         try:
-            self.is_over = isinstance(self._thread.resume(None), Returned)
+            self._resume_loop()
         except BaseException:
             self._has_failed = True
             raise
+        if self.is_over and not self._has_stepped:
+            raise TrainingFailed(f"{self._left_loop}, before its optimizer.step(). {_HOW_TO_END}")
         if self._has_stepped:
             for schedule in self._schedules:
                 schedule.iteration_ends(epoch_ends=self.epoch_is_over)
         return {} if self._loss is None else {"loss": self._loss}
+
+    def _resume_loop(self) -> None:
+        outcome = self._thread.resume(None)
+        self.is_over = isinstance(outcome, Returned)
+        self._exited = outcome.value if isinstance(outcome, Returned) else ""
+
+    @property
+    def _left_loop(self) -> str:
+        return f"{self._module} left its loop within a global batch{_by(self._exited)}"
 
     def evaluate_part(self, model: nn.Module, part: int, num_parts: int) -> Mapping[str, float]:
         raise AssertionError("one process evaluates")
@@ -438,6 +448,10 @@ class ElasticScript:
 
         optimizer.register_step_post_hook(stepped)
         backward_of_torch, torch.autograd.backward = torch.autograd.backward, backward
+
+
+def _by(exit_call: str) -> str:
+    return f", by {exit_call}" if exit_call else ""
 
 
 def is_looped_by_library(function: object) -> bool:

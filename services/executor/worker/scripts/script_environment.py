@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import _rendezvous_handlers
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import visible_devices
 from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
+from elasticflow.services.executor.worker.process.users_process import PROCESS, exit_call
 from elasticflow.shared.messages.job_spec import SCRIPT_SUFFIX, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
@@ -33,12 +34,12 @@ SINGLE_PROCESS_ENVIRONMENT: Mapping[str, str] = {  # of a script that sees neith
 }
 
 
-def run_script(spec: JobSpec, code_path: str, environment: Mapping[str, str], **main_module: Any) -> None:
+def run_script(spec: JobSpec, code_path: str, environment: Mapping[str, str], **main_module: Any) -> str:
     """Run a script as `python train.py` does, or `python -m` for a module of a package, with the job's arguments.
 
     code_path: folder that the script is imported from. main_module: names that it finds in its main module, which stays
     for what runs at the end of the process. If the script exits with a bare number, its last line of output explains
-    it, e.g. argparse's message.
+    it, e.g. argparse's message. Returns the call that ended it with status 0, and its line; "" after its last line.
     """
     before = size_of_output()
     os.environ.update(environment)
@@ -47,11 +48,17 @@ def run_script(spec: JobSpec, code_path: str, environment: Mapping[str, str], **
         vars(module).update(main_module)
         sys.modules["__main__"], sys.argv = module, [str(module.__file__), *spec.arguments]
         exec(code, vars(module))
-    except SystemExit as ended:
-        if ended.code:
-            if isinstance(ended.code, int) and (said := last_line_since(before)):
-                ended.add_note(said)
+    except BaseException as error:
+        if PROCESS.is_forked:
+            PROCESS.end_child(error)
+        if not isinstance(error, SystemExit) or error.code:
+            if isinstance(error, SystemExit) and isinstance(error.code, int) and (said := last_line_since(before)):
+                error.add_note(said)
             raise
+        return exit_call(error)
+    if PROCESS.is_forked:
+        PROCESS.end_child(None)
+    return ""
 
 
 def _main_module(spec: JobSpec, code_path: str) -> tuple[ModuleType, CodeType]:

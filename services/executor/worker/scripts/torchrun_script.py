@@ -48,6 +48,7 @@ from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThro
 from elasticflow.services.executor.worker.process.device import claim
 from elasticflow.services.executor.worker.process.exit_handlers import AT_END_S, EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.process.users_process import PROCESS
 from elasticflow.services.executor.worker.scripts.script_environment import (
     GpuSlot,
     run_script,
@@ -120,6 +121,7 @@ class TorchrunProgress:
         self._snapshot_times_s: list[float] = []
         self._snapshot_recorded = threading.Event()
         self._store = checkpoint_store(assignment)
+        self.exit_call = ""  # that ended the script with status 0
 
     @property
     def records_snapshots(self) -> bool:
@@ -180,6 +182,7 @@ class TorchrunProgress:
         self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:
             return
+        PROCESS.end_if_forked()
         self._begin()
         self._cpu_throttle.sleep_off_excess()
         self._step_ends_s.append(time.monotonic())
@@ -250,8 +253,9 @@ class TorchrunProgress:
         times_s = self._step_times_s()
         if len(times_s) < _MIN_MEASURED_STEPS:
             elsewhere = "" if self._num_steps else " in its own process; those of processes that it starts do not count"
+            by = f", by {self.exit_call}" if self.exit_call else ""
             raise TrainingFailed(
-                f"the script ended after {self._num_steps} optimizer steps, too few to measure its speed: let it "
+                f"the script ended after {self._num_steps} optimizer steps{by}, too few to measure its speed: let it "
                 f"take at least {_WARM_UP_STEPS + _MIN_MEASURED_STEPS}{elsewhere}"
             )
         rate = float(self._iterations_per_step) / max(statistics.median(times_s), 1e-6)
@@ -299,7 +303,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
         channel.begin_training()  # from here on a stop arrives as SIGTERM
         with stop.ends_block():
             with in_users_code("in the script", has_peers=True):
-                run_script(assignment.spec, assignment.code_path, world.environment)
+                progress.exit_call = run_script(assignment.spec, assignment.code_path, world.environment)
             if not channel.stop_requested:
                 EXIT_HANDLERS.run(AT_END_S)
                 world.wait_for_all(assignment.rank, assignment.timeouts.collective_timeout_s)
@@ -309,7 +313,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     except PeerLost:
         if not (channel.stop_requested or assignment.purpose == "profile"):  # rank 0 ends first then
             raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         if not channel.stop_requested:
             raise
         log.warning("script_stopped", reason=f"{type(error).__name__}: {error}")  # how its handler of SIGTERM ends it

@@ -12,6 +12,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
+    Ending,
     ExitCode,
     Failed,
     Finished,
@@ -107,6 +108,14 @@ def test_a_failure_ends_the_job_with_its_traceback() -> None:
     assert node.actions == stops(0, 1, keeps_state=False)
     node.ends(rank=1, code=ExitCode.FAILED).ends(code=ExitCode.PEER_LOST)
     assert kinds(node.emitted[1:]) == [events.WorkersStopped]
+
+
+def test_a_worker_that_the_jobs_code_ends_crashed_as_it_said() -> None:
+    node = ExecutorNode().training(2).reports(Ending(reason="was ended by os._exit(0) at job.py:7"), rank=1)
+    assert not node.emitted, "its process has not ended"
+    node.ends(rank=1, code=ExitCode.FAILED)
+    (crashed,) = node.emitted_of(events.WorkerCrashed)
+    assert crashed.explanation == "rank 1 on node-0 was ended by os._exit(0) at job.py:7"
 
 
 @pytest.mark.parametrize(
