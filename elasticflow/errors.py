@@ -1,6 +1,5 @@
 """Errors of the client and of `eflow up`; they belong to the tree in `shared/errors.py`."""
 
-import difflib
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import ClassVar, Literal
 
 from elasticflow.shared.errors import Explained, PermanentFailure, Retry, Stop
 from elasticflow.shared.extras import MissingExtra as MissingExtra
+from elasticflow.shared.messages.close_names import did_you_mean as did_you_mean
 
 
 @dataclass(eq=False)
@@ -79,9 +79,10 @@ class NotThere(Explained[AbsenceReason], PermanentFailure):
     """What the user asked for is not in the pool, or not for this reader."""
 
 
-def unknown_load(load_id: str, pool: str) -> NotThere:
+def unknown_load(load_id: str, pool: str, known: Iterable[str]) -> NotThere:
+    meant = did_you_mean(load_id, known) or ";"
     return NotThere(
-        "unknown_load", f"unknown padding load {load_id!r} in pool {pool}; `eflow loads --all` lists its loads"
+        "unknown_load", f"unknown padding load {load_id!r} in pool {pool}{meant} `eflow loads --all` lists its loads"
     )
 
 
@@ -95,17 +96,20 @@ class UnknownJob(PermanentFailure):
     listed_by: str = "eflow jobs --all"
 
     def __str__(self) -> str:
-        begins = [name for name in self.known if name.startswith(self.job_id)]
-        close = dict.fromkeys([*difflib.get_close_matches(self.job_id, self.known, n=2), *begins[:2]])
-        meant = f"; did you mean {' or '.join(close)}?" if close else ";"
+        meant = did_you_mean(self.job_id, self.known) or ";"
         return f"unknown job {self.job_id!r} in {self.where}{meant} `{self.listed_by}` lists its jobs"
 
 
 @dataclass(eq=False)
 class UnknownQuote(PermanentFailure):
-    job_id: str
+    """known: those that are reserved now."""
 
-    MESSAGE: ClassVar[str] = "no quote {job_id!r} is reserved now; `eflow quote ... --reserve 60s` reserves one"
+    job_id: str
+    known: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        meant = did_you_mean(self.job_id, self.known) or ";"
+        return f"no quote {self.job_id!r} is reserved now{meant} `eflow quote ... --reserve 60s` reserves one"
 
 
 @dataclass(eq=False)
@@ -301,9 +305,3 @@ class InvalidJob(ValueError):
     def __init__(self, *problems: str) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question about close names, to end an error with; "" if none is close."""
-    close = difflib.get_close_matches(name, sorted(known), n=2)
-    return f"; did you mean {' or '.join(close)}?" if close else ""

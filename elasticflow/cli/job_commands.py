@@ -4,6 +4,7 @@
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from elasticflow.client.replies import CheckpointReply
 from elasticflow.history.formatting import bytes_in_words, schedule_in_words
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.stored_history import folded
+from elasticflow.shared.messages.close_names import close_names
 from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.messages.events import (
     AmendRejected,
@@ -33,6 +35,7 @@ from elasticflow.shared.messages.events import (
     LoadCancelled,
 )
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.shared.state.pool import PoolState
 from elasticflow.times import clock_time, moment_in_words
 
 
@@ -60,7 +63,10 @@ def cancel(
         state = await client.state()
         if name in state.loads and name not in state.live_jobs:
             return await client.cancel_load(name, reason=reason)
-        return await client.cancel(name, reason=reason)
+        answer = await client.cancel(name, reason=reason)
+        if isinstance(answer, CancelRejected) and state.job(name) is None:
+            return replace(answer, explanation=f"{answer.explanation}{_close_loads(name, state)}")
+        return answer
 
     answer = run(ask, where)
     cancelled = isinstance(answer, JobCancelled | LoadCancelled)
@@ -73,6 +79,16 @@ def cancel(
     else:
         say_line(f"not cancelled: {name}: {explanation}", "yellow")
     raise typer.Exit(0 if cancelled else 1)
+
+
+def _close_loads(name: str, state: PoolState) -> str:
+    """Admission has named close jobs."""
+    close = close_names(name, state.loads)
+    return (
+        f"; there {'is a padding load' if len(close) == 1 else 'are padding loads'} {' and '.join(close)}"
+        if close
+        else ""
+    )
 
 
 @takes_tables

@@ -16,6 +16,7 @@ from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.job_table import jobs_table, ranked_sweep, sweep_table
 from elasticflow.history.pool_views import JobView, LoadView, NodeView, job_views, load_views, node_views, present_nodes
 from elasticflow.history.tables import Column, bar, fewer_names, state_word, table_of
+from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.state.nodes import slower_node_in_words
 from elasticflow.shared.state.promise import Promise
@@ -79,11 +80,15 @@ def _show_sweep(views: tuple[JobView, ...], sweep: str, by: str, now_s: float, *
     """Raises typer.BadParameter for an unknown sweep or metric, with those that are known."""
     ranked = ranked_sweep(views, sweep, by)
     if not ranked.views:
-        known = ", ".join(sorted({view.sweep for view in views} - {""})) or "none"
-        raise typer.BadParameter(f"no sweep {sweep}; known sweeps: {known}", param_hint="--sweep")
+        known = sorted({view.sweep for view in views} - {""})
+        meant = did_you_mean(sweep, known) or ";"
+        raise typer.BadParameter(
+            f"no sweep {sweep}{meant} known sweeps: {', '.join(known) or 'none'}", param_hint="--sweep"
+        )
     if by and ranked.ranking is None:
-        known = ", ".join(sorted({name for view in ranked.views for name in view.metrics})) or "none so far"
-        raise typer.BadParameter(f"no job of {sweep} reports {by}; its metrics: {known}", param_hint="--by")
+        reported = sorted({name for view in ranked.views for name in view.metrics})
+        meant, metrics = did_you_mean(by, reported) or ";", ", ".join(reported) or "none so far"
+        raise typer.BadParameter(f"no job of {sweep} reports {by}{meant} its metrics: {metrics}", param_hint="--by")
     if as_json:
         print_json(list(ranked.views))
         return

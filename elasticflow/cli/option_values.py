@@ -11,6 +11,7 @@ import typer
 
 from elasticflow.sdk.job_fields import uri_of
 from elasticflow.shared.messages.event_summary import gpus_of_words
+from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_spec import Scalar
 from elasticflow.times import Deadline, duration_in_words, parse_deadline, seconds_of, timestamp_of
 
@@ -77,7 +78,11 @@ def parse_gpus(text: str) -> tuple[int | None, int | None]:
     if not ends or not all(end.isascii() and end.isdigit() for end in ends):
         raise typer.BadParameter(f"{text!r} is not like 4, 2..8, 2.. or ..8", param_hint="--gpus")
     most = most if separator else least
-    return int(least) if least else None, int(most) if most else None
+    asked = int(least) if least else None, int(most) if most else None
+    wrong = range_problem(asked[0] or 1, asked[1]) if asked[1] != 0 else None  # a 0 has an error of its own
+    if wrong is not None:
+        raise typer.BadParameter(wrong, param_hint="--gpus")
+    return asked
 
 
 def parse_setting(text: str, option: str = "--set") -> tuple[str, Scalar]:

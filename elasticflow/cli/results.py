@@ -167,9 +167,10 @@ def results(
     endpoint = where.endpoint()
 
     async def look(client: Client) -> int:
-        load = (await client.state()).loads.get(load_id)
+        loads = (await client.state()).loads
+        load = loads.get(load_id)
         if load is None:
-            raise unknown_load(load_id, endpoint.pool)
+            raise unknown_load(load_id, endpoint.pool, loads)
         return load.num_tasks or 0
 
     num_tasks = run_at(endpoint, look)

@@ -183,7 +183,7 @@ class Client(ArtifactReader, DetachedLoads):
         quotes = (await self.state()).quotes_at(self.now_s())
         quote = next((quote for quote in quotes if quote.job_id == job_id), None)
         if quote is None:
-            raise UnknownQuote(job_id)
+            raise UnknownQuote(job_id, tuple(each.job_id for each in quotes))
         return quote
 
     async def scale(

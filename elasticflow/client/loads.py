@@ -79,9 +79,10 @@ class LoadRequests(CommandRequests):
         """Where the large results of this load are; None if the pool's data folder is unknown. Raises NotThere."""
         if (data_dir := self.endpoint.data_dir) is None:
             return None
-        load = (await with_retry(self.state)).loads.get(load_id)
+        loads = (await with_retry(self.state)).loads
+        load = loads.get(load_id)
         if load is None:
-            raise unknown_load(load_id, self._pool)
+            raise unknown_load(load_id, self._pool, loads)
         return result_folder(data_dir, load)
 
     async def results_of(
@@ -327,7 +328,7 @@ class DetachedLoads(LoadRequests):
             async for state in states:
                 load = state.loads.get(load_id)
                 if load is None:
-                    raise unknown_load(load_id, self._pool)
+                    raise unknown_load(load_id, self._pool, state.loads)
                 if load.phase is LoadPhase.CANCELLED:
                     raise LoadWasCancelled(load_id, load.explanation)
                 if load.phase is LoadPhase.FINISHED and load.num_tasks is not None:

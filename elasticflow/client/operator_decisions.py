@@ -168,7 +168,9 @@ async def _announced(
     state = await LedgerView(bus, pool).state()
     node = state.nodes.get(node_id)
     if node is None or not node.alive:
-        raise NotThere("unknown_node", f"no node {node_id!r} is in pool {pool} now; `eflow nodes` lists them")
+        there = (other for other, each in state.nodes.items() if each.alive)
+        meant = did_you_mean(node_id, there) or ";"
+        raise NotThere("unknown_node", f"no node {node_id!r} is in pool {pool} now{meant} `eflow nodes` lists them")
     now_s = clock.now_s()
     announced = NodeEndAnnounced(
         node_id=node_id,

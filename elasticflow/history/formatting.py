@@ -5,7 +5,7 @@ from typing import assert_never
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import counted, gpus_counted, gpus_in_words
-from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
+from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits, GpuRange, rounded_in_words
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec, Scalar
 from elasticflow.shared.messages.measurements import VirtualNodeCount
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -184,8 +184,10 @@ def gpus_of_types(num_gpus: int, gpu_type: str, num_added_by_type: Mapping[str, 
 
 def limits_in_words(limits: GpuLimits | events.GpuLimitsSet, now_s: float) -> str:
     """The limits in words, such as "at most 2 GPUs and none of node-1:3 until 15:04:14 (in 10m 00s)"."""
-    ends = (("at least", limits.min_gpus), ("at most", limits.max_gpus))
+    sizes = GpuRange.of(limits.min_gpus or 1, limits.max_gpus)
+    ends = (("at least", limits.min_gpus and sizes.least), ("at most", limits.max_gpus and sizes.most))
     text = " and ".join(f"{word} {gpus_counted(count)}" for word, count in ends if count is not None)
+    text += f" ({rounded})" if (rounded := rounded_in_words(limits.min_gpus, limits.max_gpus)) else ""
     text += f" and none of {gpus_in_words(limits.without_gpus)}" if limits.without_gpus else ""
     return text + ("" if limits.until_s is None else f" until {moment_in_words(limits.until_s, now_s)}")
 

@@ -35,7 +35,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
 )
 from elasticflow.shared.state.gpu_types import possible_types, spec_on, submitted_spec, type_name
 from elasticflow.shared.state.job import Job, Phase
-from elasticflow.shared.state.pool import spec_of
+from elasticflow.shared.state.pool import PoolState, spec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Terms:
 def amend(session: AdmissionSession, command: AmendJob) -> AdmissionSession:
     """Grant the amendment if it can be kept beside all other promises. Resending it grants it again."""
     job, now_s = session.state.job(command.job_id), session.now_s
-    why = amendment_obstacle(job, command, now_s)
+    why = amendment_obstacle(session.pool, job, command, now_s)
     if why is not None or job is None:
         return session.with_event(
             AmendRejected(job_id=command.job_id, tenant=command.tenant, explanation=why or "", at_s=now_s)
@@ -76,10 +76,10 @@ def amend(session: AdmissionSession, command: AmendJob) -> AdmissionSession:
     return session.with_event(amended).replanned()
 
 
-def amendment_obstacle(job: Job | None, command: AmendJob, now_s: float) -> str | None:
+def amendment_obstacle(pool: PoolState, job: Job | None, command: AmendJob, now_s: float) -> str | None:
     """What speaks against it before anything is planned."""
     if job is None or job.tenant != command.tenant:
-        return no_such_job(command.tenant)
+        return no_such_job(pool, command.tenant, command.job_id)
     if not job.live:
         return f"it has ended already: {job.phase.value}"
     if job.phase is Phase.PROFILING:
@@ -294,7 +294,11 @@ class _Move:
 def amend_on_types(sessions: SessionsByType, command: AmendJob) -> SessionsByType:
     """Grant the amendment on the job's own type, else on the type where it displaces least."""
     job = sessions.state.live_jobs.get(command.job_id)
-    if job is None or not job.promised or amendment_obstacle(job, command, sessions.whole.now_s) is not None:
+    if (
+        job is None
+        or not job.promised
+        or amendment_obstacle(sessions.state, job, command, sessions.whole.now_s) is not None
+    ):
         return sessions.on_job(command.job_id, lambda session: amend(session, command))
     own = spec_of(job).gpu_type
     others = [each for each in possible_types(sessions.state, submitted_spec(job)) if each != own]
@@ -355,7 +359,7 @@ def cancel(session: AdmissionSession, command: CancelJob) -> AdmissionSession:
     """Cancel a live job. A job that is cancelled already gets no event: the host repeats the reply."""
     job, now_s = session.state.job(command.job_id), session.now_s
     if job is None or job.tenant != command.tenant:
-        why = no_such_job(command.tenant)
+        why = no_such_job(session.pool, command.tenant, command.job_id)
         return session.with_event(
             CancelRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
         )
@@ -380,7 +384,7 @@ def _checkpoint(
 ) -> CheckpointRequested | CheckpointUpToDate | CheckpointRejected:
     job, now_s = session.state.job(command.job_id), session.now_s
     if job is None or job.tenant != command.tenant:
-        why = no_such_job(command.tenant)
+        why = no_such_job(session.pool, command.tenant, command.job_id)
         return CheckpointRejected(job_id=command.job_id, tenant=command.tenant, explanation=why, at_s=now_s)
     if job.phase in (Phase.PROFILING, Phase.PROFILED, Phase.REJECTED):
         why = "the job was not admitted: it has no state to checkpoint"

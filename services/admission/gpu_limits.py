@@ -13,9 +13,15 @@ from elasticflow.services.admission.rejection import RUNS_NOWHERE, no_such_job
 from elasticflow.services.admission.replan import Found, Replanning, own
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import SetGpuLimits
-from elasticflow.shared.messages.event_summary import gpus_counted, gpus_in_words, in_the_past
+from elasticflow.shared.messages.event_summary import counted, gpus_counted, gpus_in_words, in_the_past
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
-from elasticflow.shared.messages.gpu_limits import GpuLimits, largest_size_up_to, range_problem
+from elasticflow.shared.messages.gpu_limits import (
+    GpuLimits,
+    GpuRange,
+    largest_size_up_to,
+    range_problem,
+    rounded_in_words,
+)
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
@@ -37,7 +43,7 @@ def set_gpu_limits(session: AdmissionSession, command: SetGpuLimits) -> Admissio
     """Set the GPU limits of a job, or clear them. Setting the same limits again has no effect."""
     job, now_s = session.state.job(command.job_id), session.now_s
     known = session.state.gpu_limits.get(command.job_id)
-    why = _limits_obstacle(job, known, command, now_s)
+    why = _limits_obstacle(session.pool, job, known, command, now_s)
     if job is None or why is not None:
         return session.with_event(_rejected(command, why or "", now_s))
     if _clears(command):
@@ -111,10 +117,12 @@ def _named(pool: PoolState, command: SetGpuLimits) -> tuple[GpuId, ...]:
     return tuple(dict.fromkeys((*command.without_gpus, *of_nodes)))
 
 
-def _limits_obstacle(job: Job | None, known: GpuLimits | None, command: SetGpuLimits, now_s: float) -> str | None:
+def _limits_obstacle(
+    pool: PoolState, job: Job | None, known: GpuLimits | None, command: SetGpuLimits, now_s: float
+) -> str | None:
     """What speaks against it before anything is planned."""
     if job is None or job.tenant != command.tenant:
-        return no_such_job(command.tenant)
+        return no_such_job(pool, command.tenant, command.job_id)
     if not job.live:
         return f"it has ended already: {job.phase.value}"
     if job.phase is Phase.PROFILING:
@@ -143,16 +151,32 @@ class _Request:
         spec = with_gpu_range(self.job, gpu_range)
         curve = known_curve(with_profile(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
         if curve is None:
-            return f"it was not measured to run on {gpu_range.in_words}; the pool has {self.session.state.num_gpus}"
+            return f"{self._sizes_in_words(own_sizes, gpu_range)}; the pool has {self.session.state.num_gpus}"
         if self.job.promised:
             return self._replanned(limits, curve)
         if limits.min_gpus is not None and curve.levels[0] > self._free_now():
             return f"promises leave {gpus_counted(self._free_now())} now"
         return self._granted(limits)
 
+    def _sizes_in_words(self, own_sizes: GpuRange, wanted: GpuRange) -> str:
+        """The numbers of GPUs on which the job runs here, none of them wanted, and why."""
+        spec = with_gpu_range(self.job, own_sizes)
+        curve = known_curve(with_profile(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
+        sizes = [str(size) for size in (() if curve is None else curve.levels)]
+        if not sizes:
+            return f"it was not measured to run on {wanted.in_words}"
+        words = sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} or {sizes[-1]}"
+        parts = self.job.num_virtual_nodes
+        because = (
+            f", because its batch is cut into {counted(parts, 'virtual node')}" if 0 < parts < wanted.least else ""
+        )
+        return f"it runs on {words} GPU{'' if words == '1' else 's'} here{because}"
+
     def rejected(self, limits: GpuLimits, why: str) -> GpuLimitsRejected:
         """The rejection, with the nearest number that would be granted."""
         asked = limits.gpu_range
+        if rounded := rounded_in_words(limits.min_gpus, limits.max_gpus):
+            why = f"{rounded}; {why}"
         if limits.min_gpus is not None:
             fewer = (1 << bits for bits in reversed(range(asked.least.bit_length() - 1)))
             others = ((size, replace(limits, min_gpus=size)) for size in fewer)

@@ -4,6 +4,7 @@ Source: PaddingTorch, section 3.2: a load pays where the useful share of idle wi
 """
 
 from elasticflow.services.admission.session import AdmissionSession
+from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.commands import CancelLoad, OpenLoad, SealLoad
 from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.messages.events import (
@@ -56,7 +57,7 @@ def seal_load(session: AdmissionSession, command: SealLoad) -> AdmissionSession:
     """Seal an open load. One that is sealed with this number gets no event."""
     load, now_s = session.state.loads.get(command.load_id), session.now_s
     if load is None or load.tenant != command.tenant:
-        why = _no_such_load(command.tenant)
+        why = _no_such_load(session.state, command.tenant, command.load_id)
     elif load.num_tasks == command.num_tasks:
         return session
     elif load.phase is LoadPhase.OPEN:
@@ -70,7 +71,7 @@ def cancel_load(session: AdmissionSession, command: CancelLoad) -> AdmissionSess
     """Cancel a live load. One that is cancelled already gets no event."""
     load, now_s = session.state.loads.get(command.load_id), session.now_s
     if load is None or load.tenant != command.tenant:
-        why = _no_such_load(command.tenant)
+        why = _no_such_load(session.state, command.tenant, command.load_id)
         return session.with_event(
             CancelLoadRejected(load_id=command.load_id, tenant=command.tenant, explanation=why, at_s=now_s)
         )
@@ -126,8 +127,10 @@ def _paying_task_s(windows_s: list[float], overhead_s: float, start_stop_s: floa
     return best_s if useful_share(windows_s, cost) > price_ratio else None
 
 
-def _no_such_load(tenant: str) -> str:
-    return f"tenant {tenant} has no such load; `eflow loads --all` lists them"
+def _no_such_load(state: PoolState, tenant: str, load_id: str) -> str:
+    loads = state.loads.values()
+    meant = did_you_mean(load_id, (load.load_id for load in loads if load.tenant == tenant)) or ";"
+    return f"tenant {tenant} has no such load{meant} `eflow loads --all` lists them"
 
 
 def _rejected(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past, memory_in_words
 from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
@@ -47,8 +48,11 @@ def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
     return problems
 
 
-def no_such_job(tenant: str) -> str:
-    return f"tenant {tenant} has no such job; `eflow jobs --all` lists them"
+def no_such_job(pool: PoolState, tenant: str, job_id: str) -> str:
+    """Names close jobs of this tenant alone: those of others are none of its business."""
+    jobs = (*pool.live_jobs.values(), *pool.ended_jobs.values())
+    meant = did_you_mean(job_id, (job.job_id for job in jobs if job.tenant == tenant)) or ";"
+    return f"tenant {tenant} has no such job{meant} `eflow jobs --all` lists them"
 
 
 def size_problems(state: PoolState, spec: JobSpec) -> list[str]:

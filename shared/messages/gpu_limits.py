@@ -67,8 +67,10 @@ def range_problem(min_gpus: int, max_gpus: int | None) -> str | None:
     if not GpuRange.of(min_gpus, max_gpus).is_empty:
         return None
     if max_gpus is not None and max_gpus < min_gpus:
-        return f"{min_gpus} is more than max_gpus, {max_gpus}"
-    return f"jobs get 1, 2, 4, 8, ... GPUs, and none of these lies from {min_gpus} to {max_gpus}"
+        return f"{min_gpus} is more than the most, {max_gpus}"
+    below = largest_size_up_to(min_gpus)
+    named = str(min_gpus) if min_gpus == max_gpus else f"{min_gpus}..{max_gpus}"
+    return f"{named} is none of the numbers of GPUs that a job gets, 1, 2, 4, 8, ...: choose {below} or {2 * below}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +90,11 @@ class GpuLimits:
     @property
     def gpu_range(self) -> GpuRange:
         return GpuRange.of(self.min_gpus or 1, self.max_gpus)
+
+
+def rounded_in_words(min_gpus: int | None, max_gpus: int | None) -> str:
+    """What numbers that are no sizes of jobs mean, such as "3 GPUs mean 4: jobs get 1, 2, 4, 8, ..."; "" for others."""
+    meant = GpuRange.of(min_gpus or 1, max_gpus)
+    named = ((min_gpus, meant.least), (max_gpus, meant.most))
+    other = [f"{asked} GPUs mean {size}" for asked, size in named if asked is not None and asked != size]
+    return f"{' and '.join(other)}: jobs get 1, 2, 4, 8, ... GPUs" if other else ""

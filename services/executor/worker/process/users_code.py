@@ -95,7 +95,12 @@ def keep_source_lines(error: BaseException, folder: Path) -> None:
     for file, lines in list(linecache.cache.items()):
         if len(lines) == 4 and Path(file).is_relative_to(folder):
             size, _, text, name = lines
-            linecache.cache[file] = (size, None, text, name)  # without a time of change it is not compared with the file
+            linecache.cache[file] = (
+                size,
+                None,
+                text,
+                name,
+            )  # without a time of change it is not compared with the file
 
 
 # --- users module --------------------------------------------------------------------------------------

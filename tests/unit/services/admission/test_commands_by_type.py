@@ -120,7 +120,7 @@ def test_gpu_limits_are_planned_on_the_type_of_the_job() -> None:
     rejected = answer(history, SetGpuLimits(job_id="a", tenant="lab", min_gpus=8))
     assert isinstance(rejected, events.GpuLimitsRejected)
     assert rejected.explanation == (
-        "it was not measured to run on 8.. GPUs; the pool has 4; 4 would be possible; "
+        "it runs on 1, 2 or 4 GPUs here; the pool has 4; 4 would be possible; "
         "only GPUs of its type P100 count, because GPU limits do not change the type"
     )
 

@@ -197,14 +197,18 @@ def test_the_gpu_limits_of_an_ended_job_are_forgotten() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (command("unknown", min_gpus=2), "has no such job"),
-        (command(tenant="other", min_gpus=2), "tenant other has no such job"),
+        (command("aa", min_gpus=2), "has no such job; did you mean a? `eflow jobs --all` lists them"),
+        (command(tenant="other", min_gpus=2), "tenant other has no such job; `eflow jobs --all` lists them"),
         (command(min_gpus=2, until_s=NOW_S - 3.0), "3 s in the past"),
         (
             command(min_gpus=3, max_gpus=3),
-            "min_gpus: jobs get 1, 2, 4, 8, ... GPUs, and none of these lies from 3 to 3",
+            "min_gpus: 3 is none of the numbers of GPUs that a job gets, 1, 2, 4, 8, ...: choose 2 or 4",
         ),
-        (command(min_gpus=16), "was not measured to run on 16.. GPUs; the pool has 8; 8 would be possible"),
+        (command(min_gpus=16), "it runs on 1, 2, 4 or 8 GPUs here; the pool has 8; 8 would be possible"),
+        (
+            command(min_gpus=11),
+            "11 GPUs mean 16: jobs get 1, 2, 4, 8, ... GPUs; it runs on 1, 2, 4 or 8 GPUs here; the pool has 8",
+        ),
         (command(min_gpus=8), "it runs on 2..4 GPUs only, as its user says; 4 would be possible"),
         (command("one", min_gpus=2), "it runs on 1 GPU only, as its user says; 1 would be possible"),
         (command(max_gpus=1), "it runs on 2..4 GPUs only, as its user says; 2 would be possible"),

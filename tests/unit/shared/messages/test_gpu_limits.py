@@ -126,8 +126,8 @@ class Odd(ElasticJob):
 @pytest.mark.parametrize(
     ("changes", "reason", "words"),
     [
-        ({"min_gpus": 3, "max_gpus": 3}, "invalid", "min_gpus: jobs get 1, 2, 4, 8, ... GPUs, and none"),
-        ({"min_gpus": 8, "max_gpus": 4}, "invalid", "min_gpus: 8 is more than max_gpus, 4"),
+        ({"min_gpus": 3, "max_gpus": 3}, "invalid", "min_gpus: 3 is none of the numbers of GPUs that a job gets"),
+        ({"min_gpus": 8, "max_gpus": 4}, "invalid", "min_gpus: 8 is more than the most, 4"),
         ({"min_gpus": 128}, "invalid", "128 GPUs are more than the batch's 64 samples"),
         ({"min_gpus": 16}, "unrunnable", "at least 16 GPUs, and the pool has 4"),
         ({"min_gpus": 16, "model_name": "new"}, "unrunnable", "at least 16 GPUs, and the pool has 4"),
@@ -141,7 +141,10 @@ def test_an_empty_range_is_rejected_with_its_reason(changes: dict[str, Any], rea
 
 
 def test_a_job_class_with_an_empty_range_is_refused_before_it_is_sent() -> None:
-    with pytest.raises(InvalidJob, match=r"^min_gpus: jobs get .* none of these lies from 5 to 7"):
+    with pytest.raises(
+        InvalidJob,
+        match=r"^min_gpus: 5\.\.7 is none of the numbers of GPUs that a job gets, 1, 2, 4, 8, \.\.\.: choose 4 or 8",
+    ):
         Odd().set_deadline(within=60).spec()
     asked = Odd().set_gpus(max_gpus=8).set_deadline(within=60).spec()
     assert (asked.min_gpus, asked.max_gpus) == (5, 8)

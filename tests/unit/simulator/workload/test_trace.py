@@ -248,9 +248,9 @@ def test_a_range_of_gpus_is_the_part_of_the_curve_where_the_job_may_run(tmp_path
 @pytest.mark.parametrize(
     ("least", "most", "words"),
     [
-        ("3", "3", "min_gpus '3': jobs get .* none of these lies from 3 to 3"),
+        ("3", "3", "min_gpus '3': 3 is none of the numbers of GPUs that a job gets"),
         ("4", "", "min_gpus '4': .* it does on 1, 2"),
-        ("2", "1", "min_gpus '2': 2 is more than max_gpus, 1"),
+        ("2", "1", "min_gpus '2': 2 is more than the most, 1"),
     ],
 )
 def test_a_range_in_which_the_model_does_not_run_is_refused(tmp_path: Path, least: str, most: str, words: str) -> None:
