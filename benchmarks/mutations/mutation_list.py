@@ -209,9 +209,12 @@ _TENANTS = (
     Mutation(
         name="a tenant cancels another one's job",
         file="services/admission/change_job.py",
-        old="    if job is None or job.tenant != command.tenant:\n        why = no_such_job(command.tenant)\n"
+        old="    if job is None or job.tenant != command.tenant:\n"
+        "        why = no_such_job(session.pool, command.tenant, command.job_id)\n"
         "        return session.with_event(\n",
-        new="    if job is None:\n        why = no_such_job(command.tenant)\n        return session.with_event(\n",
+        new="    if job is None:\n"
+        "        why = no_such_job(session.pool, command.tenant, command.job_id)\n"
+        "        return session.with_event(\n",
         tests=(f"{_ADMISSION}/test_policy.py::test_another_tenant_cannot_cancel",),
         loses="any tenant ends any job",
     ),

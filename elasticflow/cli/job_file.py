@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 from elasticflow.cli.option_values import setting_word, sweep_word
 from elasticflow.errors import InputUnusable
 from elasticflow.sdk.job_fields import nearest_name
+from elasticflow.shared.messages.syntax_problems import toml_problem
 
 _TABLE_LINE = re.compile(r"\s*\[\s*[\"']?([\w-]+)")
 _KEY_LINE = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*[=.]")
@@ -62,7 +63,7 @@ def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignore
     except UnicodeDecodeError:
         raise _bad(file, "not a text in UTF-8") from None
     except (ValueError, RecursionError) as error:  # of tomllib: also a number that is too long, or nesting too deep
-        raise _bad(file, str(error)) from None
+        raise _bad(file, toml_problem(data.decode(), error)) from None
     reading = _Reading(file.parent, text)
     for key, value in values.items():
         if key in options:

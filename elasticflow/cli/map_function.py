@@ -26,6 +26,7 @@ from elasticflow.sdk.padding_code import load_name, named_code
 from elasticflow.sdk.submission import load_function
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.syntax_problems import json_problem
 
 _STDIN = "-"
 
@@ -148,9 +149,14 @@ class InputLines:
             source = "standard input" if self._source == _STDIN else self._source
             raise InputUnusable(
                 "bad_input_line",
-                f"line {self.num_read} of {source} is not JSON: {error}; correct it, or leave out --json-lines to pass "
-                "lines as text",
+                f"line {self.num_read} of {source} is not JSON: {_without_line(json_problem(text, error))}; correct "
+                "it, or leave out --json-lines to pass lines as text",
             ) from None
+
+
+def _without_line(problem: str) -> str:
+    """The text is one line of a file, whose number is said already."""
+    return problem.removeprefix("line 1, ")
 
 
 def _show_sent(sent: SentLoad, *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.events import NodeEndAnnounced, PlanDecided, PlanEvent, PoolConfigured
 from elasticflow.shared.messages.pool_config import GpuHourBudget, PoolConfig, TenantQuota
+from elasticflow.shared.messages.syntax_problems import json_problem, toml_problem
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
@@ -59,10 +60,14 @@ _AS_WANTED: Mapping[str, Any] = MappingProxyType({})
 def read_config(file: Path) -> PoolConfig:
     """Raises BadSettings, naming each setting that is unknown or wrong."""
     try:
-        text = file.read_text()
-        given = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadSettings((f"{file}: not a text in UTF-8",)) from None
+    load, problem = (json.loads, json_problem) if file.suffix == ".json" else (tomllib.loads, toml_problem)
+    try:
+        given = load(text)
     except (ValueError, RecursionError) as error:  # not TOML or JSON, or nested too deep
-        raise BadSettings((f"{file}: {error}",)) from None
+        raise BadSettings((f"{file}: {problem(text, error)}",)) from None
     if not isinstance(given, dict):
         raise BadSettings((f"{file}: a pool's configuration is a map of settings",))
     try:

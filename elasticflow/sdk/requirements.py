@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from packaging.requirements import InvalidRequirement, Requirement
 
 from elasticflow.errors import InvalidJob
+from elasticflow.shared.messages.syntax_problems import toml_problem
 
 _INCLUDE = re.compile(r"(?:-r|--requirement)(?:\s+|=)(.+)")
 _FOLDER_OPTION = re.compile(r"(?:-f|--find-links)(?:\s+|=)(.+)")
@@ -51,11 +52,12 @@ def read_requirements(file: str | Path) -> tuple[str, ...]:
 
 
 def _dependencies(file: Path) -> list[str]:
+    text = file.read_text()
     try:
-        project: Any = tomllib.loads(file.read_text())
+        project: Any = tomllib.loads(text)
         found = project["project"]["dependencies"]
     except (ValueError, RecursionError) as error:
-        raise InvalidJob(f"requirements: {file} is no TOML: {error}") from None
+        raise InvalidJob(f"requirements: {file} is no TOML: {toml_problem(text, error)}") from None
     except (KeyError, TypeError):
         raise InvalidJob(f"requirements: {file} has no dependencies in [project]; name a requirements file") from None
     if not isinstance(found, list) or not all(isinstance(line, str) for line in found):  # pyright: ignore

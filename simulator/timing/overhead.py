@@ -10,6 +10,7 @@ from typing import Any
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.limits import MAX_GPUS
+from elasticflow.shared.messages.syntax_problems import json_problem
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.workload.csv_table import bad_input, parsed
@@ -117,11 +118,15 @@ def _doublings(total_gpus: int) -> tuple[int, ...]:
 def _measured(file: Path, total_gpus: int) -> Overhead:
     expected = 'expected {"seconds_by_num_gpus": {"1": 0.02, "2": 0.03, ...}}'
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_input(file, f"is not a text in UTF-8; {expected}") from error
     except OSError as error:
         raise bad_input(file, f"cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        raise bad_input(file, f"is not JSON ({error}); {expected}") from error
+    try:
+        content: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
+        raise bad_input(file, f"is not JSON: {json_problem(text, error)}; {expected}") from error
     if not isinstance(content, dict):
         raise bad_input(file, expected)
     if {"changes", "stop_model"} <= content.keys():

@@ -193,7 +193,7 @@ def test_options_of_later_commands_need_no_code_here() -> None:
         ("[set]\nx = 1\nlr = [0.1]", "line 3: [set] lr: must be a number, a text or a boolean, not [0.1]"),
         ("[sweep]\nlr = 0.1", "line 2: [sweep] lr: must be an array of numbers, texts or booleans, not 0.1"),
         ("[set]\n'a b' = 1", "line 1: [set] a b: must be a name of letters, digits and _"),
-        ("name = \n", "Invalid value (at line 1, column 8)"),
+        ("name = \n", "line 1, column 8: invalid value in `name =`: a text needs quotes"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_line_and_what_is_allowed(text: str, problem: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,25 @@ from typer.testing import CliRunner
 from elasticflow import ElasticJob
 from elasticflow.cli import main
 from elasticflow.cli.app import app
+from elasticflow.cli.job_file import read_job_file
 from elasticflow.cli.job_options import ClassName, SubmissionOptions, class_named
 from elasticflow.cli.option_table import rows_of
 from elasticflow.cli.option_values import parse_data, parse_setting, read_secret
 from elasticflow.cli.up import cpu_slots_in_words, show_pool
 from elasticflow.client.operator_decisions import configure, read_config
 from elasticflow.client.pool_endpoint import RunFile
+from elasticflow.errors import InvalidJob
+from elasticflow.sdk.requirements import read_requirements
 from elasticflow.sdk.submission import load
-from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.errors import BadSettings, ElasticFlowError
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.export import ExportWriter
 from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.terminal import console
+from elasticflow.simulator.padding.loads import read_loads
+from elasticflow.simulator.timing.overhead import overhead_model
 from testbed.histories import NOW_S, pool
 from tests.support.worker_events import admitted
 
@@ -231,6 +237,46 @@ def test_a_job_that_a_file_does_not_know_is_looked_for_in_that_file(nowhere: Pat
     status, shown = eflow("explain", "j1", "--file", "run.ledger")
     assert status == 1
     assert "unknown job 'j1' in run.ledger; `eflow jobs --all --file run.ledger` lists its jobs" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "job.toml",
+            'target = "a.py"\ndeadline = "10m\n',
+            "line 2, column 12: the quote that begins here is not closed",
+        ),
+        ("pool.toml", 'reserve_nodes = 1\nx = "10m\n', "line 2, column 5: the quote that begins here is not closed"),
+        ("pool.json", '{"reserve_nodes": 1,}', "line 1, column 21: expecting property name enclosed in double quotes"),
+        ("pyproject.toml", '[project]\ndependencies = ["a\n]', "line 2, column 17: the quote that begins here is"),
+        ("loads.toml", '[[load]]\nname = "x\n', "line 2, column 8: the quote that begins here is not closed"),
+        ("overhead.json", '{"seconds_by_num_gpus": {"1": 0.1}', "line 1, column 35: expecting ',' delimiter"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_line_and_column(
+    nowhere: Path, name: str, text: str, said: str
+) -> None:
+    """Of each file in TOML or JSON that a command takes."""
+    file = nowhere / name
+    file.write_text(text)
+
+    def read() -> object:
+        match name:
+            case "job.toml":
+                return read_job_file(file, file.read_bytes(), {})
+            case "pool.toml" | "pool.json":
+                return read_config(file)
+            case "pyproject.toml":
+                return read_requirements(file)
+            case "loads.toml":
+                return read_loads(file)
+            case _:
+                return overhead_model(f"measured {file}", 8)
+
+    with pytest.raises((ElasticFlowError, InvalidJob), match=re.escape(said)) as raised:
+        read()
+    assert name in str(raised.value)
 
 
 def test_a_pool_config_is_read_from_toml_and_json(nowhere: Path) -> None:
