@@ -13,11 +13,12 @@ from types import ModuleType
 from typing import Any
 
 INTERRUPTED = 130  # exit code, as shells report Ctrl-C
+NOTHING_DONE = "\neflow: ended by Ctrl-C before it began: nothing was sent or changed\n"
 
 
 @contextlib.contextmanager
-def ending_at_interrupt() -> Generator[None]:
-    """End this process at Ctrl-C with exit code 130, without any cleanup.
+def ending_at_interrupt(words: str = "") -> Generator[None]:
+    """End this process at Ctrl-C with exit code 130, without any cleanup, and with these words on standard error.
 
     KeyboardInterrupt would print a traceback, or be lost in a callback of the import system. There is no effect if
     SIGINT is ignored or handled otherwise, and in other threads.
@@ -26,7 +27,13 @@ def ending_at_interrupt() -> Generator[None]:
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+    def end(*_: Any) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, words.encode())
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from elasticflow import __version__
-from elasticflow.shared.library_imports import INTERRUPTED, ending_at_interrupt, without_gc
+from elasticflow.shared.library_imports import INTERRUPTED, NOTHING_DONE, ending_at_interrupt, without_gc
 
 _JOBS, _POOL, _IDLE, _LEDGER = "Jobs", "Pool", "Tasks on idle GPUs", "Ledger and simulations"
 
@@ -85,7 +85,7 @@ class Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         described = _COMMANDS[name]
         if name not in self._loaded:
-            with ending_at_interrupt(), without_gc():
+            with ending_at_interrupt(NOTHING_DONE), without_gc():
                 self._loaded[name] = _made(name, described)
         return self._loaded[name]
 

@@ -5,7 +5,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.cli.terminal_output import note, plain, say_line
@@ -30,19 +30,50 @@ from elasticflow.shared.state.promise import Promise, promise_of
 from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 
+class SentJobs(list[str]):
+    """Ids of jobs, once the pool may have them. decided: whether a single job is, so far."""
+
+    decided: Literal["", "admitted", "rejected", "ended"] = ""
+
+    def note_decision(self, decision: Decision) -> None:
+        self.decided = (
+            "admitted"
+            if isinstance(decision, JobAdmitted)
+            else "rejected"
+            if isinstance(decision, JobRejected)
+            else "ended"
+        )
+
+
+_GOES_ON = {
+    "": "was sent and goes on, undecided so far",
+    "admitted": "was admitted and goes on",
+    "rejected": "was rejected",
+    "ended": "has ended",
+}
+
+
 @contextlib.contextmanager
 def telling_what_goes_on(sent: Sequence[str], what: str = "") -> Iterator[None]:
-    """Tell who presses Ctrl-C what the pool goes on with. sent: ids of what it has got. what: they are, if not jobs."""
+    """Tell who presses Ctrl-C what the pool goes on with. sent: ids of what it has got, maybe `SentJobs`. what: they
+    are, if not jobs."""
     try:
         yield
     except KeyboardInterrupt:
         ids = tuple(dict.fromkeys(sent))
         if not ids:
             note(f"eflow: nothing was {'measured' if what else 'submitted'}")
-        elif len(ids) == 1:
+        elif what:
             note(f"eflow: {what}{ids[0]} goes on; `eflow cancel {ids[0]}` stops it")
+        elif len(ids) == 1:
+            decided = sent.decided if isinstance(sent, SentJobs) else ""
+            stops = "" if decided in ("rejected", "ended") else f", `eflow cancel {ids[0]}` stops it"
+            note(f"eflow: {ids[0]} {_GOES_ON[decided]}; `eflow explain {ids[0]}` shows it{stops}")
         else:
-            note(f"eflow: these jobs were sent and go on; `eflow cancel ID` stops one: {', '.join(ids)}")
+            note(
+                f"eflow: these jobs were sent and go on; `eflow jobs` shows them, `eflow cancel ID` stops one: "
+                f"{', '.join(ids)}"
+            )
         raise
 
 

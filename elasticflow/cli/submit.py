@@ -7,6 +7,7 @@ import typer
 
 from elasticflow.cli.command_options import Json, SeveralPoolsOptions, run, run_at, where_words
 from elasticflow.cli.decision_output import (
+    SentJobs,
     decision_as_json,
     end_as_json,
     in_time,
@@ -92,7 +93,7 @@ def submit(
         --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY
       eflow submit train.py --deadline 2h --name nightly-42 --pools a,b,c
     """
-    sent: list[str] = []  # ids of jobs, once the pool may have them
+    sent = SentJobs()
     with telling_what_goes_on(sent):
         _submit(context, options, waits, where, sent, as_json=as_json)
 
@@ -102,7 +103,7 @@ def _submit(
     options: SubmissionOptions,
     waits: WaitOptions,
     where: SeveralPoolsOptions,
-    sent: list[str],
+    sent: SentJobs,
     *,
     as_json: bool,
 ) -> None:
@@ -165,6 +166,7 @@ def _submit(
         if name and (known := (await client.state()).job(name)) is not None:
             earlier.append(known)
         decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)
+        sent.note_decision(decision)
         if not (waits.wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
@@ -196,13 +198,14 @@ def _submit_to_pools(
     options: SubmissionOptions,
     waits: WaitOptions,
     where: SeveralPoolsOptions,
-    sent: list[str],
+    sent: SentJobs,
     *,
     as_json: bool,
 ) -> int:
     """Submit to the best of several pools, and print the decision. Returns the exit code."""
     chosen, ended = decided_by_pools(ready, options, where, sent), None
     decision, timeout_s = chosen.decision, duration_of(waits.timeout, "--timeout")
+    sent.note_decision(decision)
     if not as_json:
         show_pools_decision(chosen, options)
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -215,3 +216,56 @@ async def test_the_message_of_the_nats_command_in_the_docs_is_stored_and_answere
     assert (stored["stream"], stored["seq"]) == ("EF_SUBMIT_default", 1)
     (job,) = (await cli.eflow("jobs", "--json")).value
     assert (job["job_id"], job["activity"]) == ("digits-1", "waiting")
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------------
+
+SLOW_FILE = """
+import time
+from elasticflow import ElasticJob
+
+print("imported", flush=True)
+time.sleep({import_s})
+
+class Line(ElasticJob):
+    hyperparameters = {{"global_batch_size": {batch}}}
+    max_iterations = 100
+    model_name = "linear"
+"""
+
+
+@pytest.mark.parametrize(
+    ("import_s", "batch", "until", "said"),
+    [
+        (600, 64, "imported", "eflow: nothing was submitted\n"),
+        (
+            0,
+            32,  # without a known speed, and no node measures it
+            "its speed is unknown",
+            "eflow: j1 was sent and goes on, undecided so far; "
+            "`eflow explain j1` shows it, `eflow cancel j1` stops it\n",
+        ),
+        (
+            0,
+            64,
+            "follow it",
+            "eflow: j1 was admitted and goes on; `eflow explain j1` shows it, `eflow cancel j1` stops it\n",
+        ),
+    ],
+    ids=["while it imports", "while it is undecided", "while it waits for the end"],
+)
+async def test_ctrl_c_says_whether_the_job_was_sent(
+    cli: CommandLinePool, import_s: int, batch: int, until: str, said: str
+) -> None:
+    (cli.folder / "slow.py").write_text(SLOW_FILE.format(import_s=import_s, batch=batch))
+    process = await cli.start("submit", "slow.py", "--deadline", "1h", "--name", "j1", "--wait")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    stream = process.stderr if until.startswith("its") else process.stdout
+    async with asyncio.timeout(WAIT_S):
+        while until not in (line := (await stream.readline()).decode()):
+            assert line, "the command has ended"
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert (process.returncode, err.decode().splitlines(keepends=True)[-1]) == (130, said)
+    assert "Traceback" not in err.decode()

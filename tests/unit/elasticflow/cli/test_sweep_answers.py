@@ -174,4 +174,4 @@ def test_who_is_interrupted_learns_which_jobs_were_sent(
 
     with pytest.raises(type(error)), telling_what_goes_on(sent):
         sweep_at(Lost(), monkeypatch, sent)
-    assert "go on; `eflow cancel ID` stops one: net-1, net-2" in capsys.readouterr().err
+    assert "`eflow cancel ID` stops one: net-1, net-2" in capsys.readouterr().err
