@@ -84,7 +84,10 @@ def _trained(occupancy: Occupancy) -> Iterator[tuple[float, float, float]]:
 MAX_JOBS_DRAWN = 12  # each in its own colour; the others share one
 NUM_INTERVALS = 300
 SIZE_INCHES, DPI = (9.0, 3.6), 110
-_OVERSHOOT: dict[str, Any] = {"color": "tab:red", "alpha": 0.45, "linewidth": 5, "solid_capstyle": "butt"}
+_OVERSHOOT: dict[str, Any] = {
+    **{"color": "tab:red", "alpha": 0.45, "linewidth": 5, "solid_capstyle": "butt"},
+    **{"marker": "|", "markersize": 8, "markeredgewidth": 2},  # both ends: 1 s in days would be no pixel
+}
 _BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 8, "frameon": False}
 UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3_600.0, "hours", 3_600.0), (0.0, "seconds", 1.0))
 
@@ -99,6 +102,12 @@ def require_matplotlib() -> None:
 
 def write_plots(result: Result, folder: Path) -> None:
     """gpus.png, jobs.png, efficiency.png; idle.png if the idle time was measured."""
+    for name, figure in pictures(result):
+        figure.savefig(folder / f"{name}.png", dpi=DPI)
+
+
+def pictures(result: Result) -> "Iterator[tuple[str, Figure]]":
+    """Each picture, by the name of its file."""
     for name, draw in (("gpus", _gpus), ("jobs", _jobs), ("efficiency", _efficiency)):
         figure, axes = _canvas()
         span = _Span(result)
@@ -106,9 +115,9 @@ def write_plots(result: Result, folder: Path) -> None:
         axes.set_xlabel(f"{span.unit} since the first submission")
         axes.set_xlim(0, span.last)
         axes.set_ylim(bottom=0)
-        figure.savefig(folder / f"{name}.png", dpi=DPI)
+        yield name, figure
     if result.idle_time is not None and result.idle_time.windows:
-        _draw_idle_time(result.idle_time, folder / "idle.png")
+        yield "idle", _idle_time(result.idle_time)
 
 
 class _Span:
@@ -219,7 +228,7 @@ def _efficiency(axes: "Axes", result: Result, span: _Span) -> None:
     axes.legend(**_BESIDE)
 
 
-def _draw_idle_time(idle: IdleTime, picture: Path) -> None:
+def _idle_time(idle: IdleTime) -> "Figure":
     """Idle GPU-hours by cause; the lengths of windows, as parts of all windows and of the idle time."""
     figure, axes = _canvas()
     axes.remove()
@@ -235,7 +244,7 @@ def _draw_idle_time(idle: IdleTime, picture: Path) -> None:
     by_length.set_xlabel("window of at most so many seconds")
     by_length.set_ylim(0, 1)
     by_length.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=8)
-    figure.savefig(picture, dpi=DPI)
+    return figure
 
 
 def _by_use(fate: Fate) -> tuple[float, str]:
