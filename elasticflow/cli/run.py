@@ -1,5 +1,6 @@
 """`eflow run`: a job in this process, without a pool."""
 
+import bdb
 import os
 import pdb
 import time
@@ -20,6 +21,7 @@ from elasticflow.sdk.local_run import run_locally
 from elasticflow.sdk.submission import load
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.extras import require_extra
+from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.messages.event_summary import counted
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as workers have it: the same bits
@@ -89,6 +91,10 @@ def run(
         raise typer.Exit(1) from None
     except (ElasticFlowError, elasticflow.InvalidJob):
         raise
+    except bdb.BdbQuit as error:
+        where = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        note(f"eflow: left the debugger{where}; nothing was kept")
+        raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
         note(_of_users_code(error), end="")
         if debug:

@@ -1,5 +1,8 @@
 """A job in this process, without a pool: to try it, and to step through it with a debugger."""
 
+import inspect
+import os
+import pdb
 import shutil
 import signal
 import sys
@@ -28,6 +31,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, Ge
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # iterations done, and metrics
 _REDRAWN_EVERY_S = 0.1
+_PDB = ("", "pdb.set_trace")  # values of PYTHONBREAKPOINT for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +185,12 @@ def _progress(total: int, *, show: bool) -> Generator[OnProgress]:
         def at_breakpoint(*arguments: Any, **named: Any) -> Any:
             sys.breakpointhook = enter_debugger
             bar.stop()
+            if enter_debugger is sys.__breakpointhook__ and os.environ.get("PYTHONBREAKPOINT", "") in _PDB:
+                caller = inspect.currentframe()
+                pdb.Pdb().set_trace(
+                    caller.f_back if caller else None
+                )  # the hook of Python would stop here, not in the job's code
+                return None
             return enter_debugger(*arguments, **named)
 
         def advance(iteration: int, metrics: Mapping[str, float]) -> None:

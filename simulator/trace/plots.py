@@ -85,8 +85,13 @@ MAX_JOBS_DRAWN = 12  # each in its own colour; the others share one
 NUM_INTERVALS = 300
 SIZE_INCHES, DPI = (9.0, 3.6), 110
 _OVERSHOOT: dict[str, Any] = {
-    **{"color": "tab:red", "alpha": 0.45, "linewidth": 5, "solid_capstyle": "butt"},
-    **{"marker": "|", "markersize": 8, "markeredgewidth": 2},  # both ends: 1 s in days would be no pixel
+    "color": "tab:red",
+    "alpha": 0.45,
+    "linewidth": 5,
+    "solid_capstyle": "butt",
+    "marker": "|",  # of both ends: 1 s in days would be no pixel
+    "markersize": 8,
+    "markeredgewidth": 2,
 }
 _BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 8, "frameon": False}
 UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3_600.0, "hours", 3_600.0), (0.0, "seconds", 1.0))
