@@ -22,7 +22,8 @@ import pytest_asyncio
 
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.state.job import Phase
-from testbed.real_pool import CONFIG, POOL, RunningPool, job, running_pool
+from testbed.real_pool import CONFIG, POOL, RunningPool, eventually, job, running_pool
+from testbed.served_page import PageClient, served_page
 from testbed.terminal_user import User
 from tests.support.small_disk import small_disk
 
@@ -213,6 +214,71 @@ async def test_a_training_function_that_raises_in_its_10th_iteration(user: User)
         assert "Traceback (most recent call last):" in logs.out
         assert 'raise RuntimeError("this is the 10th iteration")' in logs.out
         assert f"job {job_id} failed: RuntimeError: this is the 10th iteration" in logs.err
+
+
+FAILS = """
+import os
+
+import torch
+from elasticflow import ElasticJob
+
+
+class {name}(ElasticJob):
+    hyperparameters = {{"global_batch_size": 8}}
+    max_iterations = 100
+    model_name = "light"
+
+    def init_model(self):
+        return torch.nn.Linear(1, 1)
+
+    def init_dataset(self):
+        return torch.utils.data.TensorDataset(torch.ones(64, 1))
+
+    def init_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train(self, batch, model, optimizer):
+        if self.iteration == 40:
+            {ends}
+        optimizer.zero_grad()
+        loss = model(batch[0]).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "ends", "error"),
+    [
+        ("raises-40", 'raise RuntimeError("the data is wrong")', "RuntimeError: the data is wrong (in iteration 40)"),
+        ("exits-40", "raise SystemExit(3)", "sys.exit(3) at ends40.py:24 ends the process in iteration 40"),
+        ("ends-40", "os._exit(7)", "was ended by os._exit(7) at ends40.py:24"),
+    ],
+)
+async def test_every_screen_says_in_which_iteration_a_job_failed(user: User, name: str, ends: str, error: str) -> None:
+    """It fails before its worker reports any progress by itself."""
+    file = user.folder / name / "ends40.py"
+    file.parent.mkdir()
+    file.write_text(FAILS.format(name="Fails", ends=ends))
+    ran = await user.eflow("submit", str(file), "--deadline", "10m", "--name", name, "--wait")
+    assert (ran.status, f"failed  {name}: 40 iterations" in ran.out, error in ran.out) == (1, True, True), ran.out
+    explained = (await user.eflow("explain", name)).out
+    assert f"failed after iteration 40: {'' if name != 'ends-40' else 'crashed 2 times'}" in explained
+    assert "in iteration 40" in explained
+    (view,) = (view for view in (await user.eflow("jobs", "--all", "--json")).value if view["job_id"] == name)
+    assert (view["iteration"], view["max_iterations"]) == (40, 100)
+    (row,) = (line for line in (await user.eflow("jobs", "--all")).out.splitlines() if line.startswith(name))
+    assert "40/100" in row
+    with served_page("--data-dir", str(user.pool.data_dir)) as link:
+        page = PageClient(link)
+
+        def on_page() -> Any:
+            status, of_job = page.get(f"/api/jobs/{name}")
+            return of_job["row"] if status == 200 and of_job["row"]["explanation"] else None
+
+        row = await eventually(on_page, "the page has read the failure")
+    assert (row["iteration"], error in row["explanation"]) == (40, True)
 
 
 async def test_a_loss_that_becomes_nan(user: User) -> None:
