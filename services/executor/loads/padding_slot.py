@@ -162,4 +162,5 @@ def _how_it_ended(ended: RunnerEnded) -> str:
         return f"its runner was ended: {ended.error}"
     if ended.exited.signal is not None:
         return f"it ended its runner with signal {ended.exited.signal}"
-    return f"it ended its runner with exit code {ended.exited.code}"
+    instead = "a task returns or raises an exception, and calls neither sys.exit() nor os._exit()"
+    return f"it ended its runner with exit code {ended.exited.code}: {instead}"

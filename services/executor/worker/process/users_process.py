@@ -76,13 +76,22 @@ def meaning_of(error: BaseException, where: str) -> str:
     """
     if isinstance(error, SystemExit):
         return _exit_meaning(error, where)
+    if not (waits := waits_for_person(error)):
+        return ""
     if isinstance(error, bdb.BdbQuit):
         return (
-            f"a debugger waits for its user{place_in(error)}, {where}, and a job has no terminal: take breakpoint() or "
-            f"set_trace() out, or debug it in your own terminal with {_locally()}"
+            f"{waits}, {where}, and a job has no terminal: take breakpoint() or set_trace() out, or debug it in your "
+            f"own terminal with {_locally()}"
         )
+    return f"{waits}, {where}, and {_NO_TERMINAL}"
+
+
+def waits_for_person(error: BaseException) -> str:
+    """What waits for an answer that nobody gives, if the error follows from it, and where; "" for any other."""
+    if isinstance(error, bdb.BdbQuit):
+        return f"a debugger waits for its user{place_in(error)}"
     if isinstance(error, EOFError) and _asks_person(error):
-        return f"the code asks for input{place_in(error)}, {where}, and {_NO_TERMINAL}"
+        return f"the code asks for input{place_in(error)}"
     return ""
 
 

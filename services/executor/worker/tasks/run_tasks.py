@@ -34,6 +34,7 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.log_file import write_output_to
 from elasticflow.services.executor.worker.process.users_code import NotImportable, import_users_module
+from elasticflow.services.executor.worker.process.users_process import waits_for_person
 from elasticflow.shared.errors import Stop
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
@@ -80,6 +81,7 @@ def write_result_file(folder: Path, result: bytes) -> str:
 # The function of a padding load: its import by name, and one call of it on pickled bytes.
 
 TaskFunction = Callable[[Any], Any]
+_WITHOUT_PERSON = "let its input say what it asks for, or call the function on your own machine to debug it"
 _MAX_TEXT = 4000  # characters of an error or traceback that are sent
 
 
@@ -140,6 +142,8 @@ def execute(
         if exceeded := is_out_of_memory(error):
             _free_memory(error)
         message = message_of(error)
+        if waits := waits_for_person(error):
+            message = f"{waits}, and a task has no terminal: {_WITHOUT_PERSON}"
         if exceeded and memory_limit_bytes:
             message += f"; {memory_advice(memory_limit_bytes)}"
         return TaskFailed(

@@ -1,7 +1,10 @@
 """One call of a padding load's function on pickled bytes, and the function's import."""
 
 import hashlib
+import io
+import pdb
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +75,28 @@ def test_the_error_and_the_end_of_the_traceback_are_reported() -> None:
 )
 def test_no_error_keeps_its_report_from_being_sent(error: BaseException) -> None:
     assert type(error).__name__ in failure(raising(error)).error
+
+
+def asks(_: Any) -> str:
+    return input()
+
+
+def debugs(_: Any) -> None:
+    debugger = pdb.Pdb(stdin=io.StringIO(), stdout=io.StringIO())
+    debugger.set_trace()
+    pytest.fail("it is quit before this line")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [(asks, "the code asks for input at "), (debugs, "a debugger waits for its user at ")]
+)
+def test_a_task_that_waits_for_a_person_is_told_that_nobody_answers(
+    function: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    error = failure(function).error
+    assert re.match(rf"{said}(\S*/)?test_task_function\.py:\d+, and a task has no terminal: ", error)
+    assert ": let its input say what it asks for, or call the function on your own" in error
 
 
 def test_system_exit_ends_the_runner() -> None:
