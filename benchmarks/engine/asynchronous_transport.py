@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from benchmarks.engine.simulated_stream import SimulatedStream, UnorderedThread, follow_in_this_thread, on_device
 from elasticflow.services.executor.worker.group import nccl_transport
 from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
-from elasticflow.services.executor.worker.group.transport import Transfer
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 
 GARBAGE = float("nan")
 
@@ -72,21 +71,16 @@ class AsynchronousTransport:
 
     def __init__(
         self,
-        store: dist.Store,
-        rank: int,
-        size: int,
-        *,
-        timeout_s: float,
-        aborted: threading.Event,
+        member: Membership,
         faults: Faults | None = None,
     ) -> None:
         self.error = ""
         self._faults = faults or Faults()
         self._chance = np.random.default_rng(self._faults.seed)
         if self._happens(self._faults.init_hangs):
-            _hang_for(timeout_s, aborted)
+            _hang_for(member.timeout_s, member.aborted)
         try:
-            self._gloo = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
+            self._gloo = GlooTransport(member)
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
         self._abort_raises = self._happens(self._faults.abort_raises)

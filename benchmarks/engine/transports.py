@@ -2,18 +2,16 @@
 # pyright: reportPrivateImportUsage=false
 # (torch.distributed documents its stores, but does not export them by the letter)
 
-import threading
 from collections.abc import Callable
 from enum import StrEnum
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.engine.asynchronous_transport import AsynchronousTransport, Faults
 from benchmarks.engine.simulated_stream import follow_in_later_threads
 from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport, StagedTransport
-from elasticflow.services.executor.worker.group.transport import Transport
+from elasticflow.services.executor.worker.group.transport import Membership, Transport
 
 
 class TransportName(StrEnum):
@@ -29,20 +27,16 @@ def connecting(name: str, faults: Faults | None = None) -> Callable[..., Transpo
 
     def connect(
         gloo: GlooTransport,
-        store: dist.Store,
-        rank: int,
-        size: int,
+        member: Membership,
         *,
         device: torch.device,
-        timeout_s: float,
-        aborted: threading.Event,
         **_: object,
     ) -> Transport:
         match TransportName(name):
             case TransportName.GLOO:
                 return gloo
             case TransportName.ASYNCHRONOUS:
-                return AsynchronousTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted, faults=faults)
+                return AsynchronousTransport(member, faults)
             case TransportName.STAGED:
                 return StagedTransport(gloo, device)
 

@@ -30,6 +30,7 @@ from benchmarks.report import Measured
 from elasticflow.services.executor.worker.group import device_transport
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 _HOST = "127.0.0.1"
@@ -62,12 +63,14 @@ class Rank:
     ) -> Group:
         """The engine's, with NCCL between ranks of one GPU."""
         return Group(
-            dist.PrefixStore(name, self.store),
+            Membership(
+                dist.PrefixStore(name, self.store),
+                rank=self.number if rank is None else rank,
+                size=size or self.size,
+                timeout_s=self.settings.get("group_timeout_s", _CONNECT_S),
+            ),
             generation=1,
-            rank=self.number if rank is None else rank,
-            size=size or self.size,
             device=self.device,
-            timeout_s=self.settings.get("group_timeout_s", _CONNECT_S),
             may_connect_later=may_connect_later,
         )
 

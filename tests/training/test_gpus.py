@@ -87,6 +87,7 @@ import torch
 import torch.distributed as dist
 from elasticflow.services.executor.worker.process.device import Stopwatch, claim, finish_work
 from elasticflow.services.executor.worker.group.groups import Group
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -100,7 +101,8 @@ assignment = Assignment(
     job_id="a", plan=GenerationPlan(generation=1, world_size=1), rank=0, spec=spec, checkpoint_dir="", device="cuda"
 )
 device = claim("cuda", 0)
-group = Group(dist.FileStore(sys.argv[1], 1), generation=1, rank=0, size=1, device=device, timeout_s=60)
+member = Membership(dist.FileStore(sys.argv[1], 1), rank=0, size=1, timeout_s=60)
+group = Group(member, generation=1, device=device)
 members = GenerationMembers(group, VirtualNodes(count=1, global_batch_size=4))
 model = torch.nn.Linear(3, 1).to(device)
 optimizer = torch.optim.SGD(model.parameters())

@@ -6,7 +6,6 @@
 import hashlib
 import json
 import socket
-import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from elasticflow.services.executor.worker.group.gloo_transport import GlooTransp
 from elasticflow.services.executor.worker.group.nccl_transport import NcclTransport
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.tcp_connections import CHECK_NETWORK, warn_unconnected
-from elasticflow.services.executor.worker.group.transport import Transport
+from elasticflow.services.executor.worker.group.transport import Membership, Transport
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import is_out_of_memory, pci_address
 
@@ -144,33 +143,21 @@ def route_between(identities: Sequence[DeviceIdentity]) -> Route:
 
 def device_transport(
     gloo: GlooTransport,
-    store: dist.Store,
-    rank: int,
-    size: int,
+    member: Membership,
     *,
     device: torch.device,
     identities: Sequence[DeviceIdentity],
-    timeout_s: float,
-    aborted: threading.Event,
     collective_timeout_s: float | None = None,
 ) -> Transport:
     """A collective of all workers, whose identities decide alike on each of them.
 
-    timeout_s: to connect. collective_timeout_s: of NCCL's calls afterwards; None: as long. Raises RendezvousAborted;
-    PeerLost if NCCL does not connect; TrainingFailed if torch lacks it.
+    collective_timeout_s: of NCCL's calls afterwards; None: as long as to connect. Raises RendezvousAborted; PeerLost if
+    NCCL does not connect; TrainingFailed if torch lacks it.
     """
     if route_between(identities) is Route.HOST:
-        return gloo if identities[rank].kind == "cpu" else StagedTransport(gloo, device)
+        return gloo if identities[member.rank].kind == "cpu" else StagedTransport(gloo, device)
     try:
-        return NcclTransport(
-            store,
-            rank,
-            size,
-            device=device,
-            timeout_s=timeout_s,
-            aborted=aborted,
-            collective_timeout_s=collective_timeout_s,
-        )
+        return NcclTransport(member, device=device, collective_timeout_s=collective_timeout_s)
     except (TimeoutError, RuntimeError) as error:
         if not isinstance(error, TimeoutError | dist.DistError) and not is_out_of_memory(error):
             raise

@@ -28,7 +28,7 @@ from elasticflow.services.executor.worker.group.tcp_connections import (
     shut_down,
     warn_unconnected,
 )
-from elasticflow.services.executor.worker.group.transport import Transfer, broadcast_coalesced
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer, broadcast_coalesced
 
 # --- full mesh -----------------------------------------------------------------------------------------
 # Connects gloo's full mesh between all workers of a rendezvous, in attempts of growing length.
@@ -75,21 +75,19 @@ class _RecordingStore(RendezvousStore):
         self.wait(["all"])
 
 
-def connect_all(
-    store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event, secret: str = ""
-) -> Mesh:
-    """A collective of `size` workers: all of them connect, or none.
+def connect_all(member: Membership) -> Mesh:
+    """A collective of all members: all of them connect, or none.
 
-    timeout_s: of the mesh's collectives; a wait for a single transfer passes its own. Raises RendezvousAborted, and
-    RuntimeError (DistError is the store's).
+    Raises RendezvousAborted, and RuntimeError (DistError is the store's).
     """
+    rank, size, timeout_s, aborted = member.rank, member.size, member.timeout_s, member.aborted
     deadline_s, attempt_s = time.monotonic() + timeout_s, _FIRST_ATTEMPT_S
     while True:
         began_s = time.monotonic()
         wait_s = deadline_s - began_s
         name = f"gloo-{attempt_s:g}"
-        of_attempt = derived(secret, name)
-        recording = _RecordingStore(dist.PrefixStore(name, store), aborted, wait_s=wait_s, secret=of_attempt)
+        of_attempt = derived(member.secret, name)
+        recording = _RecordingStore(dist.PrefixStore(name, member.store), aborted, wait_s=wait_s, secret=of_attempt)
         recording.await_all(size)
         within_s = min(attempt_s, wait_s)
         try:
@@ -146,22 +144,16 @@ _NO_LIMIT = timedelta(days=7)
 
 
 class GlooTransport:
-    """The constructor blocks until all workers are connected. Raises RendezvousAborted once `aborted` is set."""
+    """The constructor blocks until all workers are connected. Raises RendezvousAborted.
 
-    def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        size: int,
-        *,
-        timeout_s: float,
-        aborted: threading.Event,
-        secret: str = "",
-    ) -> None:
-        self._rank, self._size = rank, size
-        self._timeout = timedelta(seconds=timeout_s)
-        self.process_group = dist.ProcessGroup(store, rank, size)
-        gloo, own_connections = connect_all(store, rank, size, timeout_s=timeout_s, aborted=aborted, secret=secret)
+    A wait for a single transfer passes the member's timeout.
+    """
+
+    def __init__(self, member: Membership) -> None:
+        self._rank, self._size = member.rank, member.size
+        self._timeout = timedelta(seconds=member.timeout_s)
+        self.process_group = dist.ProcessGroup(member.store, member.rank, member.size)
+        gloo, own_connections = connect_all(member)
         self._sums = _Sums(own_connections)
         self.process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self.process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,60 +23,44 @@ from elasticflow.services.executor.worker.group.device_transport import decoded,
 from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost, ThreadAbandoned, raising_peer_lost
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousAborted
-from elasticflow.services.executor.worker.group.transport import Transfer, Transport
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer, Transport
 
 _Connect = Callable[[str, float], Transport]  # of an attempt and its time-out in seconds
 _BESIDE_S = 30.0  # for a group that connects beside a busy one; NCCL needs a few
 
 
 class Group:
-    """One of `size` workers that connect under a name in a store.
+    """Connected workers, seen from one of them.
 
     device: of the tensors that the workers exchange beside those on the host; None: there are none. The constructor
-    blocks until all are connected. Raises RendezvousAborted once `aborted` is set. may_connect_later: the device may be
-    busy with another group now, and NCCL may wait for that one; if so, `connect_device` at a step boundary ends it.
-    secret: that the workers prove to each other; "": nothing.
+    blocks until all are connected. Raises RendezvousAborted. may_connect_later: the device may be busy with another
+    group now, and NCCL may wait for that one; if so, `connect_device` at a step boundary ends it.
     """
 
     def __init__(
-        self,
-        store: dist.Store,
-        *,
-        generation: int,
-        rank: int,
-        size: int,
-        device: torch.device | None,
-        timeout_s: float,
-        aborted: threading.Event | None = None,
-        may_connect_later: bool = False,
-        secret: str = "",
+        self, member: Membership, *, generation: int, device: torch.device | None, may_connect_later: bool = False
     ) -> None:
-        self.generation, self.rank, self.size = generation, rank, size
+        self.generation, self.rank, self.size = generation, member.rank, member.size
         self._state = threading.Lock()
         self._closed = self._is_waiting = self._is_abandoned = False
         self._unchecked = threading.Event()  # the device receives data
         self._device = device
-        aborted = aborted or threading.Event()
-        self._host = GlooTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted, secret=secret)
-        if aborted.is_set():
+        self._host = GlooTransport(member)
+        if member.aborted.is_set():
             raise RendezvousAborted
         with raising_peer_lost():
             received = self._host.all_gather(encoded(identity_of(device)))
         self.identities = tuple(decoded(theirs) for theirs in received)  # by rank
         self.hosts = tuple(theirs.host for theirs in self.identities)
         self._on_device: Transport = self._host
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s = member.timeout_s
         self._connect: _Connect | None = None  # until the devices are connected
         if device is not None:
             self._connect = lambda attempt, within_s: device_transport(
                 self._host,
-                dist.PrefixStore(attempt, store),
-                rank,
-                size,
+                replace(member, store=dist.PrefixStore(attempt, member.store), timeout_s=within_s),
                 device=device,
                 identities=self.identities,
-                timeout_s=within_s,
-                aborted=aborted,
                 collective_timeout_s=timeout_s,
             )
         if may_connect_later:

@@ -22,7 +22,12 @@ from torch._C._distributed_c10d import ErrorType
 
 from elasticflow.services.executor.worker.group.peer_loss import end_as_lost_peer
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousAborted
-from elasticflow.services.executor.worker.group.transport import Transfer, broadcast_coalesced, in_known_type
+from elasticflow.services.executor.worker.group.transport import (
+    Membership,
+    Transfer,
+    broadcast_coalesced,
+    in_known_type,
+)
 
 log = structlog.get_logger()
 
@@ -41,23 +46,14 @@ _environment = threading.Lock()  # two groups are never constructed at once, so 
 
 
 class NcclTransport:
-    """The constructor returns when all workers are connected. Raises RendezvousAborted once `aborted` is set,
-    TimeoutError if NCCL does not connect within timeout_s, and NCCL's DistError.
+    """The constructor returns when all workers are connected. Raises RendezvousAborted, TimeoutError if NCCL does not
+    connect within the member's time, and NCCL's DistError.
 
     collective_timeout_s: of NCCL's calls afterwards; None: as long.
     """
 
-    def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        size: int,
-        *,
-        device: torch.device,
-        timeout_s: float,
-        aborted: threading.Event,
-        collective_timeout_s: float | None = None,
-    ) -> None:
+    def __init__(self, member: Membership, *, device: torch.device, collective_timeout_s: float | None = None) -> None:
+        store, rank, size, timeout_s = member.store, member.rank, member.size, member.timeout_s
         self._device = device
         self._has_worked = False  # for its user: the GPU may wait for a call of this group
         self._ended = threading.Event()
@@ -71,7 +67,7 @@ class NcclTransport:
         self.process_group._register_backend(torch.device("cuda"), backend, self._nccl)
         self.process_group._set_default_backend(backend)
         try:
-            complete_in_time(lambda: self._connect(rank, size), within_s=timeout_s, aborted=aborted)
+            complete_in_time(lambda: self._connect(rank, size), within_s=timeout_s, aborted=member.aborted)
         except BaseException:
             self.abort()
             raise

@@ -28,6 +28,7 @@ from elasticflow.services.executor.worker.group.rendezvous_store import (
     listening_store,
 )
 from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host, derived
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousListening
@@ -209,13 +210,15 @@ def _group(
 ) -> Group:
     bind_to_host(specification.advertise_host)
     return Group(
-        dist.PrefixStore(name, store),
+        Membership(
+            dist.PrefixStore(name, store),
+            rank=specification.rendezvous_rank,
+            size=size,
+            timeout_s=specification.timeouts.collective_timeout_s,
+            aborted=aborted,
+            secret=derived(specification.plan.secret, name),
+        ),
         generation=specification.plan.generation,
-        rank=specification.rendezvous_rank,
-        size=size,
         device=specification.device if name == "training" else None,
-        timeout_s=specification.timeouts.collective_timeout_s,
-        aborted=aborted,
         may_connect_later=may_connect_later,
-        secret=derived(specification.plan.secret, name),
     )

@@ -3,7 +3,9 @@
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # (torch.distributed keeps the broadcast of DistributedDataParallel private)
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,6 +22,22 @@ _KNOWN_TYPES = {  # to gloo and to NCCL; others travel as bytes, since only a su
     torch.uint8,
 }
 _COALESCED_BYTES = 250 << 20  # of small tensors that travel together
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One of `size` workers that connect to each other through a store.
+
+    timeout_s: to connect, and of the host's collectives. aborted: once it is set, connecting ends with
+    RendezvousAborted. secret: that the workers prove to each other; "": nothing.
+    """
+
+    store: dist.Store
+    rank: int
+    size: int
+    timeout_s: float
+    aborted: threading.Event = field(default_factory=threading.Event)
+    secret: str = ""
 
 
 class Transfer(NamedTuple):

@@ -22,6 +22,7 @@ from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 
@@ -45,7 +46,7 @@ def beside_a_lost_peer(act: Callable[[Group], object]) -> None:
     store = dist.HashStore()
 
     def connect(rank: int) -> Group:
-        return Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+        return Group(Membership(store, rank=rank, size=2, timeout_s=WAIT_S), generation=1, device=CPU)
 
     with ThreadPoolExecutor(2) as threads:
         group, lost = threads.map(connect, range(2))

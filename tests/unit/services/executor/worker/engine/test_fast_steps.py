@@ -20,6 +20,7 @@ from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost, ThreadAbandoned
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from tests.unit.services.executor.worker.group.test_groups import CPU, WAIT_S, NeverSums
@@ -29,7 +30,7 @@ class Worker:
     """One of `size` threads that form a group."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, model: nn.Module, find_unused_parameters: bool) -> None:
-        self.group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
+        self.group = Group(Membership(store, rank=rank, size=size, timeout_s=WAIT_S), generation=1, device=CPU)
         self.steps = FastSteps(
             model,
             carried=CarriedGradients(model, torch.optim.SGD(model.parameters())),
@@ -196,7 +197,7 @@ def test_gradients_and_metrics_of_several_backward_passes_are_means_over_the_glo
 
     def work(rank: int) -> tuple[torch.Tensor, float]:
         model = copy.deepcopy(alone)
-        group = Group(store, generation=1, rank=rank, size=len(sizes), device=CPU, timeout_s=WAIT_S)
+        group = Group(Membership(store, rank=rank, size=len(sizes), timeout_s=WAIT_S), generation=1, device=CPU)
         members = GenerationMembers(group, nodes)
         steps = FastSteps(
             model,

@@ -23,6 +23,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import Generatio
 from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
 from elasticflow.services.executor.worker.group.groups import Group
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 
@@ -108,7 +109,7 @@ def launches_of_sum(num_layers: int, count: int, size: int) -> list[Counter[str]
     virtual_nodes = VirtualNodes(count=count, global_batch_size=2 * count)
 
     def run(rank: int) -> Counter[str]:
-        group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
+        group = Group(Membership(store, rank=rank, size=size, timeout_s=WAIT_S), generation=1, device=CPU)
         layers = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(num_layers)])
         like = list(layers.parameters())
         summed, seen = TensorSum(virtual_nodes, group), Counter[str]()

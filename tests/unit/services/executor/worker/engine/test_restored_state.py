@@ -23,6 +23,7 @@ from elasticflow.services.executor.worker.engine.sharded_optimizer import Sharde
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.trainer import ShardedCheckpoints
 from elasticflow.services.executor.worker.group.groups import Group
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from testbed.worker_nodes import job_spec
@@ -53,7 +54,11 @@ def together(workers: list[Worker], act: Any) -> list[Any]:
     store, size = dist.HashStore(), len(workers)
 
     def member(rank: int) -> Any:
-        group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S) if size > 1 else None
+        group = (
+            Group(Membership(store, rank=rank, size=size, timeout_s=WAIT_S), generation=1, device=CPU)
+            if size > 1
+            else None
+        )
         return act(workers[rank], group)
 
     with ThreadPoolExecutor(size) as threads:

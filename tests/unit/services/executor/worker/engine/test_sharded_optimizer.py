@@ -11,6 +11,7 @@ from elasticflow.services.executor.worker.checkpoint.parameter_slices import who
 from elasticflow.services.executor.worker.engine.redistribution import PartLost, moves, redistribute
 from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.group.groups import Group
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def together(size, act):
     with ThreadPoolExecutor(size) as pool:
 
         def member(rank):
-            return act(Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=30))
+            return act(Group(Membership(store, rank=rank, size=size, timeout_s=30), generation=1, device=CPU))
 
         return list(pool.map(member, range(size)))
 

@@ -21,6 +21,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import (
 from elasticflow.services.executor.worker.group.device_transport import DeviceIdentity
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.nested_tensors import flatten
+from elasticflow.services.executor.worker.group.transport import Membership
 from tests.unit.services.executor.worker.group.test_groups import CPU, WAIT_S
 
 NONE = Fingerprint()
@@ -62,7 +63,7 @@ def agreed(
     have_left = threading.Barrier(size)  # the workers are threads: closing one's connections closes those of others
 
     def agree(rank: int) -> Agreement:
-        group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
+        group = Group(Membership(store, rank=rank, size=size, timeout_s=WAIT_S), generation=1, device=CPU)
         group.identities = tuple(DeviceIdentity(host="a", arithmetic=each) for each in arithmetics or "a" * size)
         members = GenerationMembers(group, virtual_nodes)
         rows = [[float(part.virtual_node)] for part in members.computed]

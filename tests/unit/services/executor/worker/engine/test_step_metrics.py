@@ -15,6 +15,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import Fingerpri
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, number_of
 
@@ -79,7 +80,9 @@ def by_two(act: Callable[[GenerationMembers], Any]) -> list[Any]:
     store = dist.HashStore()
 
     def work(rank: int) -> Any:
-        group = Group(store, generation=2, rank=rank, size=2, device=torch.device("cpu"), timeout_s=TIMEOUT_S)
+        group = Group(
+            Membership(store, rank=rank, size=2, timeout_s=TIMEOUT_S), generation=2, device=torch.device("cpu")
+        )
         try:
             return act(GenerationMembers(group, TWO))
         finally:

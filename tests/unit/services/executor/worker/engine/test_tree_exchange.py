@@ -20,7 +20,7 @@ from elasticflow.services.executor.worker.engine.tree_exchange import stage_peer
 from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.groups import Group
-from elasticflow.services.executor.worker.group.transport import Transfer
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 
 CPU = torch.device("cpu")
 WAIT_S = 60.0
@@ -40,7 +40,7 @@ def together(size: int, act: Callable[[Group], object], transport: str = "gloo")
         stack.enter_context(patch.object(groups, "device_transport", connecting(transport)))
 
         def run(rank: int) -> object:
-            group = Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=WAIT_S)
+            group = Group(Membership(store, rank=rank, size=size, timeout_s=WAIT_S), generation=1, device=CPU)
             try:
                 return act(group)
             finally:

@@ -18,7 +18,7 @@ from benchmarks.engine.transports import connecting
 from elasticflow.services.executor.worker.group import groups, nccl_transport
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
-from elasticflow.services.executor.worker.group.transport import Transfer
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 
 CPU = torch.device("cpu")
 WAIT_S = 30.0
@@ -29,11 +29,11 @@ def on_two_ranks(act: Callable[[Group], Any], *, faults: Faults | None = None, *
     store = dist.HashStore()
 
     def connect(*place: Any, **settings: Any) -> Any:
-        _, _, rank, _ = place
-        return connecting("asynchronous", faults if rank == 1 else None)(*place, **settings)
+        _, member = place
+        return connecting("asynchronous", faults if member.rank == 1 else None)(*place, **settings)
 
     def run(rank: int) -> Any:
-        group = Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S, **options)
+        group = Group(Membership(store, rank=rank, size=2, timeout_s=WAIT_S), generation=1, device=CPU, **options)
         try:
             return act(group)
         finally:

@@ -16,7 +16,7 @@ from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport, StagedTransport
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
-from elasticflow.services.executor.worker.group.transport import Transfer, Transport
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer, Transport
 
 CPU = torch.device("cpu")
 WAIT_S = 30.0
@@ -33,15 +33,13 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Of rank 1, whose device connects only alone: beside a busy group its set-up hangs until it is given up."""
     made: list[str] = []
 
-    def connect(
-        _: object, store: dist.Store, rank: int, size: int, *, timeout_s: float, aborted: threading.Event, **__: object
-    ) -> Transport:
-        if rank == 1:
-            made.append("beside" if timeout_s < WAIT_S else "alone")
+    def connect(_: object, member: Membership, **__: object) -> Transport:
+        if member.rank == 1:
+            made.append("beside" if member.timeout_s < WAIT_S else "alone")
             if len(made) < 2:
-                threading.Event().wait(timeout_s)
+                threading.Event().wait(member.timeout_s)
                 raise PeerLost("NCCL did not answer")
-        return AsynchronousTransport(store, rank, size, timeout_s=timeout_s, aborted=aborted)
+        return AsynchronousTransport(member)
 
     monkeypatch.setattr(groups, "device_transport", connect)
     monkeypatch.setattr(groups, "_BESIDE_S", 0.2)
@@ -52,7 +50,7 @@ def on_two_ranks(act: Callable[[Group], Any], **options: Any) -> list[Any]:
     store = dist.HashStore()
 
     def run(rank: int) -> Any:
-        return act(Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S, **options))
+        return act(Group(Membership(store, rank=rank, size=2, timeout_s=WAIT_S), generation=1, device=CPU, **options))
 
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(run, range(2)))
@@ -87,14 +85,14 @@ def test_devices_that_do_not_connect_alone_are_a_lost_peer(
 def test_all_workers_know_the_rank_whose_device_did_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Barrier(2)
 
-    def connect(gloo: GlooTransport, _: object, rank: int, *__: object, **___: object) -> Transport:
-        if rank == 1:
+    def connect(gloo: GlooTransport, member: Membership, **_: object) -> Transport:
+        if member.rank == 1:
             raise PeerLost("ncclUnhandledCudaError: out of memory")
         return OwnTransport(gloo, CPU)
 
     def fail(rank: int, store: dist.Store) -> str:
         with pytest.raises(PeerLost) as lost:
-            Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+            Group(Membership(store, rank=rank, size=2, timeout_s=WAIT_S), generation=1, device=CPU)
         ended.wait(WAIT_S)
         return str(lost.value)
 
@@ -124,7 +122,7 @@ def test_a_connected_device_is_released_if_a_peer_is_lost_before_all_know_of_it(
 
     def fail(rank: int, store: dist.Store) -> None:
         with pytest.raises(PeerLost):
-            Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+            Group(Membership(store, rank=rank, size=2, timeout_s=WAIT_S), generation=1, device=CPU)
 
     monkeypatch.setattr(groups, "device_transport", connect)
     with ThreadPoolExecutor(2) as threads:

@@ -1,7 +1,6 @@
 """Workers connect by the interface that the executor names; one that does not reach their peers is in the job's log."""
 
 import os
-import threading
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from elasticflow.services.executor.worker.group.device_transport import DeviceId
 from elasticflow.services.executor.worker.group.gloo_transport import connect_all
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host
+from elasticflow.services.executor.worker.group.transport import Membership
 
 GPU = torch.device("cuda", 0)
 
@@ -50,13 +50,11 @@ def test_an_interface_that_does_not_reach_the_peers_is_named(monkeypatch: pytest
     monkeypatch.setattr(dist, "ProcessGroupGloo", fails(RuntimeError("connect timed out\n at a line")))
     monkeypatch.setattr(transports, "NcclTransport", fails(TimeoutError("NCCL did not answer within 1 s")))
     gpus = [DeviceIdentity(host="a", kind="cuda", uuid=uuid, has_nccl=True) for uuid in ("1", "2")]
-    never, store = threading.Event(), dist.HashStore()
+    member = Membership(dist.HashStore(), rank=0, size=1, timeout_s=0.0)
     gloo: Any = None
     connect = {
-        "gloo": partial(connect_all, store, 0, 1, timeout_s=0.0, aborted=never),
-        "nccl": partial(
-            transports.device_transport, gloo, store, 0, 2, device=GPU, identities=gpus, timeout_s=1.0, aborted=never
-        ),
+        "gloo": partial(connect_all, member),
+        "nccl": partial(transports.device_transport, gloo, member, device=GPU, identities=gpus),
     }
     with capture_logs() as logs, pytest.raises((RuntimeError, PeerLost)):
         connect[library]()

@@ -4,7 +4,6 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from elasticflow.services.executor.worker.group.device_transport import (
 )
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousAborted
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -125,13 +125,9 @@ def connect(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     gloo: Any = None
     transports.device_transport(
         gloo,
-        dist.HashStore(),
-        0,
-        2,
+        Membership(dist.HashStore(), rank=0, size=2, timeout_s=1.0),
         device=GPU,
         identities=[gpu("1", "x"), gpu("2", "y")],
-        timeout_s=1.0,
-        aborted=threading.Event(),
     )
 
 
@@ -161,7 +157,7 @@ import torch, torch.distributed as dist
 from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.device_transport import DeviceIdentity
 from elasticflow.services.executor.worker.group.groups import Group
-from elasticflow.services.executor.worker.group.transport import Transfer
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 if rank == 1:
@@ -169,7 +165,8 @@ if rank == 1:
 store = dist.FileStore(folder, 2)
 store.set(f"arrived-{rank}", "")
 store.wait(["arrived-0", "arrived-1"], timedelta(seconds=240))  # the attempts to connect begin short
-group = Group(store, generation=1, rank=rank, size=2, device=torch.device("cpu"), timeout_s=60.0)
+member = Membership(store, rank=rank, size=2, timeout_s=60.0)
+group = Group(member, generation=1, device=torch.device("cpu"))
 summed, mine, theirs = torch.ones(3), torch.full((2,), float(rank)), torch.empty(2)
 group.all_reduce(summed).wait()
 group.exchange([Transfer(mine, 1 - rank)], [Transfer(theirs, 1 - rank)])

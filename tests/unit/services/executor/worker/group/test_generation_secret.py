@@ -17,6 +17,7 @@ from elasticflow.services.executor.worker.group.gloo_transport import connect_al
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousStore, listening_store
 from elasticflow.services.executor.worker.group.tcp_connections import NotAuthentic, derived, opened, proof, sealed
+from elasticflow.services.executor.worker.group.transport import Membership
 from tests.support.hostile_peers import hostile_process, listening_ports
 
 SECRET, OTHER = "ab" * 32, "cd" * 32
@@ -77,7 +78,7 @@ def test_workers_that_know_the_secret_form_a_group() -> None:
     store = dist.HashStore()
 
     def gathered(rank: int) -> list[int]:
-        group = Group(store, generation=1, rank=rank, size=3, device=None, timeout_s=WAIT_S, secret=SECRET)
+        group = Group(Membership(store, rank=rank, size=3, timeout_s=WAIT_S, secret=SECRET), generation=1, device=None)
         return [int(each) for each in group.all_gather(torch.tensor(rank))]
 
     assert in_threads(*(partial(gathered, rank) for rank in range(3))) == [[0, 1, 2]] * 3
@@ -90,7 +91,7 @@ def test_a_worker_with_another_secret_joins_no_group(secret: str) -> None:
 
     def join(rank: int) -> object:
         never = threading.Event()
-        return connect_all(store, rank, 2, timeout_s=0.5, aborted=never, secret=secrets[rank])
+        return connect_all(Membership(store, rank=rank, size=2, timeout_s=0.5, aborted=never, secret=secrets[rank]))
 
     refused, _ = in_threads(partial(join, 0), partial(join, 1))
     assert isinstance(refused, RuntimeError)
@@ -110,7 +111,9 @@ def test_a_worker_that_took_the_connection_of_another_is_refused(monkeypatch: py
 
     def join(rank: int) -> object:
         threading.current_thread().name = "hijacker" if rank == 1 else "worker"
-        return connect_all(store, rank, 2, timeout_s=0.5, aborted=threading.Event(), secret=SECRET)
+        return connect_all(
+            Membership(store, rank=rank, size=2, timeout_s=0.5, aborted=threading.Event(), secret=SECRET)
+        )
 
     refused, _ = in_threads(partial(join, 0), partial(join, 1))
     assert isinstance(refused, RuntimeError)
@@ -153,7 +156,7 @@ def test_the_ports_of_a_connected_group_take_no_connection() -> None:
     store, before = dist.HashStore(), set(listening_ports(os.getpid()))
 
     def joined(rank: int) -> Group:
-        return Group(store, generation=1, rank=rank, size=2, device=None, timeout_s=WAIT_S)
+        return Group(Membership(store, rank=rank, size=2, timeout_s=WAIT_S), generation=1, device=None)
 
     groups = in_threads(partial(joined, 0), partial(joined, 1))
     ports = set(listening_ports(os.getpid())) - before
@@ -168,7 +171,7 @@ def test_a_hostile_process_on_the_ports_disturbs_no_group() -> None:
 
     def joined(rank: int) -> Group:
         store = server if rank == 0 else dist.TCPStore(HOST, server.port, is_master=False)
-        return Group(store, generation=1, rank=rank, size=2, device=None, timeout_s=WAIT_S, secret=SECRET)
+        return Group(Membership(store, rank=rank, size=2, timeout_s=WAIT_S, secret=SECRET), generation=1, device=None)
 
     with hostile_process(server.port):
         groups = in_threads(partial(joined, 0), partial(joined, 1))

@@ -23,7 +23,7 @@ from elasticflow.services.executor.worker.engine.virtual_node_scheduler import L
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost, ThreadAbandoned
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousStore
-from elasticflow.services.executor.worker.group.transport import Transfer
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Stopwatch
 from tests.unit.services.executor.worker.group.test_tcp_connections import connected
@@ -48,7 +48,7 @@ class ForgottenTransfer:
 
 @pytest.fixture
 def group() -> Group:
-    return Group(dist.HashStore(), generation=1, rank=0, size=1, device=CPU, timeout_s=WAIT_S)
+    return Group(Membership(dist.HashStore(), rank=0, size=1, timeout_s=WAIT_S), generation=1, device=CPU)
 
 
 def test_a_stuck_thread_is_abandoned_once_and_notices_it(group: Group) -> None:
@@ -156,7 +156,7 @@ def test_an_aborted_sum_ends_and_is_invalid(group: Group) -> None:
 
 def test_an_unfinished_sum_does_not_keep_its_group() -> None:
     """gloo's thread holds the sum: if it dropped the group, its destructor would wait for that thread, and abort."""
-    group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=CPU, timeout_s=WAIT_S)
+    group = Group(Membership(dist.HashStore(), rank=0, size=1, timeout_s=WAIT_S), generation=1, device=CPU)
     of_gloo, library = group._host.process_group, NeverSums()
     group._host.process_group = library  # type: ignore[assignment]
     done, transport = group.all_reduce(torch.ones(3)), weakref.ref(group._host)
@@ -172,7 +172,7 @@ def test_connections_of_users_while_a_group_is_built_do_not_belong_to_the_group(
     store = dist.HashStore()
 
     def build(rank: int) -> Group:
-        return Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=WAIT_S)
+        return Group(Membership(store, rank=rank, size=2, timeout_s=WAIT_S), generation=1, device=CPU)
 
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(build, 0)
@@ -190,7 +190,7 @@ def test_a_worker_waits_longer_for_its_peers_own_code_than_for_a_collective() ->
     store = dist.HashStore()
 
     def arrive(rank: int) -> str:
-        group = Group(store, generation=1, rank=rank, size=2, device=CPU, timeout_s=1.0)
+        group = Group(Membership(store, rank=rank, size=2, timeout_s=1.0), generation=1, device=CPU)
         if rank:
             time.sleep(2.0)  # it evaluates
         group.await_all()

@@ -22,7 +22,7 @@ from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.nccl_transport import NcclTransport
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousAborted
-from elasticflow.services.executor.worker.group.transport import Transfer
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 WAIT_S = 30.0
@@ -138,7 +138,9 @@ def transport(
     device: torch.device = GPU,
 ) -> NcclTransport:
     store = dist.HashStore()
-    return NcclTransport(store, rank, size, device=device, timeout_s=timeout_s, aborted=aborted or threading.Event())
+    aborted = aborted or threading.Event()
+    member = Membership(store, rank=rank, size=size, timeout_s=timeout_s, aborted=aborted)
+    return NcclTransport(member, device=device)
 
 
 def transfers(number: int) -> list[Transfer]:
@@ -273,7 +275,7 @@ def test_a_worker_whose_abort_hangs_ends_as_a_lost_peer(
     library: Library, monkeypatch: pytest.MonkeyPatch, ended: list[str]
 ) -> None:
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: working())
-    group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
+    group = Group(Membership(dist.HashStore(), rank=0, size=1, timeout_s=WAIT_S), generation=1, device=GPU)
     library.hangs = {"abort"}
     group.close()
     assert ended == [CANNOT_ABORT]
@@ -294,7 +296,9 @@ def test_any_call_lets_the_gpu_wait(
 
 def test_a_prepared_generation_that_another_one_replaces_ends_no_worker(library: Library, ended: list[str]) -> None:
     """It has not trained, so that nothing waits for it."""
-    group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S, may_connect_later=True)
+    group = Group(
+        Membership(dist.HashStore(), rank=0, size=1, timeout_s=WAIT_S), generation=1, device=GPU, may_connect_later=True
+    )
     library.hangs = {"abort"}
     group.close()
     library.until(lambda: library.calls == ["connect", "begin to abort", "abort"])
@@ -306,8 +310,8 @@ def test_a_worker_drops_a_connection_that_its_peer_lacks(
 ) -> None:
     library.hangs = {"abort"}
 
-    def connect(_gloo: object, _store: object, rank: int, *_: object, **__: object) -> NcclTransport:
-        if rank == 1:
+    def connect(_: object, member: Membership, **__: object) -> NcclTransport:
+        if member.rank == 1:
             raise PeerLost("NCCL did not answer")
         return transport()
 
@@ -315,7 +319,9 @@ def test_a_worker_drops_a_connection_that_its_peer_lacks(
     store = dist.HashStore()
 
     def join(rank: int) -> Group:
-        return Group(store, generation=1, rank=rank, size=2, device=GPU, timeout_s=WAIT_S, may_connect_later=True)
+        return Group(
+            Membership(store, rank=rank, size=2, timeout_s=WAIT_S), generation=1, device=GPU, may_connect_later=True
+        )
 
     with ThreadPoolExecutor(2) as threads:
         for group in list(threads.map(join, range(2))):
@@ -339,7 +345,9 @@ def test_a_group_has_the_time_out_of_the_job_however_it_connected(
     """Also for what NCCL connects in its first calls, of which torch reads the time-out once in a process."""
     monkeypatch.delenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", raising=False)
     more: Any = {"may_connect_later": may_connect_later}
-    Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=240.0, **more).connect_device()
+    Group(
+        Membership(dist.HashStore(), rank=0, size=1, timeout_s=240.0), generation=1, device=GPU, **more
+    ).connect_device()
     assert library.timeout == timedelta(seconds=240)
     assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "240"
 
@@ -348,7 +356,9 @@ def test_a_group_has_the_time_out_of_the_job_however_it_connected(
 def test_a_set_up_beside_a_busy_group_has_its_own_time_out(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "_BESIDE_S", 0.2)
     library.hangs = {"connect"}
-    group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=240.0, may_connect_later=True)
+    group = Group(
+        Membership(dist.HashStore(), rank=0, size=1, timeout_s=240.0), generation=1, device=GPU, may_connect_later=True
+    )
     library.hangs, library.lock = set(), threading.Lock()  # another communicator
     group.connect_device()
     assert library.calls.count("connect") == 2
@@ -377,7 +387,7 @@ def test_bytes_are_exchanged_where_nccl_lacks_a_type(
 @pytest.mark.usefixtures("ended")
 def test_no_collective_begins_after_an_error_that_nccl_found(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "device_transport", lambda *_, **__: transport())
-    group = Group(dist.HashStore(), generation=1, rank=0, size=1, device=GPU, timeout_s=WAIT_S)
+    group = Group(Membership(dist.HashStore(), rank=0, size=1, timeout_s=WAIT_S), generation=1, device=GPU)
     library.reported = ErrorType.COMM_ERROR
     library.until(lambda: "abort" in library.calls)
     with pytest.raises(PeerLost, match="COMM_ERROR"):

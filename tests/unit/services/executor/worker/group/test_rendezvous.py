@@ -19,6 +19,7 @@ from elasticflow.services.executor.worker.group.rendezvous import (
     rendezvous_specification,
 )
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousAborted, RendezvousStore
+from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.timeouts import FailureTimeouts
@@ -111,13 +112,9 @@ def test_an_aborted_rendezvous_does_not_wait_for_a_worker_that_died_while_connec
 
     def group(rank: int) -> Group:
         return Group(
-            store,
+            Membership(store, rank=rank, size=3, timeout_s=1000.0, aborted=aborted),
             generation=1,
-            rank=rank,
-            size=3,
             device=torch.device("cpu"),
-            timeout_s=1000.0,
-            aborted=aborted,
         )
 
     ended, errors = errors_in_threads(lambda: group(0), lambda: group(1))
@@ -169,7 +166,7 @@ def test_a_wait_for_a_connection_to_a_dead_worker_can_be_aborted():
     aborted, store = threading.Event(), dist.HashStore()
 
     def connect(store: dist.Store, rank: int) -> Mesh:
-        return connect_all(store, rank, 3, timeout_s=1000.0, aborted=aborted)
+        return connect_all(Membership(store, rank=rank, size=3, timeout_s=1000.0, aborted=aborted))
 
     ended, errors = errors_in_threads(
         lambda: connect(store, 0), lambda: connect(store, 1), lambda: connect(DyingClientStore(store), 2)
@@ -193,10 +190,9 @@ def test_all_workers_retry_if_one_connects_slowly(monkeypatch: pytest.MonkeyPatc
         _set_default_timeout = allowed.append
 
     monkeypatch.setattr("elasticflow.services.executor.worker.group.gloo_transport.dist.ProcessGroupGloo", Gloo)
-    store, never = dist.HashStore(), threading.Event()
-    ended, errors = errors_in_threads(
-        *(partial(connect_all, store, rank, 2, timeout_s=TIMEOUT_S, aborted=never) for rank in range(2))
-    )
+    store = dist.HashStore()
+    members = [Membership(store, rank=rank, size=2, timeout_s=TIMEOUT_S) for rank in range(2)]
+    ended, errors = errors_in_threads(*(partial(connect_all, member) for member in members))
     ended()
     assert not errors
     assert sorted(tried) == [(0, 0.2), (0, 0.8), (1, 0.2), (1, 0.8)]
@@ -205,7 +201,7 @@ def test_all_workers_retry_if_one_connects_slowly(monkeypatch: pytest.MonkeyPatc
 
 def test_a_worker_does_not_begin_an_attempt_before_the_others(monkeypatch: pytest.MonkeyPatch):
     """It would fail while they wait, and they would fail after it: the workers of a slow machine never met."""
-    store, never = dist.HashStore(), threading.Event()
+    store = dist.HashStore()
     num_arrived: list[int] = []
 
     class Gloo:
@@ -218,7 +214,7 @@ def test_a_worker_does_not_begin_an_attempt_before_the_others(monkeypatch: pytes
             pass
 
     monkeypatch.setattr("elasticflow.services.executor.worker.group.gloo_transport.dist.ProcessGroupGloo", Gloo)
-    connect = partial(connect_all, store, size=3, timeout_s=TIMEOUT_S, aborted=never)
-    ended, errors = errors_in_threads(*(partial(connect, rank) for rank in range(3)))
+    members = [Membership(store, rank=rank, size=3, timeout_s=TIMEOUT_S) for rank in range(3)]
+    ended, errors = errors_in_threads(*(partial(connect_all, member) for member in members))
     ended()
     assert (errors, num_arrived) == ([], [3] * 6)

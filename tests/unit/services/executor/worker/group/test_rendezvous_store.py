@@ -16,6 +16,7 @@ from elasticflow.services.executor.worker.group.rendezvous_store import (
     RendezvousStore,
     connect_store,
 )
+from elasticflow.services.executor.worker.group.transport import Membership
 
 HOST, LONG_S, SHORT_S = "127.0.0.1", 1000.0, 0.2
 
@@ -94,4 +95,4 @@ def test_connecting_the_mesh_is_not_retried_after_the_store_fell_silent(relay: R
     store = connect_store(HOST, relay.port, within_s=LONG_S, reply_timeout_s=SHORT_S, aborted=threading.Event())
     relay.is_silent = True
     with pytest.raises(dist.DistError):
-        connect_all(store, 0, 2, timeout_s=LONG_S, aborted=threading.Event())
+        connect_all(Membership(store, rank=0, size=2, timeout_s=LONG_S, aborted=threading.Event()))

@@ -13,7 +13,7 @@ from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.state_transfer import NO_STATE, transfer_state
 from elasticflow.services.executor.worker.group.tcp_connections import connections
-from elasticflow.services.executor.worker.group.transport import Transfer
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def together(size, act):
     with ThreadPoolExecutor(size) as pool:
 
         def member(rank):
-            return act(Group(store, generation=1, rank=rank, size=size, device=CPU, timeout_s=30))
+            return act(Group(Membership(store, rank=rank, size=size, timeout_s=30), generation=1, device=CPU))
 
         return list(pool.map(member, range(size)))
 
@@ -160,12 +160,9 @@ def test_tensors_on_the_device_do_not_pass_the_host(monkeypatch, size, num_stayi
         rank, training_group = transfer_group.rank, None
         if rank < num_staying:
             training_group = Group(
-                dist.PrefixStore("training", store),
+                Membership(dist.PrefixStore("training", store), rank=rank, size=num_staying, timeout_s=30),
                 generation=1,
-                rank=rank,
-                size=num_staying,
                 device=device,
-                timeout_s=30,
             )
         exchange_on_host = transfer_group.exchange
 
@@ -191,7 +188,9 @@ def test_tensors_on_the_device_do_not_pass_the_host(monkeypatch, size, num_stayi
 
         def member(rank):
             group = Group(
-                dist.PrefixStore("transfer", store), generation=1, rank=rank, size=size, device=None, timeout_s=30
+                Membership(dist.PrefixStore("transfer", store), rank=rank, size=size, timeout_s=30),
+                generation=1,
+                device=None,
             )
             return act(group)
 
@@ -209,9 +208,12 @@ def test_workers_with_other_kinds_of_device_receive_the_state_by_way_of_the_host
 
     def member(rank):
         device = torch.device("cpu", 0) if rank == 0 else CPU
-        made = {"generation": 1, "rank": rank, "size": 2, "timeout_s": 30}
-        transfer_group = Group(dist.PrefixStore("transfer", store), device=None, **made)
-        training_group = Group(dist.PrefixStore("training", store), device=device, **made)
+        transfer, training = (
+            Membership(dist.PrefixStore(name, store), rank=rank, size=2, timeout_s=30)
+            for name in ("transfer", "training")
+        )
+        transfer_group = Group(transfer, generation=1, device=None)
+        training_group = Group(training, generation=1, device=device)
         own = {"iteration": 12, "state": state(0.5)} if rank == source else {"iteration": NO_STATE}
         transfer = transfer_state(transfer_group, num_staying=2, device=device, training_group=training_group, **own)
         assert training_group._on_device.num_bytes == 0
